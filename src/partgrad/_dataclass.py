@@ -1,0 +1,465 @@
+"""Dataclasses that are pytrees, whose marks belong to the fields of an instance.
+
+An instance stores plain values in its `__dict__`. Its marks (which fields are NonDiff, which are static data) are one
+`Marks` object: the class's default, or the instance's own under `MARKS` in its `__dict__`. The marks are the auxiliary
+data of the treedef, so whatever keeps the structure keeps them.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+import jax
+from jax.tree_util import GetAttrKey
+from typing_extensions import dataclass_transform
+
+from . import errors
+from ._dataclass_code import compile_init, compile_tree_functions
+from ._equal import trees_equal
+from ._mark import NonDiff, Static, StaticData, hold
+from ._show import show_fields
+
+T = TypeVar("T")
+
+MARKS = "_partgrad_marks"
+_SCHEMA = "_partgrad_schema"
+_BUILDING = "_partgrad_building"
+
+
+class Marks:
+    """The marks of one instance.
+
+    Args:
+        nondiff: Names of the fields whose values are held.
+        static: Names of the fields whose values are static data, each with how to take it apart.
+        regular: Whether the static fields are the class's own and hold no arrays, so that the children are exactly the
+            class's other fields.
+    """
+
+    __slots__ = ("nondiff", "regular", "static")
+
+    def __init__(self, nondiff: tuple[str, ...], static: tuple[tuple[str, StaticData], ...], regular: bool):
+        self.nondiff = nondiff
+        self.static = static
+        self.regular = regular
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Marks) and self.nondiff == other.nondiff and self.static == other.static
+
+    def __hash__(self) -> int:
+        return hash((self.nondiff, self.static))
+
+    def __repr__(self) -> str:
+        words = [f"{name}=NonDiff" for name in self.nondiff]
+        words += [f"{name}={data!r}" for name, data in self.static]
+        return ", ".join(words)
+
+    def __reduce__(self) -> Any:
+        return Marks, (self.nondiff, self.static, self.regular)
+
+    def __deepcopy__(self, memo: Any) -> "Marks":
+        return self
+
+
+class Schema:
+    """What a class declares: its fields, which of them are marked, and its default marks."""
+
+    def __init__(self, cls: type):
+        fields = dataclasses.fields(cls)
+        self.cls = cls
+        self.names = tuple(f.name for f in fields)
+        self.hidden = frozenset(f.name for f in fields if not f.repr)
+        self.static = tuple(f.name for f in fields if _is_static(f))
+        self.nondiff = tuple(f.name for f in fields if f.metadata.get("nondiff", False))
+        self.dynamic = tuple(n for n in self.names if n not in self.static)
+        for name in self.nondiff:
+            if name in self.static:
+                raise errors.static_and_nondiff(f"The field `{cls.__name__}.{name}`")
+        self.default = Marks(self.nondiff, (), not self.static)
+        self._interned = {self.nondiff: self.default}
+
+    def marks(self, nondiff: tuple[str, ...], static: tuple[tuple[str, StaticData], ...]) -> Marks:
+        """The marks of an instance; one object for one set of names, which makes treedefs quick to compare."""
+        if not static and not self.static:
+            return self._interned.setdefault(nondiff, Marks(nondiff, (), True))
+        own = tuple(name for name, _ in static) == self.static
+        return Marks(nondiff, static, own and not any(data.arrays for _, data in static))
+
+
+def _is_static(f: "dataclasses.Field[Any]") -> bool:
+    # The keys that jax.tree.static, equinox.field and flax.struct.field write.
+    return bool(f.metadata.get("static", False)) or not f.metadata.get("pytree_node", True)
+
+
+def schema_of(instance: Any) -> Schema | None:
+    """The schema of an instance of a decorated class, else None."""
+    return type(instance).__dict__.get(_SCHEMA)
+
+
+def children_of(instance: Any) -> list[tuple[str, Any, StaticData | None]]:
+    """The fields of an instance that are children of its node: name, child, and its static data if it is static."""
+    schema, marks = getattr(instance, _SCHEMA), getattr(instance, MARKS)
+    static = dict(marks.static)
+    children = []
+    for name in schema.names:
+        data = static.get(name)
+        if data is None:
+            children.append((name, getattr(instance, name), None))
+        elif data.arrays:
+            children.append((name, data.child(getattr(instance, name)), data))
+    return children
+
+
+def rebuild(schema: Schema, marks: Marks, children: Any) -> Any:
+    """Build an instance from its marks and children, without running `__init__`."""
+    new = object.__new__(schema.cls)
+    values = new.__dict__
+    static, rest = dict(marks.static), iter(children)
+    for name in schema.names:
+        data = static.get(name)
+        if data is None:
+            value = next(rest)
+            values[name] = hold(value) if name in marks.nondiff else value
+        else:
+            values[name] = data.value(next(rest)) if data.arrays else data.constant
+    if marks is not schema.default:
+        values[MARKS] = marks
+    return new
+
+
+# --- building an instance ----------------------------------------------------------------------------------------
+
+
+def _settle(instance: Any, carried: Marks | None = None, complete: bool = True) -> None:
+    """Turn what was stored into plain values and marks.
+
+    Args:
+        instance: Whose fields were stored.
+        carried: Marks to start from, those of the instance that is replaced; None for the class's.
+        complete: Whether every field must be there.
+    """
+    schema: Schema = getattr(instance, _SCHEMA)
+    values = instance.__dict__
+    if carried is None and not schema.static and _settle_nondiff(schema, values):
+        return
+    before = carried or schema.default
+    before_static = dict(before.static)
+    nondiff, static = [], []
+    for name in schema.names:
+        if name not in values:
+            if not hasattr(schema.cls, name):
+                if complete:
+                    raise errors.field_not_set(schema.cls.__name__, name)
+                continue
+            values[name] = getattr(schema.cls, name)
+        value = values[name]
+        is_nondiff, is_static = name in before.nondiff, name in schema.static or name in before_static
+        while isinstance(value, NonDiff | Static):
+            is_nondiff, is_static = is_nondiff or isinstance(value, NonDiff), is_static or isinstance(value, Static)
+            value = value.value
+        if is_static:
+            data = StaticData(value, f"`{schema.cls.__name__}.{name}`")
+            if name in before_static and before_static[name].arrays == data.arrays:
+                data = data.with_live(before_static[name].live)
+            static.append((name, data))
+            value = data.value(data.child(value)) if data.arrays else data.constant
+        elif is_nondiff:
+            nondiff.append(name)
+            value = hold(value)
+        values[name] = value
+    marks = schema.marks(tuple(nondiff), tuple(static))
+    values.pop(MARKS, None)
+    if marks is not schema.default:
+        values[MARKS] = marks
+
+
+def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
+    """Settle the fields of a new instance, quickly, if they hold no wrapper but NonDiff; otherwise return False."""
+    nondiff, plain = schema.nondiff, {}
+    for name in schema.names:
+        value = values.get(name, Static)
+        if value.__class__ is NonDiff:
+            value = value.value
+            if name not in nondiff:
+                nondiff += (name,)
+        if value is Static or value.__class__ is Static:
+            return False
+        plain[name] = hold(value) if name in nondiff else value
+    values.update(plain)
+    if nondiff is not schema.nondiff:
+        values[MARKS] = schema.marks(tuple(n for n in schema.names if n in nondiff), ())
+    return True
+
+
+def _run_post_init(instance: Any, marks: Marks | None, arguments: tuple[Any, ...]) -> None:
+    _settle(instance, marks, complete=False)
+    values = instance.__dict__
+    values[_BUILDING] = True
+    try:
+        instance.__post_init__(*arguments)
+    finally:
+        del values[_BUILDING]
+    _settle(instance, getattr(instance, MARKS))
+
+
+def _check_decorated(instance: Any) -> None:
+    cls = type(instance)
+    if _SCHEMA not in cls.__dict__:
+        raise errors.undecorated(cls.__name__, getattr(cls, _SCHEMA).cls.__name__)
+
+
+def _wrap_own_init(cls: type) -> Callable[..., None]:
+    """Wrap an `__init__` written by hand: fields may be assigned inside it, and are settled after it."""
+    original = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, _partgrad_marks: Marks | None = None, **kwargs: Any) -> None:
+        if self.__class__ is not cls:
+            _check_decorated(self)
+            original(self, *args, **kwargs)
+            return
+        values = self.__dict__
+        values[_BUILDING] = True
+        try:
+            # dataclasses.replace passes fields by name, which an __init__ with other parameters cannot take.
+            if _partgrad_marks is None or _accepts(original, self, args, kwargs):
+                original(self, *args, **kwargs)
+            else:
+                values.update(kwargs)
+        finally:
+            del values[_BUILDING]
+        _settle(self, _partgrad_marks)
+
+    return __init__
+
+
+def _accepts(function: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(instance, *args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _frozen_setattr(self: Any, name: str, value: Any) -> None:
+    _check_decorated(self)
+    if _BUILDING not in self.__dict__:
+        raise dataclasses.FrozenInstanceError(errors.frozen_message(type(self).__name__, name))
+    object.__setattr__(self, name, value)
+
+
+def _mutable_setattr(self: Any, name: str, value: Any) -> None:
+    _check_decorated(self)
+    object.__setattr__(self, name, value)
+    if _BUILDING not in self.__dict__ and name in getattr(self, _SCHEMA).names:
+        _settle(self, getattr(self, MARKS), complete=False)
+
+
+def _mutable_hash(self: Any) -> int:
+    raise errors.unhashable(type(self).__name__)
+
+
+def _equal(self: Any, other: object) -> Any:
+    return trees_equal(self, other) if type(self) is type(other) else NotImplemented
+
+
+def _frozen_hash(self: Any) -> int:
+    return hash((type(self), jax.tree.structure(self)))
+
+
+def _repr(self: Any) -> str:
+    schema, marks = getattr(self, _SCHEMA), getattr(self, MARKS)
+    static = frozenset(name for name, _ in marks.static) - frozenset(schema.static)
+    wrappers = {name: "NonDiff" for name in marks.nondiff} | {name: "Static" for name in static}
+    shown = [(n, self.__dict__.get(n, ...), wrappers.get(n)) for n in schema.names if n not in schema.hidden]
+    return show_fields(type(self).__qualname__.rsplit("<locals>.", 1)[-1], shown)
+
+
+# --- the decorator -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Carrier:
+    # `dataclasses.replace` reads this off the old instance and hands it to __init__; `fields()` does not list it.
+    _partgrad_marks: dataclasses.InitVar[Any] = dataclasses.field(default=None, kw_only=True)
+
+
+def field(
+    *,
+    nondiff: bool = False,
+    static: bool = False,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+    init: bool = True,
+    repr: bool = True,
+    kw_only: Any = dataclasses.MISSING,
+    metadata: Mapping[Any, Any] | None = None,
+) -> Any:
+    """Declare a field of a `partgrad.dataclass`, and its mark.
+
+    Args:
+        nondiff: Values of this field are traced, but never differentiated unless a selector names them.
+        static: Values of this field are Python data for the compiler, part of the tree's structure; arrays in them are
+            carried as leaves that are not differentiated.
+        default: As in `dataclasses.field`.
+        default_factory: As in `dataclasses.field`.
+        init: As in `dataclasses.field`.
+        repr: As in `dataclasses.field`.
+        kw_only: As in `dataclasses.field`.
+        metadata: As in `dataclasses.field`; the keys `nondiff` and `static` are partgrad's.
+
+    Returns:
+        What `dataclasses.field` returns.
+
+    Raises:
+        DataclassError: If both `nondiff` and `static` are set.
+
+    Example:
+        >>> import partgrad as pg
+        >>> @pg.dataclass
+        ... class Periodic:
+        ...     lengthscale: float
+        ...     period: float = pg.field(nondiff=True, default=1.0)
+        >>> pg.grad(lambda k: k.lengthscale * k.period)(Periodic(2.0))
+        Periodic(lengthscale=1.0, period=NonDiff(None))
+    """
+    if nondiff and static:
+        raise errors.static_and_nondiff("`field`")
+    marks = {name: True for name, given in (("nondiff", nondiff), ("static", static)) if given}
+    return dataclasses.field(  # type: ignore[call-overload]
+        default=default,
+        default_factory=default_factory,
+        init=init,
+        repr=repr,
+        kw_only=kw_only,
+        metadata={**(metadata or {}), **marks},
+    )
+
+
+@overload
+def dataclass(cls: type[T], /) -> type[T]: ...
+
+
+@overload
+def dataclass(
+    *,
+    frozen: bool = True,
+    kw_only: bool = False,
+    init: bool = True,
+    repr: bool = True,
+    eq: bool = True,
+    match_args: bool = True,
+    slots: bool = False,
+) -> Callable[[type[T]], type[T]]: ...
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, field))
+def dataclass(
+    cls: Any = None,
+    /,
+    *,
+    frozen: bool = True,
+    kw_only: bool = False,
+    init: bool = True,
+    repr: bool = True,
+    eq: bool = True,
+    match_args: bool = True,
+    slots: bool = False,
+) -> Any:
+    """Make a class a dataclass and a pytree, with marks on its fields.
+
+    Fields hold plain values. `NonDiff(x)` and `Static(x)` given to a field are stored as `x`, and the mark is kept in
+    the structure of the instance, where `jit`, `vmap`, `scan`, `tree.map`, copying, pickling and `dataclasses.replace`
+    keep it. Taking an instance apart and putting it together never runs `__init__` or `__post_init__`. While an
+    instance is being built its fields may be assigned, in an `__init__` written by hand and in `__post_init__`.
+
+    `a == b` is one bool: same class, marks, static data and leaves (shape, dtype, values). Frozen instances hash by
+    class and structure, so `jax.jit(model)(x)` and `jax.jit(model.method)(x)` work; the values are then constants of
+    the compiled function. To compile once for all values pass the model as an argument, `jax.jit(f)(model, x)`.
+
+    Args:
+        cls: The class.
+        frozen: Whether instances are immutable. Mutable ones have no hash.
+        kw_only: Whether all fields are keyword-only.
+        init: Whether to generate `__init__`; one that the class defines is kept.
+        repr: Whether to generate `__repr__`.
+        eq: Whether to generate `__eq__` and `__hash__`.
+        match_args: Whether to set `__match_args__`.
+        slots: Refused: instances keep their values in `__dict__`.
+
+    Returns:
+        The same class, registered with JAX; or a decorator, if called without a class.
+
+    Raises:
+        DataclassError: For `slots=True`, and for a field that is both static and nondiff.
+
+    Example:
+        >>> import partgrad as pg
+        >>> @pg.dataclass
+        ... class RBF:
+        ...     variance: float
+        ...     lengthscale: float = 1.0
+        >>> RBF(pg.NonDiff(2.0))
+        RBF(variance=NonDiff(2.0), lengthscale=1.0)
+        >>> RBF(pg.NonDiff(2.0)).variance
+        2.0
+    """
+    options = {"frozen": frozen, "kw_only": kw_only, "init": init, "match_args": match_args}
+
+    def decorate(cls: Any) -> Any:
+        if not isinstance(cls, type):
+            raise errors.not_a_class(cls)
+        if slots or "__slots__" in cls.__dict__:
+            raise errors.slots_refused(cls.__name__)
+        return _decorate(cls, options, repr, eq)
+
+    return decorate if cls is None else decorate(cls)
+
+
+def _decorate(cls: type, options: dict[str, bool], repr: bool, eq: bool) -> type:
+    own_init = "__init__" in cls.__dict__ or not options["init"]
+    own = set(cls.__dict__)
+    dataclasses.dataclass(cls, repr=False, eq=False, **options)  # type: ignore[call-overload]
+    cls.__dataclass_fields__[MARKS] = _Carrier.__dataclass_fields__[MARKS]  # type: ignore[attr-defined]
+    schema = Schema(cls)
+    setattr(cls, _SCHEMA, schema)
+    setattr(cls, MARKS, schema.default)
+    helpers = {"settle": _settle, "run_post_init": _run_post_init, "check_decorated": _check_decorated}
+    init = _wrap_own_init(cls) if own_init else compile_init(cls, schema, helpers)
+    generated: dict[str, Any] = {"__setattr__": _frozen_setattr if options["frozen"] else _mutable_setattr}
+    if repr:
+        generated["__repr__"] = _repr
+    if eq:
+        generated["__eq__"] = _equal
+        if "__eq__" not in own:
+            generated["__hash__"] = _frozen_hash if options["frozen"] else _mutable_hash
+    for name, function in generated.items():
+        # A `__hash__` of None is what Python puts beside an `__eq__`.
+        if name not in own or (name == "__hash__" and cls.__dict__[name] is None):
+            setattr(cls, name, function)
+    cls.__init__ = init  # type: ignore[misc]
+    _register(cls, schema)
+    return cls
+
+
+def _register(cls: type, schema: Schema) -> None:
+    flatten, unflatten = compile_tree_functions(schema, _flatten_irregular, rebuild)
+    keys = tuple(GetAttrKey(name) for name in schema.dynamic)
+
+    def flatten_with_keys(instance: Any) -> Any:
+        marks = getattr(instance, MARKS)
+        if marks.regular:
+            return tuple(zip(keys, flatten(instance)[0], strict=True)), marks
+        return tuple((GetAttrKey(name), child) for name, child, _ in children_of(instance)), marks
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+def _flatten_irregular(instance: Any) -> tuple[tuple[Any, ...], Marks]:
+    return tuple(child for _, child, _ in children_of(instance)), getattr(instance, MARKS)
+
+

@@ -1,0 +1,78 @@
+"""What a selector function's answer depends on besides the tree: its code and the values that it captures.
+
+Two functions with one fingerprint select the same parts, so a lambda written anew for every call need not be resolved
+anew; and a function whose captured values changed gets another fingerprint.
+"""
+
+import builtins
+import types
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+_SIMPLE = (int, float, complex, str, bytes, bool, type(None), type(...))
+_CONSTANT_MODULES = {"jax", "numpy", "math", "operator", "functools", "itertools", "builtins"}
+_names: dict[types.CodeType, tuple[str, ...]] = {}
+_NAMES_SIZE = 1024
+
+
+def fingerprint(function: Any) -> Hashable | None:
+    """A key for a function's answer, or None if it captures what may change without notice (a list, a class, ...)."""
+    try:
+        return _function(function, ())
+    except _MayChange:
+        return None
+
+
+class _MayChange(Exception):
+    pass
+
+
+def _function(function: Any, callers: tuple[Any, ...]) -> Hashable:
+    if not isinstance(function, types.FunctionType):
+        raise _MayChange
+    if function in callers:
+        return "recursion"
+    callers = (*callers, function)
+    code = function.__code__
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *_captured(function, code)]
+    return code, tuple([_value(value, callers) for value in values])
+
+
+def _captured(function: types.FunctionType, code: types.CodeType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            raise _MayChange from None
+    scope = function.__globals__
+    for name in _global_names(code):
+        if name in scope:
+            yield scope[name]
+        elif hasattr(builtins, name):
+            yield name
+
+
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Every name in the code that may be a global; that some are attributes only makes the key finer."""
+    found = _names.get(code)
+    if found is None:
+        names = dict.fromkeys(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                names |= dict.fromkeys(_global_names(constant))
+        if len(_names) >= _NAMES_SIZE:
+            _names.clear()
+        _names[code] = found = tuple(names)
+    return found
+
+
+def _value(value: Any, callers: tuple[Any, ...]) -> Hashable:
+    if isinstance(value, _SIMPLE):
+        return type(value), value
+    if isinstance(value, tuple):
+        return tuple, tuple([_value(item, callers) for item in value])
+    if isinstance(value, types.BuiltinFunctionType):
+        return value
+    if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in _CONSTANT_MODULES:
+        return value.__name__
+    return _function(value, callers)

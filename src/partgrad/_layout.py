@@ -1,0 +1,153 @@
+"""A tree laid out: every node and leaf with its path, its leaves' numbers and the marks above it.
+
+Leaves are numbered as `jax.tree.flatten` numbers them. `NonDiff` and `Static` wrappers are places, but take no step in a
+path.
+"""
+
+from typing import Any
+
+import jax
+from jax.tree_util import GetAttrKey, PyTreeDef
+
+from . import _path
+from ._dataclass import MARKS, children_of, schema_of
+from ._leaf import is_array
+from ._mark import NonDiff, Static, StaticData
+
+
+class Place:
+    """A node or a leaf of a tree.
+
+    Attributes:
+        value: The node or leaf.
+        alias: The object that an attribute of the parent returns, where that is not `value` itself: static data, whose
+            child in the tree is only its arrays.
+        parent: The place above, or None at the root.
+        step: The key entry that leads here, or None for the root and for what a wrapper holds.
+        siblings: How many children the parent has.
+        depth: How many places are above.
+        mark: The depth of the lowest marked place from the root down to here, or -1.
+        start, stop: The range of its leaves.
+        is_leaf: Whether it is a leaf.
+    """
+
+    __slots__ = ("alias", "depth", "is_leaf", "mark", "parent", "siblings", "start", "step", "stop", "value")
+
+    def __init__(self, value: Any, alias: Any, parent: "Place | None", step: Any, siblings: int, marked: bool):
+        self.value = value
+        self.alias = alias
+        self.parent = parent
+        self.step = step
+        self.siblings = siblings
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.mark = self.depth if marked else -1 if parent is None else parent.mark
+        self.start = self.stop = 0
+        self.is_leaf = False
+
+    @property
+    def steps(self) -> list[Any]:
+        """The key entries from the root to here."""
+        steps, place = [], self
+        while place.parent is not None:
+            if place.step is not None:
+                steps.append(place.step)
+            place = place.parent
+        return steps[::-1]
+
+    @property
+    def path(self) -> str:
+        """The path from the root to here, as text."""
+        return _path.write(self.steps)
+
+    @property
+    def is_wrapper(self) -> bool:
+        """Whether it is a `NonDiff` or `Static` wrapper."""
+        return isinstance(self.value, NonDiff | Static)
+
+
+class Layout:
+    """All places of a tree, each node before what is in it.
+
+    Args:
+        tree: Any pytree.
+
+    Attributes:
+        places: The nodes and leaves.
+        leaves: The leaves, by number.
+        aux_holds_arrays: Whether auxiliary data of another library's node holds an array, which its treedef would keep
+            alive, and cannot be compared by.
+    """
+
+    def __init__(self, tree: Any):
+        self.places: list[Place] = []
+        self.leaves: list[Place] = []
+        self.aux_holds_arrays = False
+        pending = [Place(tree, tree, None, None, 1, False)]
+        while pending:
+            place = pending.pop()
+            place.start = len(self.leaves)
+            self.places.append(place)
+            children = self._children(place.value)
+            if children is None:
+                place.is_leaf = True
+                self.leaves.append(place)
+            else:
+                # None is a node without children.
+                pending += [Place(v, a, place, step, len(children), m) for step, v, a, m in reversed(children)]
+        for place in reversed(self.places):
+            place.stop = max(place.stop, place.start + place.is_leaf)
+            if place.parent is not None:
+                place.parent.stop = max(place.parent.stop, place.stop)
+
+    @property
+    def root(self) -> Place:
+        """The place of the tree itself."""
+        return self.places[0]
+
+    def paths(self) -> list[str]:
+        """The paths of all leaves."""
+        return [leaf.path for leaf in self.leaves]
+
+    def _children(self, node: Any) -> list[tuple[Any, Any, Any, bool]] | None:
+        """The children of a node, each as step, value, alias and whether it is marked; None for a leaf."""
+        if isinstance(node, NonDiff):
+            return [(None, node.value, node.value, True)]
+        if isinstance(node, Static):
+            data = node._data
+            return [(None, *_static_child(data, data.child(node._value), node._value))] if data.arrays else []
+        if schema_of(node) is not None:
+            nondiff = getattr(node, MARKS).nondiff
+            return [
+                (GetAttrKey(name), *_static_child(data, child, getattr(node, name)))
+                if data is not None
+                else (GetAttrKey(name), child, child, name in nondiff)
+                for name, child, data in children_of(node)
+            ]
+        if not jax.tree_util.is_tree_node(type(node)):
+            return None
+        keyed, structure = flatten_one_level(node)
+        self.aux_holds_arrays = self.aux_holds_arrays or _holds_array(structure.node_data())
+        return [(step, child, child, False) for step, child in keyed]
+
+
+def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], PyTreeDef]:
+    """The children of a node with their key entries, and the structure that puts them together again."""
+    # jax.tree_util.flatten_one_level_with_keys names all fields of a NamedTuple alike in JAX 0.10.2.
+    keyed, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
+    return [(path[0], child) for path, child in keyed], structure
+
+
+def _static_child(data: StaticData, child: Any, alias: Any) -> tuple[Any, Any, bool]:
+    if not data.live:
+        return child, alias, True
+    arrays, structure = jax.tree.flatten(child)
+    held = [array if number in data.live else NonDiff(array) for number, array in enumerate(arrays)]
+    return structure.unflatten(held), alias, False
+
+
+def _holds_array(aux: Any) -> bool:
+    if isinstance(aux, tuple | list | set | frozenset):
+        return any(map(_holds_array, aux))
+    if isinstance(aux, dict):
+        return any(map(_holds_array, aux.values()))
+    return is_array(aux)

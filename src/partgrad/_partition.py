@@ -1,0 +1,167 @@
+"""What one does with a selection without differentiating."""
+
+import itertools
+from typing import Any, TypeVar
+
+import jax
+
+from . import errors
+from ._dataclass import MARKS
+from ._layout import Layout
+from ._remark import remark
+from ._select import Plan, Subject, as_selection, plan
+
+T = TypeVar("T")
+
+
+def _planned(tree: Any, wrt: Any) -> tuple[list[Any], Plan]:
+    leaves, treedef = jax.tree.flatten(tree)
+    return leaves, plan(as_selection(wrt), tree, leaves, treedef)
+
+
+def partition(tree: T, wrt: Any = None) -> tuple[T, T]:
+    """Split a tree into the selected leaves and the rest.
+
+    Both parts have the tree's node types and marks, and None where the leaf is in the other, so an optimiser's state for
+    `selected` holds nothing for the rest. With a selector that describes leaves, `selected` has the structure of the
+    gradient. Leaves that a mark holds, ints, bools, strings, keys and functions are in `rest`. Where a held leaf is
+    named, both parts are built thawed there.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector. None selects every floating or complex leaf that no mark holds.
+
+    Returns:
+        The pair `(selected, rest)`; `combine(selected, rest)` is the tree.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.partition({"w": 1.0, "count": 3})
+        ({'count': None, 'w': 1.0}, {'count': 3, 'w': None})
+    """
+    leaves, resolved = _planned(tree, wrt)
+    selected: list[Any] = [None] * len(leaves)
+    rest = leaves.copy()
+    for i in resolved.indices:
+        selected[i], rest[i] = leaves[i], None
+    return resolved.treedef.unflatten(selected), resolved.treedef.unflatten(rest)
+
+
+def combine(*parts: T) -> T:
+    """Put together what `partition` took apart.
+
+    Args:
+        *parts: Trees of one structure, each leaf in one of them and None in the others.
+
+    Returns:
+        The whole tree; None where no part holds a leaf.
+
+    Raises:
+        PartsError: If two parts hold the same leaf, or their structures differ; the message names the path.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.combine({"w": 1.0, "count": None}, {"w": None, "count": 3})
+        {'count': 3, 'w': 1.0}
+    """
+    if not parts:
+        raise errors.no_parts()
+    whole, treedef = jax.tree.flatten(parts[0], is_leaf=_is_none)
+    for number, part in enumerate(parts[1:], start=1):
+        leaves, structure = jax.tree.flatten(part, is_leaf=_is_none)
+        if structure != treedef:
+            raise errors.parts_differ(number, *_difference(parts[0], part))
+        for i, leaf in enumerate(leaves):
+            if leaf is not None:
+                if whole[i] is not None:
+                    raise _overlap(parts, number, i)
+                whole[i] = leaf
+    return treedef.unflatten(whole)  # type: ignore[no-any-return]
+
+
+def _is_none(node: Any) -> bool:
+    return node is None
+
+
+def _layout(part: Any) -> Layout:
+    return Layout(jax.tree.map(lambda _: 0, part, is_leaf=_is_none))
+
+
+def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> errors.PartsError:
+    earlier = [jax.tree.leaves(part, is_leaf=_is_none)[leaf] is not None for part in parts[:number]]
+    return errors.parts_overlap(_layout(parts[0]).leaves[leaf].path, earlier.index(True), number)
+
+
+def _difference(first: Any, second: Any) -> tuple[str, str, str]:
+    """Where two structures first differ: the path, and what either has there."""
+    for one, other in itertools.zip_longest(_layout(first).places, _layout(second).places):
+        if one is None or other is None or one.path != other.path:
+            place = one or other
+            return place.path, *("nothing" if p is None else f"`{p.path}`" for p in (one, other))
+        words = _node_words(one.value), _node_words(other.value)
+        if words[0] != words[1]:
+            return one.path, *words
+    return "", *(f"{jax.tree.structure(tree)}" for tree in (first, second))
+
+
+def _node_words(node: Any) -> str:
+    if not jax.tree_util.is_tree_node(type(node)):
+        return "a leaf"
+    marks = getattr(node, MARKS, None)
+    return f"{type(node).__name__}" + (f" with the marks [{marks!r}]" if marks is not None else "")
+
+
+def freeze(tree: T, wrt: Any) -> T:
+    """Mark the selected leaves NonDiff: traced, but differentiated by nothing until they are thawed or named.
+
+    Values do not change. In a `partgrad.dataclass` the mark goes to the field, and JAX's key paths do not change. In any
+    other container, which has no field to mark, it is a `NonDiff` around the largest node all of whose leaves are selected.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector; here it reaches through marks that are there already. None selects all.
+
+    Returns:
+        The tree with more marks.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.freeze({"w": 1.0, "b": 2.0}, "b")
+        {'b': NonDiff(2.0), 'w': 1.0}
+    """
+    return _remarked(tree, wrt, True)
+
+
+def thaw(tree: T, wrt: Any) -> T:
+    """Remove the marks of the selected leaves, those that a class declares too.
+
+    Values do not change. Where a whole node was marked and a part of it is thawed, the rest stays held.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector; here it reaches through marks. None selects all.
+
+    Returns:
+        The tree with fewer marks.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.thaw({"w": 1.0, "b": pg.NonDiff(2.0)}, "b")
+        {'b': 2.0, 'w': 1.0}
+    """
+    return _remarked(tree, wrt, False)
+
+
+def _remarked(tree: T, wrt: Any, held: bool) -> T:
+    leaves, treedef = jax.tree.flatten(tree)
+    selected = frozenset(as_selection(wrt).choose(Subject(tree, leaves, treedef, through_marks=True)).selected)
+    return remark(tree, lambda i: held if i in selected else None)  # type: ignore[no-any-return]

@@ -1,0 +1,384 @@
+"""The exceptions of partgrad, and the one place that words them.
+
+Every message says what went wrong, where (the key path), what was expected and what was found, and how to mend it, in
+that order. Every class also derives from the builtin that a caller would catch::
+
+    PartgradError
+    ├── SelectionError(ValueError)          a selector and a tree do not go together
+    │   ├── NoMatchError(LookupError)       it fits nowhere, or selects nothing
+    │   ├── NotDifferentiableError(TypeError)   it names an int, a bool, a string, a function ...
+    │   └── SelectorTypeError(TypeError)    it is not a selector at all
+    ├── SlotError(TypeError)                a selector computed on what it should only point at
+    ├── ArgumentError(TypeError)            the arguments of a transform do not go together
+    ├── PartsError(ValueError)              parts that `combine` cannot put together
+    ├── DataclassError(TypeError)           a class, or the building of an instance
+    └── StaticError(TypeError)              a value that cannot be static
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+_LISTED = 10
+
+
+class PartgradError(Exception):
+    """Base class of every error that partgrad raises."""
+
+
+class SelectionError(PartgradError, ValueError):
+    """A selector and a tree do not go together."""
+
+
+class NoMatchError(SelectionError, LookupError):
+    """A selector fits nowhere in the tree, or selects nothing that can be differentiated."""
+
+
+class NotDifferentiableError(SelectionError, TypeError):
+    """A selector names a leaf that has no derivative: an int, a bool, a string, a key, a function."""
+
+
+class SelectorTypeError(SelectionError, TypeError):
+    """Something was given as a selector that is not one."""
+
+
+class SlotError(PartgradError, TypeError):
+    """A selector computed on a slot, or iterated it, where it may only point at it."""
+
+
+class ArgumentError(PartgradError, TypeError):
+    """The arguments of a transform do not go together."""
+
+
+class PartsError(PartgradError, ValueError):
+    """Parts of a tree overlap, or have different structures."""
+
+
+class DataclassError(PartgradError, TypeError):
+    """A class cannot be a partgrad dataclass, or an instance was built wrongly."""
+
+
+class StaticError(PartgradError, TypeError):
+    """A value cannot be static."""
+
+
+def _word(what: str, *details: str, fix: str) -> str:
+    return "\n  ".join([what, *details, f"Fix: {fix}"])
+
+
+def _at(path: str) -> str:
+    return f"`{path}`" if path else "the tree itself"
+
+
+def _listed(items: Iterable[str]) -> str:
+    items = list(items)
+    shown = ", ".join(items[:_LISTED])
+    return shown if len(items) <= _LISTED else f"{shown}, ... {len(items) - _LISTED} more"
+
+
+def _near(name: str, candidates: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, list(dict.fromkeys(candidates)), n=4, cutoff=0.5)
+
+
+# --- selectors ---------------------------------------------------------------------------------------------------
+
+
+def not_a_selector(wrt: object) -> SelectorTypeError:
+    """Word the error for a `wrt` that is no selector."""
+    several = isinstance(wrt, tuple | list)
+    what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
+    if several:
+        return SelectorTypeError(
+            _word(
+                what,
+                "A tuple of selectors is for several arguments, beside `argnums=(0, 1)`.",
+                fix="return the parts from one callable: wrt=lambda m: (m.a, m.b).",
+            )
+        )
+    return SelectorTypeError(
+        _word(
+            what,
+            "Expected a callable on the tree, a path such as 'kernels[0].variance', a `Selection`, or None.",
+            fix="write wrt=lambda m: m.the_part, or wrt='the_part'.",
+        )
+    )
+
+
+def fits_nowhere(
+    root: str, reason: str, name: str | None, nodes: int, names: Iterable[str], leaves: Sequence[str]
+) -> NoMatchError:
+    """Word the error for a callable that fits neither the root nor any node below."""
+    near = _near(name, names) if name else []
+    details = [f"On the tree itself: {reason}.", f"Tried on {root} and the {nodes} nodes below it."]
+    if near:
+        details.append(f"Near names: {_listed(f'`{n}`' for n in near)}.")
+    details.append(f"Leaves: {_listed(leaves) or 'none'}.")
+    fix = f"write `{near[0]}` for `{name}`." if near else "return one of the leaves, or a node that holds some."
+    return NoMatchError(_word("The selector fits no part of the tree.", *details, fix=fix))
+
+
+def path_not_found(pattern: str, leaves: Sequence[str], places: Sequence[str], note: str = "") -> NoMatchError:
+    """Word the error for a path or glob that matches nothing."""
+    near = _near(pattern, places)
+    details = [note] if note else []
+    if near:
+        details.append(f"Near names: {_listed(f'`{n}`' for n in near)}.")
+    details.append(f"Leaves: {_listed(leaves) or 'none'}.")
+    fix = f"write '{near[0]}'." if near else "start at the tree itself, not with the argument's name."
+    return NoMatchError(_word(f"The path '{pattern}' matches nothing in the tree.", *details, fix=fix))
+
+
+def path_syntax(pattern: str, position: int, expected: str) -> NoMatchError:
+    """Word the error for a path that cannot be read."""
+    return NoMatchError(
+        _word(
+            f"The path {pattern!r} cannot be read at position {position}: {pattern[position:]!r}.",
+            f"Expected {expected}.",
+            fix="write it as Python would: kernels[0].variance, ['w'].scale; `*` is one step, `**` any number.",
+        )
+    )
+
+
+def path_ambiguous(pattern: str, first: str, second: str) -> SelectionError:
+    """Word the error for an exact path that fits both an attribute and a key."""
+    return SelectionError(
+        _word(
+            f"The path '{pattern}' names two leaves that differ only in the kind of a step.",
+            f"Found {_at(first)} and {_at(second)}.",
+            fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
+        )
+    )
+
+
+def selects_nothing(wrt: str, reason: str, leaves: Sequence[str]) -> NoMatchError:
+    """Word the error for a selector whose selection holds no differentiable leaf."""
+    return NoMatchError(
+        _word(
+            f"The selector {wrt} selects nothing to differentiate.",
+            reason,
+            f"Leaves: {_listed(leaves) or 'none'}.",
+            fix="select a floating or complex leaf, or a node that holds one.",
+        )
+    )
+
+
+def all_marked(wrt: str, marked: Sequence[str], *, in_named_node: bool) -> NoMatchError:
+    """Word the error for a selector that describes, or encloses, only leaves held by a mark."""
+    why = "A mark inside a named node keeps its leaves out" if in_named_node else "Describing leaves never reaches through"
+    return NoMatchError(
+        _word(
+            f"All that the selector {wrt} selects is held by a mark.",
+            f"Held: {_listed(f'`{p}`' for p in marked)}.",
+            f"{why}{'' if in_named_node else ' a mark'}.",
+            fix=f"name the leaf itself, wrt='{marked[0]}', or remove the mark first: partgrad.thaw(tree, '{marked[0]}').",
+        )
+    )
+
+
+def selected_twice(path: str) -> SelectionError:
+    """Word the error for a leaf that one selector returns twice."""
+    return SelectionError(
+        _word(
+            f"The selector returns {_at(path)} twice.",
+            "Expected every leaf at most once: its gradient could not be told which place to take.",
+            fix="return it once, or the node around it alone.",
+        )
+    )
+
+
+def not_differentiable(path: str, leaf: str) -> NotDifferentiableError:
+    """Word the error for a selector that names a leaf without a derivative."""
+    remedy = "store a float (1.0 for 1)" if leaf in ("int", "bool") or leaf[:1] in "iu" else "select a floating leaf"
+    return NotDifferentiableError(
+        _word(
+            f"The selector names {_at(path)}, which cannot be differentiated.",
+            f"Expected a floating or complex leaf, got {leaf}.",
+            fix=f"{remedy}, or select the node around it: what has no derivative stays out of a node silently.",
+        )
+    )
+
+
+def computed_on_slot(path: str, operation: str) -> SlotError:
+    """Word the error for arithmetic on a slot."""
+    return SlotError(
+        _word(
+            f"The selector computes on {_at(path)}: {operation}.",
+            "A selector points at parts of the tree; it sees slots (path, shape, dtype), never values.",
+            fix="return the part itself, and compute in the function that is differentiated.",
+        )
+    )
+
+
+def nothing_to_differentiate(argument: str, leaves: Sequence[str]) -> NotDifferentiableError:
+    """Word the error for `wrt=None` on a tree whose leaves are all marked, or have no derivative."""
+    return NotDifferentiableError(
+        _word(
+            f"There is nothing to differentiate in {argument}.",
+            f"Expected a floating or complex leaf that is not held by a mark, got: {_listed(leaves)}.",
+            fix="store floats (1.0 for 1), name a held leaf with wrt=..., or differentiate another argument by argnums.",
+        )
+    )
+
+
+# --- transforms --------------------------------------------------------------------------------------------------
+
+
+def argument_missing(argnums: object, needed: int, given: int) -> ArgumentError:
+    """Word the error for an `argnums` beyond the positional arguments, in JAX's own terms."""
+    return ArgumentError(
+        _word(
+            f"differentiating with respect to argnums={argnums} requires at least {needed} positional arguments to be "
+            f"passed by the caller, but got only {given} positional arguments.",
+            fix="pass the differentiated arguments by position.",
+        )
+    )
+
+
+def selectors_and_argnums(wrt: object, argnums: object) -> ArgumentError:
+    """Word the error for a `wrt` and an `argnums` of different lengths."""
+    count = f"{len(wrt)} selectors" if isinstance(wrt, tuple) else f"one selector ({wrt!r:.60})"
+    return ArgumentError(
+        _word(
+            f"`wrt` and `argnums` do not go together: {count} for argnums={argnums}.",
+            "Expected one selector for an int, and a tuple of as many selectors as a sequence has entries.",
+            fix="write wrt=(selector, None) beside argnums=(0, 1); None is every unmarked differentiable leaf.",
+        )
+    )
+
+
+def not_a_function(transform: str, found: object) -> ArgumentError:
+    """Word the error for a transform of something that cannot be called."""
+    return ArgumentError(
+        _word(
+            f"`partgrad.{transform}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
+            "Expected the function to differentiate.",
+            fix=f"write partgrad.{transform}(f, wrt=...)(model), or @partgrad.{transform}(wrt=...).",
+        )
+    )
+
+
+# --- parts -------------------------------------------------------------------------------------------------------
+
+
+def no_parts() -> PartsError:
+    """Word the error for `combine()`."""
+    return PartsError(_word("`combine` got no parts.", fix="pass what `partition` returned: combine(selected, rest)."))
+
+
+def parts_overlap(path: str, first: int, second: int) -> PartsError:
+    """Word the error for a leaf that two parts hold."""
+    return PartsError(
+        _word(
+            f"Parts {first} and {second} both hold {_at(path)}.",
+            "Expected every leaf in exactly one part, and None in the others.",
+            fix="combine what one `partition` returned, or what `partgrad.mask` marks apart.",
+        )
+    )
+
+
+def parts_differ(number: int, path: str, expected: str, found: str) -> PartsError:
+    """Word the error for parts of different structure."""
+    return PartsError(
+        _word(
+            f"Part {number} has another structure than part 0, at {_at(path)}.",
+            f"Expected {expected}, got {found}.",
+            fix="combine parts of one tree; a mark that was added or removed on one side alone counts as a difference.",
+        )
+    )
+
+
+# --- classes and marks -------------------------------------------------------------------------------------------
+
+
+def static_and_nondiff(owner: str) -> DataclassError:
+    """Word the error for a field that is declared both static and nondiff."""
+    return DataclassError(
+        _word(
+            f"{owner} sets both static=True and nondiff=True.",
+            "Static data is in the structure, a nondiff value is a traced leaf; static data is never differentiated.",
+            fix="keep nondiff=True for numbers, static=True for what the compiler may specialise on.",
+        )
+    )
+
+
+def slots_refused(cls: str) -> DataclassError:
+    """Word the error for `slots=True`."""
+    return DataclassError(
+        _word(
+            f"`{cls}` asks for slots=True (or defines __slots__).",
+            "Expected instances with a __dict__: that is where unflattening writes, without running __init__.",
+            fix="leave slots out; reading a field costs the same.",
+        )
+    )
+
+
+def undecorated(cls: str, base: str) -> DataclassError:
+    """Word the error for an instance of a subclass that was not decorated."""
+    return DataclassError(
+        _word(
+            f"`{cls}` derives from the partgrad dataclass `{base}` but is not decorated itself.",
+            "JAX would not know how to take it apart, and its own fields would be lost.",
+            fix=f"write @partgrad.dataclass above `class {cls}`.",
+        )
+    )
+
+
+def field_not_set(cls: str, name: str) -> DataclassError:
+    """Word the error for a field without a value once an instance is built."""
+    return DataclassError(
+        _word(
+            f"`{cls}.{name}` has no value once the instance is built.",
+            "Expected every field to be set by __init__ or __post_init__.",
+            fix=f"set self.{name} there, or give the field a default.",
+        )
+    )
+
+
+def not_a_class(found: object) -> DataclassError:
+    """Word the error for decorating something that is no class."""
+    return DataclassError(
+        _word(
+            f"`partgrad.dataclass` got {type(found).__name__} {found!r:.60}, which is not a class.",
+            fix="write @partgrad.dataclass or @partgrad.dataclass(kw_only=True) above a class.",
+        )
+    )
+
+
+def frozen_message(cls: str, name: str) -> str:
+    """Word the message of the FrozenInstanceError for an assignment to a field of a built instance."""
+    return _word(
+        f"cannot assign to field `{cls}.{name}`: instances are frozen.",
+        fix=f"build a new one, dataclasses.replace(instance, {name}=...), or declare @partgrad.dataclass(frozen=False).",
+    )
+
+
+def unhashable(cls: str) -> TypeError:
+    """Word the error for the hash of a mutable instance."""
+    return DataclassError(
+        _word(
+            f"`{cls}` is mutable (frozen=False), so its instances have no hash, and `jax.jit(instance)` cannot cache.",
+            fix="pass it as an argument: jax.jit(lambda m, x: m(x))(instance, x), or leave frozen=False out.",
+        )
+    )
+
+
+def static_unhashable(where: str, path: str, value: object) -> StaticError:
+    """Word the error for static data that cannot be compared."""
+    inside = f" at `{path}`" if path else ""
+    return StaticError(
+        _word(
+            f"{where} holds {type(value).__name__} {value!r:.60}{inside}, which cannot be static.",
+            "Expected data that can be hashed and compared, or a dict, list, set or array of such.",
+            fix="give its class __eq__ and __hash__, or store the data it is made from.",
+        )
+    )
+
+
+def static_unsortable(where: str, error: Exception) -> StaticError:
+    """Word the error for static containers that JAX cannot take apart."""
+    return StaticError(
+        _word(
+            f"{where} holds a container that JAX cannot flatten: {str(error).splitlines()[0]:.100}",
+            "Expected dicts whose keys can be sorted.",
+            fix="use keys of one type, such as strings.",
+        )
+    )
