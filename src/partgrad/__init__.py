@@ -2,9 +2,11 @@
 
 from . import errors as errors
 from ._dataclass import dataclass as dataclass, field as field
-from ._mark import NonDiff as NonDiff, Static as Static, unwrap as unwrap
+from ._nondiff import NonDiff as NonDiff
 from ._partition import combine as combine, freeze as freeze, partition as partition, thaw as thaw
 from ._select import Selection as Selection, each as each, path as path
+from ._static import Static as Static
 from ._transform import grad as grad, value_and_grad as value_and_grad
+from ._unwrap import unwrap as unwrap
 
 __version__ = "0.1.0"

@@ -1,9 +1,4 @@
-"""Dataclasses that are pytrees, whose marks belong to the fields of an instance.
-
-An instance stores plain values in its `__dict__`. Its marks (which fields are NonDiff, which are static data) are one
-`Marks` object: the class's default, or the instance's own under `MARKS` in its `__dict__`. The marks are the auxiliary
-data of the treedef, so whatever keeps the structure keeps them.
-"""
+"""Dataclasses that are pytrees, whose marks belong to the fields of an instance."""
 
 import dataclasses
 import functools
@@ -18,117 +13,14 @@ from typing_extensions import dataclass_transform
 from . import errors
 from ._dataclass_code import compile_init, compile_tree_functions
 from ._equal import trees_equal
-from ._mark import NonDiff, Static, StaticData, hold
+from ._nondiff import NonDiff, hold
+from ._schema import MARKS, SCHEMA, Marks, Schema, children_of, rebuild
 from ._show import show_fields
+from ._static import Static, StaticData
 
 T = TypeVar("T")
 
-MARKS = "_partgrad_marks"
-_SCHEMA = "_partgrad_schema"
 _BUILDING = "_partgrad_building"
-
-
-class Marks:
-    """The marks of one instance.
-
-    Args:
-        nondiff: Names of the fields whose values are held.
-        static: Names of the fields whose values are static data, each with how to take it apart.
-        regular: Whether the static fields are the class's own and hold no arrays, so that the children are exactly the
-            class's other fields.
-    """
-
-    __slots__ = ("nondiff", "regular", "static")
-
-    def __init__(self, nondiff: tuple[str, ...], static: tuple[tuple[str, StaticData], ...], regular: bool):
-        self.nondiff = nondiff
-        self.static = static
-        self.regular = regular
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, Marks) and self.nondiff == other.nondiff and self.static == other.static
-
-    def __hash__(self) -> int:
-        return hash((self.nondiff, self.static))
-
-    def __repr__(self) -> str:
-        words = [f"{name}=NonDiff" for name in self.nondiff]
-        words += [f"{name}={data!r}" for name, data in self.static]
-        return ", ".join(words)
-
-    def __reduce__(self) -> Any:
-        return Marks, (self.nondiff, self.static, self.regular)
-
-    def __deepcopy__(self, memo: Any) -> "Marks":
-        return self
-
-
-class Schema:
-    """What a class declares: its fields, which of them are marked, and its default marks."""
-
-    def __init__(self, cls: type):
-        fields = dataclasses.fields(cls)
-        self.cls = cls
-        self.names = tuple(f.name for f in fields)
-        self.hidden = frozenset(f.name for f in fields if not f.repr)
-        self.static = tuple(f.name for f in fields if _is_static(f))
-        self.nondiff = tuple(f.name for f in fields if f.metadata.get("nondiff", False))
-        self.dynamic = tuple(n for n in self.names if n not in self.static)
-        for name in self.nondiff:
-            if name in self.static:
-                raise errors.static_and_nondiff(f"The field `{cls.__name__}.{name}`")
-        self.default = Marks(self.nondiff, (), not self.static)
-        self._interned = {self.nondiff: self.default}
-
-    def marks(self, nondiff: tuple[str, ...], static: tuple[tuple[str, StaticData], ...]) -> Marks:
-        """The marks of an instance; one object for one set of names, which makes treedefs quick to compare."""
-        if not static and not self.static:
-            return self._interned.setdefault(nondiff, Marks(nondiff, (), True))
-        own = tuple(name for name, _ in static) == self.static
-        return Marks(nondiff, static, own and not any(data.arrays for _, data in static))
-
-
-def _is_static(f: "dataclasses.Field[Any]") -> bool:
-    # The keys that jax.tree.static, equinox.field and flax.struct.field write.
-    return bool(f.metadata.get("static", False)) or not f.metadata.get("pytree_node", True)
-
-
-def schema_of(instance: Any) -> Schema | None:
-    """The schema of an instance of a decorated class, else None."""
-    return type(instance).__dict__.get(_SCHEMA)
-
-
-def children_of(instance: Any) -> list[tuple[str, Any, StaticData | None]]:
-    """The fields of an instance that are children of its node: name, child, and its static data if it is static."""
-    schema, marks = getattr(instance, _SCHEMA), getattr(instance, MARKS)
-    static = dict(marks.static)
-    children = []
-    for name in schema.names:
-        data = static.get(name)
-        if data is None:
-            children.append((name, getattr(instance, name), None))
-        elif data.arrays:
-            children.append((name, data.child(getattr(instance, name)), data))
-    return children
-
-
-def rebuild(schema: Schema, marks: Marks, children: Any) -> Any:
-    """Build an instance from its marks and children, without running `__init__`."""
-    new = object.__new__(schema.cls)
-    values = new.__dict__
-    static, rest = dict(marks.static), iter(children)
-    for name in schema.names:
-        data = static.get(name)
-        if data is None:
-            value = next(rest)
-            values[name] = hold(value) if name in marks.nondiff else value
-        else:
-            values[name] = data.value(next(rest)) if data.arrays else data.constant
-    if marks is not schema.default:
-        values[MARKS] = marks
-    return new
 
 
 # --- building an instance ----------------------------------------------------------------------------------------
@@ -142,7 +34,7 @@ def _settle(instance: Any, carried: Marks | None = None, complete: bool = True) 
         carried: Marks to start from, those of the instance that is replaced; None for the class's.
         complete: Whether every field must be there.
     """
-    schema: Schema = getattr(instance, _SCHEMA)
+    schema: Schema = getattr(instance, SCHEMA)
     values = instance.__dict__
     if carried is None and not schema.static and _settle_nondiff(schema, values):
         return
@@ -208,13 +100,13 @@ def _run_post_init(instance: Any, marks: Marks | None, arguments: tuple[Any, ...
 
 def _check_decorated(instance: Any) -> None:
     cls = type(instance)
-    if _SCHEMA not in cls.__dict__:
-        raise errors.undecorated(cls.__name__, getattr(cls, _SCHEMA).cls.__name__)
+    if SCHEMA not in cls.__dict__:
+        raise errors.undecorated(cls.__name__, getattr(cls, SCHEMA).cls.__name__)
 
 
-def _wrap_own_init(cls: type) -> Callable[..., None]:
+def _wrap_own_init(cls: Any) -> Callable[..., None]:
     """Wrap an `__init__` written by hand: fields may be assigned inside it, and are settled after it."""
-    original = cls.__init__  # type: ignore[misc]
+    original = cls.__init__
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, _partgrad_marks: Marks | None = None, **kwargs: Any) -> None:
@@ -255,7 +147,7 @@ def _frozen_setattr(self: Any, name: str, value: Any) -> None:
 def _mutable_setattr(self: Any, name: str, value: Any) -> None:
     _check_decorated(self)
     object.__setattr__(self, name, value)
-    if _BUILDING not in self.__dict__ and name in getattr(self, _SCHEMA).names:
+    if _BUILDING not in self.__dict__ and name in getattr(self, SCHEMA).names:
         _settle(self, getattr(self, MARKS), complete=False)
 
 
@@ -272,9 +164,9 @@ def _frozen_hash(self: Any) -> int:
 
 
 def _repr(self: Any) -> str:
-    schema, marks = getattr(self, _SCHEMA), getattr(self, MARKS)
+    schema, marks = getattr(self, SCHEMA), getattr(self, MARKS)
     static = frozenset(name for name, _ in marks.static) - frozenset(schema.static)
-    wrappers = {name: "NonDiff" for name in marks.nondiff} | {name: "Static" for name in static}
+    wrappers: dict[str, str] = dict.fromkeys(marks.nondiff, "NonDiff") | dict.fromkeys(static, "Static")
     shown = [(n, self.__dict__.get(n, ...), wrappers.get(n)) for n in schema.names if n not in schema.hidden]
     return show_fields(type(self).__qualname__.rsplit("<locals>.", 1)[-1], shown)
 
@@ -330,7 +222,7 @@ def field(
     if nondiff and static:
         raise errors.static_and_nondiff("`field`")
     marks = {name: True for name, given in (("nondiff", nondiff), ("static", static)) if given}
-    return dataclasses.field(  # type: ignore[call-overload]
+    return dataclasses.field(
         default=default,
         default_factory=default_factory,
         init=init,
@@ -420,15 +312,19 @@ def dataclass(
     return decorate if cls is None else decorate(cls)
 
 
-def _decorate(cls: type, options: dict[str, bool], repr: bool, eq: bool) -> type:
+def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
     own_init = "__init__" in cls.__dict__ or not options["init"]
     own = set(cls.__dict__)
-    dataclasses.dataclass(cls, repr=False, eq=False, **options)  # type: ignore[call-overload]
-    cls.__dataclass_fields__[MARKS] = _Carrier.__dataclass_fields__[MARKS]  # type: ignore[attr-defined]
+    dataclasses.dataclass(cls, repr=False, eq=False, **options)
+    cls.__dataclass_fields__[MARKS] = _Carrier.__dataclass_fields__[MARKS]
     schema = Schema(cls)
-    setattr(cls, _SCHEMA, schema)
+    setattr(cls, SCHEMA, schema)
     setattr(cls, MARKS, schema.default)
-    helpers = {"settle": _settle, "run_post_init": _run_post_init, "check_decorated": _check_decorated}
+    helpers: dict[str, Callable[..., Any]] = {
+        "settle": _settle,
+        "run_post_init": _run_post_init,
+        "check_decorated": _check_decorated,
+    }
     init = _wrap_own_init(cls) if own_init else compile_init(cls, schema, helpers)
     generated: dict[str, Any] = {"__setattr__": _frozen_setattr if options["frozen"] else _mutable_setattr}
     if repr:
@@ -441,7 +337,7 @@ def _decorate(cls: type, options: dict[str, bool], repr: bool, eq: bool) -> type
         # A `__hash__` of None is what Python puts beside an `__eq__`.
         if name not in own or (name == "__hash__" and cls.__dict__[name] is None):
             setattr(cls, name, function)
-    cls.__init__ = init  # type: ignore[misc]
+    cls.__init__ = init
     _register(cls, schema)
     return cls
 
@@ -461,5 +357,3 @@ def _register(cls: type, schema: Schema) -> None:
 
 def _flatten_irregular(instance: Any) -> tuple[tuple[Any, ...], Marks]:
     return tuple(child for _, child, _ in children_of(instance)), getattr(instance, MARKS)
-
-

@@ -6,14 +6,12 @@ These run for every node of every tree on every call, so they are compiled for t
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._mark import CONCRETE, NonDiff, Static, hold
+from ._nondiff import CONCRETE, NonDiff, hold
+from ._schema import MARKS, Schema
+from ._static import Static
 
-if TYPE_CHECKING:
-    from ._dataclass import Schema
-
-_MARKS = "_partgrad_marks"
 _SIMPLE = frozenset({int, str, bool, type(None)})
 _CACHE_SIZE = 1024
 
@@ -32,7 +30,7 @@ def _compile(name: str, lines: list[str], scope: dict[str, Any]) -> Callable[...
     return function
 
 
-def compile_init(cls: type, schema: "Schema", helpers: dict[str, Callable[..., Any]]) -> Callable[..., None]:
+def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]]) -> Callable[..., None]:
     """Generate the `__init__` of a class that `dataclasses.dataclass` has processed.
 
     It stores the fields, and settles them only where something has to be settled: a wrapper was given, a field is
@@ -46,9 +44,9 @@ def compile_init(cls: type, schema: "Schema", helpers: dict[str, Callable[..., A
     Returns:
         The function, with one more keyword, `_partgrad_marks`, for `dataclasses.replace`.
     """
-    standard = cls.__init__  # type: ignore[misc]
+    standard = cls.__init__
     signature = inspect.signature(standard)
-    parameters = [p for p in list(signature.parameters.values())[1:] if p.name != _MARKS]
+    parameters = [p for p in list(signature.parameters.values())[1:] if p.name != MARKS]
     fields = {f.name: f for f in dataclasses.fields(cls)}
     me = "self" if all(p.name != "self" for p in parameters) else "_partgrad_self"
     scope: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": frozenset({NonDiff, Static})}
@@ -67,7 +65,7 @@ def compile_init(cls: type, schema: "Schema", helpers: dict[str, Callable[..., A
             scope[f"_partgrad_default_{p.name}"] = FACTORY if factory else p.default
             default = f"=_partgrad_default_{p.name}"
         header.append(p.name + default)
-    header += [f"{_MARKS}=None"] if starred else ["*", f"{_MARKS}=None"]
+    header += [f"{MARKS}=None"] if starred else ["*", f"{MARKS}=None"]
 
     lines = [f"def __init__({', '.join(header)}):", f"_partgrad_d = {me}.__dict__"]
     given = [p.name for p in parameters if p.name in fields]
@@ -88,29 +86,27 @@ def compile_init(cls: type, schema: "Schema", helpers: dict[str, Callable[..., A
         "    return",
     ]
     lines += (
-        [f"_partgrad_run_post_init({me}, {_MARKS}, ({variables}))"]
+        [f"_partgrad_run_post_init({me}, {MARKS}, ({variables}))"]
         if has_post_init
         else _settling(me, schema, [n for n in fields if n in given or f"_partgrad_make_{n}" in scope], given)
     )
-    init = _compile("__init__", lines, scope)
+    init: Any = _compile("__init__", lines, scope)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
-    init.__annotations__ = {k: v for k, v in standard.__annotations__.items() if k != _MARKS}
-    init.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[next(iter(signature.parameters.values())), *parameters]
-    )
+    init.__annotations__ = {k: v for k, v in standard.__annotations__.items() if k != MARKS}
+    init.__signature__ = signature.replace(parameters=[next(iter(signature.parameters.values())), *parameters])
     return init
 
 
-def _settling(me: str, schema: "Schema", stored: list[str], given: list[str]) -> list[str]:
+def _settling(me: str, schema: Schema, stored: list[str], given: list[str]) -> list[str]:
     """The lines that settle the stored fields, in the cheapest way that is enough."""
     if set(stored) != set(schema.names) or set(stored) != set(given):
-        return [f"_partgrad_settle({me}, {_MARKS})"]
+        return [f"_partgrad_settle({me}, {MARKS})"]
     wrapped = [f"{name}.__class__ in _partgrad_wrappers" for name in stored if name not in schema.static]
-    special = " or ".join([f"{_MARKS} is not None", *wrapped])
+    special = " or ".join([f"{MARKS} is not None", *wrapped])
     held = [f"if {n}.__class__ is not float: _partgrad_d[{n!r}] = _partgrad_hold({n})" for n in schema.nondiff]
     if not schema.static:
-        lines = [f"if {special}:", f"    _partgrad_settle({me}, {_MARKS})"]
+        lines = [f"if {special}:", f"    _partgrad_settle({me}, {MARKS})"]
         return [*lines, "else:", *(f"    {line}" for line in held)] if held else lines
     # Marks with the same simple static data are one object: quick to find here, and quick to compare in a treedef.
     key = f"({''.join(f'{n}.__class__, {n}, ' for n in schema.static)})"
@@ -119,19 +115,19 @@ def _settling(me: str, schema: "Schema", stored: list[str], given: list[str]) ->
         f"if not ({special}) and {simple}:",
         f"    _partgrad_known = _partgrad_simple.get({key})",
         "    if _partgrad_known is not None:",
-        f"        _partgrad_d[{_MARKS!r}] = _partgrad_known",
+        f"        _partgrad_d[{MARKS!r}] = _partgrad_known",
         *(f"        {line}" for line in held),
         "        return",
         f"    _partgrad_settle({me}, None)",
         f"    if len(_partgrad_simple) >= {_CACHE_SIZE}: _partgrad_simple.clear()",
-        f"    _partgrad_simple[{key}] = _partgrad_d[{_MARKS!r}]",
+        f"    _partgrad_simple[{key}] = _partgrad_d[{MARKS!r}]",
         "else:",
-        f"    _partgrad_settle({me}, {_MARKS})",
+        f"    _partgrad_settle({me}, {MARKS})",
     ]
 
 
 def compile_tree_functions(
-    schema: "Schema", flatten_irregular: Callable[..., Any], rebuild: Callable[..., Any]
+    schema: Schema, flatten_irregular: Callable[..., Any], rebuild: Callable[..., Any]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Generate flatten and unflatten for the regular instances of a class; the others go to the two functions given.
 
@@ -150,7 +146,7 @@ def compile_tree_functions(
         "flatten",
         [
             "def flatten(x):",
-            f"marks = x.{_MARKS}",
+            f"marks = x.{MARKS}",
             f"if marks.regular: return ({values}), marks",
             "return irregular(x)",
         ],
@@ -168,7 +164,7 @@ def compile_tree_functions(
             "if marks is default:",
             *(f"    if d[{n!r}].__class__ not in concrete: d[{n!r}] = hold(d[{n!r}])" for n in schema.nondiff),
             "    return x",
-            f"d[{_MARKS!r}] = marks",
+            f"d[{MARKS!r}] = marks",
             *(["for name, data in marks.static: d[name] = data.constant"] if schema.static else []),
             "for name in marks.nondiff:",
             "    value = d[name]",

@@ -5,6 +5,7 @@ anew; and a function whose captured values changed gets another fingerprint.
 """
 
 import builtins
+import dis
 import types
 from collections.abc import Hashable, Iterator
 from typing import Any
@@ -53,10 +54,10 @@ def _captured(function: types.FunctionType, code: types.CodeType) -> Iterator[An
 
 
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Every name in the code that may be a global; that some are attributes only makes the key finer."""
+    """Every global that the code, or a function defined in it, reads."""
     found = _names.get(code)
     if found is None:
-        names = dict.fromkeys(code.co_names)
+        names = {i.argval: None for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 names |= dict.fromkeys(_global_names(constant))
@@ -64,6 +65,13 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
             _names.clear()
         _names[code] = found = tuple(names)
     return found
+
+
+def captures_nothing(function: Any) -> bool:
+    """Whether a function's answer depends on nothing but its code, so that its fingerprint never changes."""
+    if not isinstance(function, types.FunctionType) or function.__closure__:
+        return False
+    return not (function.__defaults__ or function.__kwdefaults__ or _global_names(function.__code__))
 
 
 def _value(value: Any, callers: tuple[Any, ...]) -> Hashable:

@@ -1,18 +1,19 @@
 """A tree laid out: every node and leaf with its path, its leaves' numbers and the marks above it.
 
-Leaves are numbered as `jax.tree.flatten` numbers them. `NonDiff` and `Static` wrappers are places, but take no step in a
-path.
+Leaves are numbered as `jax.tree.flatten` numbers them. `NonDiff` and `Static` wrappers are places, but take no step in
+a path.
 """
 
 from typing import Any
 
 import jax
-from jax.tree_util import GetAttrKey, PyTreeDef
+from jax.tree_util import GetAttrKey
 
 from . import _path
-from ._dataclass import MARKS, children_of, schema_of
 from ._leaf import is_array
-from ._mark import NonDiff, Static, StaticData
+from ._nondiff import NonDiff
+from ._schema import MARKS, children_of, schema_of
+from ._static import Static, StaticData
 
 
 class Place:
@@ -39,8 +40,8 @@ class Place:
         self.parent = parent
         self.step = step
         self.siblings = siblings
-        self.depth = 0 if parent is None else parent.depth + 1
-        self.mark = self.depth if marked else -1 if parent is None else parent.mark
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.mark: int = self.depth if marked else -1 if parent is None else parent.mark
         self.start = self.stop = 0
         self.is_leaf = False
 
@@ -130,7 +131,7 @@ class Layout:
         return [(step, child, child, False) for step, child in keyed]
 
 
-def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], PyTreeDef]:
+def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The children of a node with their key entries, and the structure that puts them together again."""
     # jax.tree_util.flatten_one_level_with_keys names all fields of a NamedTuple alike in JAX 0.10.2.
     keyed, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)

@@ -52,4 +52,4 @@ def describe(leaf: Any) -> str:
         return "function" if callable(leaf) and hasattr(leaf, "__name__") else type(leaf).__name__
     name = str(leaf.dtype)
     letters = name.rstrip("0123456789")
-    return f"{_SHORT.get(letters, letters)}{name[len(letters):]}[{','.join(map(str, leaf.shape))}]"
+    return f"{_SHORT.get(letters, letters)}{name[len(letters) :]}[{','.join(map(str, leaf.shape))}]"

@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 import jax
 
 from . import errors
-from ._dataclass import MARKS
 from ._layout import Layout
+from ._plan import Plan, plan
 from ._remark import remark
-from ._select import Plan, Subject, as_selection, plan
+from ._schema import MARKS
+from ._select import Subject, as_selection
 
 T = TypeVar("T")
 
@@ -22,9 +23,9 @@ def _planned(tree: Any, wrt: Any) -> tuple[list[Any], Plan]:
 def partition(tree: T, wrt: Any = None) -> tuple[T, T]:
     """Split a tree into the selected leaves and the rest.
 
-    Both parts have the tree's node types and marks, and None where the leaf is in the other, so an optimiser's state for
-    `selected` holds nothing for the rest. With a selector that describes leaves, `selected` has the structure of the
-    gradient. Leaves that a mark holds, ints, bools, strings, keys and functions are in `rest`. Where a held leaf is
+    Both parts have the tree's node types and marks, and None where the leaf is in the other, so an optimiser's state
+    for `selected` holds nothing for the rest. With a selector that describes leaves, `selected` has the structure of
+    the gradient. Leaves that a mark holds, ints, bools, strings, keys and functions are in `rest`. Where a held leaf is
     named, both parts are built thawed there.
 
     Args:
@@ -79,7 +80,7 @@ def combine(*parts: T) -> T:
                 if whole[i] is not None:
                     raise _overlap(parts, number, i)
                 whole[i] = leaf
-    return treedef.unflatten(whole)  # type: ignore[no-any-return]
+    return treedef.unflatten(whole)
 
 
 def _is_none(node: Any) -> bool:
@@ -95,7 +96,7 @@ def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> errors.PartsErro
     return errors.parts_overlap(_layout(parts[0]).leaves[leaf].path, earlier.index(True), number)
 
 
-def _difference(first: Any, second: Any) -> tuple[str, str, str]:
+def _difference(first: Any, second: Any) -> tuple[str, ...]:
     """Where two structures first differ: the path, and what either has there."""
     for one, other in itertools.zip_longest(_layout(first).places, _layout(second).places):
         if one is None or other is None or one.path != other.path:
@@ -117,8 +118,8 @@ def _node_words(node: Any) -> str:
 def freeze(tree: T, wrt: Any) -> T:
     """Mark the selected leaves NonDiff: traced, but differentiated by nothing until they are thawed or named.
 
-    Values do not change. In a `partgrad.dataclass` the mark goes to the field, and JAX's key paths do not change. In any
-    other container, which has no field to mark, it is a `NonDiff` around the largest node all of whose leaves are selected.
+    Values do not change. In a `partgrad.dataclass` the mark goes to the field, and JAX's key paths do not change. In
+    any other container, which has no field to mark, it is a `NonDiff` around the largest node that is wholly selected.
 
     Args:
         tree: Any pytree.
@@ -164,4 +165,4 @@ def thaw(tree: T, wrt: Any) -> T:
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
     leaves, treedef = jax.tree.flatten(tree)
     selected = frozenset(as_selection(wrt).choose(Subject(tree, leaves, treedef, through_marks=True)).selected)
-    return remark(tree, lambda i: held if i in selected else None)  # type: ignore[no-any-return]
+    return remark(tree, lambda i: held if i in selected else None)

@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 
-from ._dataclass import MARKS, children_of, rebuild, schema_of
 from ._layout import flatten_one_level
 from ._leaf import is_differentiable
-from ._mark import NonDiff, Static, StaticData
+from ._nondiff import NonDiff
+from ._schema import MARKS, children_of, rebuild, schema_of
+from ._static import Static, StaticData
 
 Held = Callable[[int], bool | None]
 

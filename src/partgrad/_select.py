@@ -1,27 +1,21 @@
 """Selectors: what a user writes for `wrt=`, resolved to leaf numbers once per structure of a tree.
 
 A selector either names a part of a tree, whose gradient then has the shape of that part, or describes leaves, and the
-gradient is the tree with None elsewhere. `plan` is the one entry: it returns the numbers of the selected leaves and
-how to put a gradient together, from a bounded cache that keeps no arrays.
+gradient is the tree with None elsewhere.
 """
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
-from jax.tree_util import PyTreeDef
 
 from . import _path, errors
-from ._fingerprint import fingerprint
+from ._fingerprint import captures_nothing, fingerprint
 from ._layout import Layout, Place
-from ._leaf import describe, dtype_of, is_differentiable, shape_of
-from ._remark import remark
+from ._leaf import describe, is_differentiable
 from ._slot import Slot, SlotTree
-
-_CACHE_SIZE = 512
 
 
 class Subject:
@@ -34,7 +28,7 @@ class Subject:
         through_marks: Whether leaves that a mark holds are selected like others.
     """
 
-    def __init__(self, tree: Any, leaves: list[Any], treedef: PyTreeDef, *, through_marks: bool = False):
+    def __init__(self, tree: Any, leaves: list[Any], treedef: Any, *, through_marks: bool = False):
         self.tree = tree
         self.leaves = leaves
         self.treedef = treedef
@@ -83,7 +77,7 @@ class Chosen:
         thaw: Those of the selected that a mark holds, and that were named in spite of it.
     """
 
-    def __init__(self, part: PyTreeDef | None, leaves: list[int], selected: list[int], thaw: Iterable[int] = ()):
+    def __init__(self, part: Any | None, leaves: list[int], selected: list[int], thaw: Iterable[int] = ()):
         self.part = part
         self.leaves = leaves
         self.selected = selected
@@ -110,7 +104,7 @@ class _Everything(Selection):
         return Chosen(None, list(everything), [i for i in everything if _is_free(subject, i)])
 
     def key(self) -> Hashable:
-        return None.__class__
+        return "everything"
 
 
 def _is_free(subject: Subject, leaf: int) -> bool:
@@ -131,11 +125,15 @@ class _Callable(Selection):
     def __init__(self, function: Callable[[Any], Any], *, everywhere: bool = False):
         self._function = function
         self._everywhere = everywhere
+        self._fixed = self._fingerprint() if captures_nothing(function) else None
 
     def __repr__(self) -> str:
         return f"each({self._function!r})" if self._everywhere else "`wrt`"
 
     def key(self) -> Hashable | None:
+        return self._fixed or self._fingerprint()
+
+    def _fingerprint(self) -> Hashable | None:
         known = fingerprint(self._function)
         return known and ("each" if self._everywhere else "callable", known)
 
@@ -148,7 +146,7 @@ class _Callable(Selection):
                 misfit = error
         return self._describe(subject, misfit)
 
-    def _parts(self, slots: SlotTree, node: Place) -> tuple[list[Place], PyTreeDef]:
+    def _parts(self, slots: SlotTree, node: Place) -> tuple[list[Place], Any]:
         """The places that the function returns for a node, and the containers around them."""
         try:
             returned = self._function(node.value)
@@ -278,9 +276,11 @@ def _skipping(steps: tuple[_path.Step, ...], positions: set[int]) -> frozenset[i
 # --- from places to leaves ---------------------------------------------------------------------------------------
 
 
-def _choose_named(subject: Subject, places: list[Place], containers: PyTreeDef, wrt: str) -> Chosen:
+def _choose_named(subject: Subject, places: list[Place], containers: Any, wrt: str) -> Chosen:
     """Choose named places: a mark on or above a place gives way, one inside it keeps its leaves out."""
-    selected, held, thaw = [], [], []
+    selected: list[int] = []
+    held: list[int] = []
+    thaw: list[int] = []
     for place in places:
         _refuse_undifferentiable(subject, place)
         for i in range(place.start, place.stop):
@@ -323,66 +323,7 @@ def _refuse_twice(subject: Subject, leaves: list[int]) -> None:
         raise errors.selected_twice(subject.layout.leaves[twice].path)
 
 
-# --- plans -------------------------------------------------------------------------------------------------------
-
-
-class Plan:
-    """A resolved selector: which leaves are differentiated, and how a gradient is put together.
-
-    Args:
-        subject: The tree.
-        chosen: What a selector chose in it.
-
-    Attributes:
-        indices: The numbers of the differentiated leaves, each once.
-        treedef: The structure of the tree, thawed where a mark was named.
-        named: Whether the gradient has the shape of a part, not of the tree.
-        whole: Whether every leaf is differentiated, and the gradient is shaped like the tree.
-    """
-
-    def __init__(self, subject: Subject, chosen: Chosen):
-        self.indices = tuple(chosen.selected)
-        self.named = chosen.part is not None
-        self.treedef = subject.treedef
-        if chosen.thaw:
-            self.treedef = jax.tree.structure(remark(subject.tree, lambda i: False if i in chosen.thaw else None))
-        self._structure = chosen.part if chosen.part is not None else self.treedef
-        self._size = self._structure.num_leaves
-        numbers = chosen.leaves if self.named else range(self._size)
-        wanted = set(self.indices)
-        self._positions = tuple(at for at, i in enumerate(numbers) if i in wanted)
-        self._single = self.named and self._structure == jax.tree.structure(0)
-        self.whole = not self.named and len(self.indices) == self._size
-        self._candidates = tuple((i, is_differentiable(subject.leaves[i])) for i in chosen.leaves)
-        self._looked = tuple((i, _shape_and_dtype(subject.leaves[i])) for i in subject.looked())
-
-    def fits(self, leaves: list[Any]) -> bool:
-        """Whether it holds for other leaves in the same structure: the same are differentiable, those looked at alike."""
-        for i, differentiable in self._candidates:
-            if is_differentiable(leaves[i]) is not differentiable:
-                return False
-        return not self._looked or all(_shape_and_dtype(leaves[i]) == looked for i, looked in self._looked)
-
-    def gradient(self, values: Iterable[Any]) -> Any:
-        """Put one value per differentiated leaf into the shape of the gradient."""
-        if self._single:
-            (value,) = values
-            return value
-        everywhere = [None] * self._size
-        for at, value in zip(self._positions, values, strict=True):
-            everywhere[at] = value
-        return self._structure.unflatten(everywhere)
-
-
-def _shape_and_dtype(leaf: Any) -> Any:
-    try:
-        return shape_of(leaf), dtype_of(leaf)
-    except AttributeError:
-        return type(leaf)
-
-
-_plans: collections.OrderedDict[Hashable, Plan] = collections.OrderedDict()
-EVERYTHING = _Everything()
+_EVERYTHING = _Everything()
 
 
 def as_selection(wrt: Any) -> Selection:
@@ -392,7 +333,7 @@ def as_selection(wrt: Any) -> Selection:
         SelectorTypeError: If it is no selector.
     """
     if wrt is None:
-        return EVERYTHING
+        return _EVERYTHING
     if isinstance(wrt, Selection):
         return wrt
     if isinstance(wrt, str):
@@ -447,37 +388,3 @@ def path(pattern: str) -> Selection:
     if not isinstance(pattern, str):
         raise errors.not_a_selector(pattern)
     return Path(pattern)
-
-
-def plan(selection: Selection, tree: Any, leaves: list[Any], treedef: PyTreeDef) -> Plan:
-    """Resolve a selection on a tree, or find the plan that was made for its structure.
-
-    Args:
-        selection: From `as_selection`.
-        tree: The tree.
-        leaves: Its leaves.
-        treedef: Its structure.
-
-    Returns:
-        The plan. It is kept for the structure unless the selection may change without notice, or the structure holds
-        arrays in another library's auxiliary data.
-    """
-    key = selection.key()
-    if key is not None:
-        key = (key, treedef)
-        try:
-            found = _plans.get(key)
-            if found is not None:
-                _plans.move_to_end(key)
-        except Exception:
-            # Treedefs whose auxiliary data cannot be compared; or another thread dropped the plan just now.
-            found = None
-        if found is not None and found.fits(leaves):
-            return found
-    subject = Subject(tree, leaves, treedef)
-    new = Plan(subject, selection.choose(subject))
-    if key is not None and not subject.layout.aux_holds_arrays:
-        _plans[key] = new
-        while len(_plans) > _CACHE_SIZE:
-            _plans.popitem(last=False)
-    return new

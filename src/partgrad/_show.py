@@ -29,5 +29,7 @@ def show_fields(name: str, fields: Iterable[tuple[str, Any, str | None]]) -> str
         name: The class.
         fields: Name, value and wrapper (NonDiff, Static or None) of each field.
     """
-    words = [f"{field}={show(value) if wrapper is None else f'{wrapper}({show(value)})'}" for field, value, wrapper in fields]
+    words = [
+        f"{field}={show(value) if wrapper is None else f'{wrapper}({show(value)})'}" for field, value, wrapper in fields
+    ]
     return f"{name}({', '.join(words)})"

@@ -99,7 +99,7 @@ class SlotTree:
         layout: The layout of that tree.
     """
 
-    def __init__(self, leaves: list[Any], treedef: jax.tree_util.PyTreeDef):
+    def __init__(self, leaves: list[Any], treedef: Any):
         self._slots = [Slot(self, number, leaf) for number, leaf in enumerate(leaves)]
         self.tree: Any = treedef.unflatten(self._slots)
         self.layout = Layout(self.tree)

@@ -12,7 +12,8 @@ from typing import Any, overload
 import jax
 
 from . import errors
-from ._select import EVERYTHING, Plan, Selection, as_selection, plan
+from ._plan import Plan, plan
+from ._select import Selection, Subject, as_selection
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int]
@@ -42,8 +43,6 @@ class _Target:
 
 
 def _nothing(argument: Any, position: int) -> errors.NotDifferentiableError:
-    from ._select import Subject
-
     leaves, treedef = jax.tree.flatten(argument)
     return errors.nothing_to_differentiate(f"argument {position}", Subject(argument, leaves, treedef).typed_paths())
 
@@ -71,14 +70,10 @@ def _value_and_grad(f: F, wrt: Any, argnums: Argnums, has_aux: bool, holomorphic
     selections = _selections(wrt, argnums)
     several = isinstance(argnums, Sequence)
     standard: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic}
-    # On arguments of which everything is selected, JAX's own function is the answer, errors and all.
-    plain = jax.value_and_grad(f, argnums, **standard) if all(s is EVERYTHING for s in selections) else None
 
     def value_and_grad(*args: Any, **kwargs: Any) -> Any:
         positions = _positions(argnums, len(args))
         targets = [_Target(args[p], s, p) for p, s in zip(positions, selections, strict=True)]
-        if plain is not None and all(target.plan.whole for target in targets):
-            return plain(*args, **kwargs)
 
         def of_selected(selected: list[list[Any]]) -> Any:
             rebuilt = list(args)
@@ -106,9 +101,7 @@ def _named(transform: str, f: F, words: str, implementation: F) -> F:
 
 
 @overload
-def grad(
-    f: F, wrt: Any = None, *, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False
-) -> F: ...
+def grad(f: F, wrt: Any = None, *, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> F: ...
 
 
 @overload
@@ -132,17 +125,17 @@ def grad(
 
     Args:
         f: A function of any pytrees to a real scalar (or to a pair of it and auxiliary data, with `has_aux`).
-        wrt: A selector: a callable on the argument (`lambda k: k.variance`), a path or glob (`"kernels[0].variance"`), or
-            a `Selection`. None selects every floating or complex leaf that no mark holds. With several `argnums`, a tuple
-            of selectors.
+        wrt: A selector: a callable on the argument (`lambda k: k.variance`), a path or glob
+            (`"kernels[0].variance"`), or a `Selection`. None selects every floating or complex leaf that no mark holds.
+            With several `argnums`, a tuple of selectors.
         argnums: Which positional argument to differentiate, or several.
         has_aux: As in `jax.grad`.
         holomorphic: As in `jax.grad`.
 
     Returns:
-        A plain Python function of the same arguments that returns the gradient: in the shape of the part, if `wrt` names
-        a part; else the tree of the argument with None at every leaf that was not differentiated. A leaf's gradient has
-        its shape and dtype. Without `f`, a decorator.
+        A plain Python function of the same arguments that returns the gradient: in the shape of the part, if `wrt`
+        names a part; else the tree of the argument with None at every leaf that was not differentiated. A leaf's
+        gradient has its shape and dtype. Without `f`, a decorator.
 
     Raises:
         SelectionError: When called, if the selector does not go with the argument.
@@ -218,5 +211,3 @@ def value_and_grad(
     if not callable(f):
         raise errors.not_a_function("value_and_grad", f)
     return _named("value_and_grad", f, "Value and gradient", _value_and_grad(f, wrt, argnums, has_aux, holomorphic))
-
-

@@ -163,13 +163,18 @@ def selects_nothing(wrt: str, reason: str, leaves: Sequence[str]) -> NoMatchErro
 
 def all_marked(wrt: str, marked: Sequence[str], *, in_named_node: bool) -> NoMatchError:
     """Word the error for a selector that describes, or encloses, only leaves held by a mark."""
-    why = "A mark inside a named node keeps its leaves out" if in_named_node else "Describing leaves never reaches through"
+    why = (
+        "A mark inside a named node keeps its leaves out"
+        if in_named_node
+        else "Describing leaves never reaches through"
+    )
     return NoMatchError(
         _word(
             f"All that the selector {wrt} selects is held by a mark.",
             f"Held: {_listed(f'`{p}`' for p in marked)}.",
             f"{why}{'' if in_named_node else ' a mark'}.",
-            fix=f"name the leaf itself, wrt='{marked[0]}', or remove the mark first: partgrad.thaw(tree, '{marked[0]}').",
+            fix=f"name the leaf itself, wrt={marked[0]!r}, or remove the mark first: "
+            f"partgrad.thaw(tree, {marked[0]!r}).",
         )
     )
 
@@ -214,7 +219,7 @@ def nothing_to_differentiate(argument: str, leaves: Sequence[str]) -> NotDiffere
         _word(
             f"There is nothing to differentiate in {argument}.",
             f"Expected a floating or complex leaf that is not held by a mark, got: {_listed(leaves)}.",
-            fix="store floats (1.0 for 1), name a held leaf with wrt=..., or differentiate another argument by argnums.",
+            fix="store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by argnums.",
         )
     )
 
@@ -347,7 +352,7 @@ def frozen_message(cls: str, name: str) -> str:
     """Word the message of the FrozenInstanceError for an assignment to a field of a built instance."""
     return _word(
         f"cannot assign to field `{cls}.{name}`: instances are frozen.",
-        fix=f"build a new one, dataclasses.replace(instance, {name}=...), or declare @partgrad.dataclass(frozen=False).",
+        fix=f"build a new one, dataclasses.replace(instance, {name}=...), or decorate with frozen=False.",
     )
 
 

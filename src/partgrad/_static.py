@@ -1,0 +1,209 @@
+"""Static: Python data for the compiler, and how it is taken apart where it holds arrays."""
+
+import math
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from jax.tree_util import GetAttrKey, keystr
+
+from . import errors
+from ._equal import trees_equal
+from ._leaf import is_array
+from ._nondiff import hold
+
+T = TypeVar("T")
+
+
+class StaticData:
+    """How a static value is taken apart: constants, compared by type and `==`, and arrays, which travel as leaves.
+
+    What is an array is decided once, when this is built; taking the value apart and putting it together again only
+    follows that decision.
+
+    Args:
+        value: The value; an array or a tracer in it is never hashed.
+        where: What holds it, for the error message.
+
+    Attributes:
+        constant: The value itself, where it holds no array.
+        arrays: How many arrays it holds.
+        live: The numbers of those arrays that are not held, because a selector named them.
+    """
+
+    __slots__ = ("_child_def", "_constants", "_key", "_positions", "_treedef", "arrays", "constant", "live")
+
+    def __init__(self, value: Any, where: str = "`Static`"):
+        try:
+            paths_and_leaves, self._treedef = jax.tree_util.tree_flatten_with_path(value)
+        except (TypeError, ValueError) as error:
+            raise errors.static_unsortable(where, error) from error
+        leaves = [leaf for _, leaf in paths_and_leaves]
+        self._positions = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
+        self.arrays = len(self._positions)
+        self.live: frozenset[int] = frozenset()
+        self.constant = None if self.arrays else _copied(value)
+        self._constants = [None if is_array(leaf) else leaf for leaf in leaves]
+        # The paths are in the key because `1` and `True` are equal as keys of a dict.
+        self._key = (
+            tuple(keystr(path) for path, _ in paths_and_leaves),
+            tuple(_ARRAY if is_array(leaf) else _typed(leaf, where, keystr(path)) for path, leaf in paths_and_leaves),
+        )
+        shown = [True if is_array(leaf) else None for leaf in leaves]
+        self._child_def = jax.tree.structure(self._treedef.unflatten(shown))
+
+    def child(self, value: Any) -> Any:
+        """The arrays of a value, in the value's own containers, with None for its constants."""
+        leaves = self._treedef.flatten_up_to(value)
+        return self._child_def.unflatten([leaves[i] for i in self._positions])
+
+    def value(self, child: Any) -> Any:
+        """Put a value together from what `child` returned, or from anything of that structure."""
+        leaves = list(self._constants)
+        for number, (i, leaf) in enumerate(zip(self._positions, self._child_def.flatten_up_to(child), strict=True)):
+            leaves[i] = leaf if number in self.live else hold(leaf)
+        return self._treedef.unflatten(leaves)
+
+    def with_live(self, live: frozenset[int]) -> "StaticData":
+        """The same data with other arrays held."""
+        if live == self.live:
+            return self
+        new: StaticData = object.__new__(StaticData)
+        for name in StaticData.__slots__:
+            setattr(new, name, getattr(self, name))
+        new.live = live
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, StaticData):
+            return NotImplemented
+        return self._key == other._key and self._treedef == other._treedef and self.live == other.live
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return repr(self.constant) if not self.arrays else f"{self._treedef} with {self.arrays} arrays"
+
+    def __deepcopy__(self, memo: Any) -> "StaticData":
+        return self
+
+
+def _copied(value: Any) -> Any:
+    """Copy the plain containers of a value: the caller's own dict or list may change afterwards."""
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
+
+
+class _Array:
+    """Stands for an array in the key of static data."""
+
+    def __reduce__(self) -> str:
+        return "_ARRAY"
+
+
+_ARRAY = _Array()
+
+
+def _typed(value: Any, where: str, path: str) -> Any:
+    """A key that compares by type and `==`; NaN equals itself, or every call would compile anew."""
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(_typed(item, where, path) for item in value)
+    if isinstance(value, tuple):
+        return type(value), tuple(_typed(item, where, path) for item in value)
+    if isinstance(value, np.ndarray):
+        return (
+            np.ndarray,
+            value.dtype.str,
+            value.shape,
+            tuple(_typed(item, where, path) for item in value.ravel().tolist()),
+        )
+    try:
+        hash(value)
+    except TypeError:
+        raise errors.static_unhashable(where, path, value) from None
+    return (type(value), value if not (isinstance(value, float) and math.isnan(value)) else "nan")
+
+
+class Static(Generic[T]):
+    """Python data that the compiler may specialise on: a string, a function, an `int` used as a shape.
+
+    It is part of the structure of the tree (the treedef), compared by type and `==`, so `jax.jit` compiles once for
+    every different value. An array or a tracer in it is never hashed: it is carried as a leaf, as if marked by
+    `NonDiff`, and may change without recompiling. A dict or a list may mix both. A bare `Static(x)` given to a field of
+    a `partgrad.dataclass` is stored plain; elsewhere `.value` gives back what it holds. Do not change a dict or a list
+    after it was made static.
+
+    Args:
+        value: Any data that can be hashed and compared, or a dict, list, set or array, or containers of such.
+
+    Raises:
+        StaticError: For a value that can be neither hashed nor carried as a leaf.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, partgrad as pg
+        >>> jax.jit(lambda p: jnp.zeros(p["n"].value) + p["x"])({"n": pg.Static(2), "x": 1.0})
+        Array([1., 1.], dtype=float32)
+    """
+
+    __slots__ = ("__weakref__", "_data", "_value")
+
+    _data: StaticData
+    _value: Any
+
+    if TYPE_CHECKING:
+
+        def __new__(cls, value: T) -> T: ...  # type: ignore[misc]  # a field of type T accepts Static(x)
+    else:
+
+        def __init__(self, value):
+            while isinstance(value, Static):
+                value = value.value
+            self._data = StaticData(value)
+            self._value = self._data.value(self._data.child(value)) if self._data.arrays else self._data.constant
+
+    @property
+    def value(self) -> T:
+        """What it holds."""
+        return self._value
+
+    def with_data(self, data: StaticData) -> "Static[T]":
+        """The same value, taken apart in another way."""
+        new: Static[T] = object.__new__(Static)
+        new._data, new._value = data, self._value
+        return new
+
+    def __eq__(self, other: object) -> Any:
+        return trees_equal(self, other) if isinstance(other, Static) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._data)
+
+    def __repr__(self) -> str:
+        return f"Static({self._value!r})"
+
+    def __reduce__(self) -> Any:
+        return _unflatten_static, (self._data, (self._data.child(self._value),) if self._data.arrays else ())
+
+
+def _flatten_static(node: Static[Any]) -> tuple[tuple[Any, ...], StaticData]:
+    data = node._data
+    return ((data.child(node._value),) if data.arrays else ()), data
+
+
+def _flatten_static_with_keys(node: Static[Any]) -> Any:
+    children, data = _flatten_static(node)
+    return tuple((GetAttrKey("value"), child) for child in children), data
+
+
+def _unflatten_static(data: StaticData, children: Any) -> Static[Any]:
+    new: Static[Any] = object.__new__(Static)
+    new._data = data
+    new._value = data.value(children[0]) if data.arrays else data.constant
+    return new
+
+
+jax.tree_util.register_pytree_with_keys(Static, _flatten_static_with_keys, _unflatten_static, _flatten_static)
