@@ -5,6 +5,8 @@ A kernel is called with two arrays of times and broadcasts: `kernel(t, t)` is th
 unit of the data, a `lengthscale` and a `period` have the unit of time, and the rest are pure numbers.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -47,10 +49,7 @@ class Product(Kernel):
 
     def __call__(self, s, t):
         """The product of the factors' covariances."""
-        first, *others = (factor(s, t) for factor in self.factors)
-        for covariance in others:
-            first = first * covariance
-        return first
+        return math.prod(factor(s, t) for factor in self.factors)
 
 
 @pg.dataclass

@@ -101,6 +101,10 @@ def _marked(node: Any) -> Any:
     schema = schema_of(node)
     if schema is None:
         return NonDiff(node)
-    static = getattr(node, MARKS).static
-    names = tuple(name for name in schema.names if name not in dict(static))
-    return rebuild(schema, schema.marks(names, static), [child for _, child, _ in children_of(node)])
+    marks = getattr(node, MARKS)
+    nondiff, children = [], []
+    for name, child, data in children_of(node):
+        children.append(child)
+        if data is None and (name in marks.nondiff or any(map(is_differentiable, jax.tree.leaves(child)))):
+            nondiff.append(name)
+    return rebuild(schema, schema.marks(tuple(nondiff), marks.static), children)

@@ -18,7 +18,8 @@ def show(value: Any) -> str:
     if isinstance(value, jax.Array | np.ndarray):
         if value.size > _LONGEST or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
             return describe(value)
-        return np.array2string(np.asarray(value), separator=", ").replace("\n", "")
+        array = np.asarray(value)
+        return str(array[()]) if array.ndim == 0 else np.array2string(array, separator=", ").replace("\n", "")
     return repr(value)
 
 

@@ -112,7 +112,7 @@ class SlotTree:
         """The place of a slot or of a node of this tree (of what a wrapper holds, for a wrapper), else None."""
         if isinstance(value, Slot):
             return self.layout.leaves[value._number] if value._owner is self else None
-        if value is None or value == ():
+        if value is None or (type(value) is tuple and not value):
             return None
         place = self._nodes.get(id(value))
         if place is not None and place.is_wrapper:

@@ -90,6 +90,13 @@ class StaticData:
     def __deepcopy__(self, memo: Any) -> "StaticData":
         return self
 
+    def __reduce__(self) -> Any:
+        # Rebuilt from a value with empty arrays: the key holds types, not all of which can be pickled.
+        leaves = list(self._constants)
+        for i in self._positions:
+            leaves[i] = np.zeros(0)
+        return _static_data, (self._treedef.unflatten(leaves) if self.arrays else self.constant, self.live)
+
 
 def _copied(value: Any) -> Any:
     """Copy the plain containers of a value: the caller's own dict or list may change afterwards."""
@@ -98,14 +105,12 @@ def _copied(value: Any) -> Any:
     return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
 
 
-class _Array:
-    """Stands for an array in the key of static data."""
-
-    def __reduce__(self) -> str:
-        return "_ARRAY"
+def _static_data(value: Any, live: frozenset[int]) -> StaticData:
+    return StaticData(value).with_live(live)
 
 
-_ARRAY = _Array()
+# Stands for an array in the key of static data.
+_ARRAY = object()
 
 
 def _typed(value: Any, where: str, path: str) -> Any:

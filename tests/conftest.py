@@ -1,0 +1,11 @@
+"""Fixtures shared by the tests."""
+
+import jax
+import pytest
+
+
+@pytest.fixture(params=[False, True], ids=["x32", "x64"])
+def x64(request):
+    """Run a test in both precisions."""
+    with jax.enable_x64(request.param):
+        yield request.param

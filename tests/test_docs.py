@@ -1,0 +1,46 @@
+"""Every example in the documentation runs and prints what it says."""
+
+import contextlib
+import doctest
+import importlib
+import io
+import pathlib
+import pkgutil
+import re
+
+import pytest
+
+import partgrad
+
+ROOT = pathlib.Path(__file__).parent.parent
+MODULES = ["partgrad", *(f"partgrad.{module.name}" for module in pkgutil.iter_modules(partgrad.__path__))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name):
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+def test_every_public_function_has_an_example():
+    for name in set(vars(partgrad)) - {"errors", "Selection"}:
+        if not name.startswith("_"):
+            assert ">>> " in getattr(partgrad, name).__doc__, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages(page):
+    """Python blocks of a page run in turn, in one scope; a `text` block right after one is what it prints."""
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    scope, printed = {"__name__": "page"}, None
+    for language, block in blocks:
+        if language == "python":
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exec(compile(block, page.name, "exec"), scope)
+            printed = output.getvalue()
+        elif language == "text" and printed is not None:
+            assert printed == block
+            printed = None
+    assert any(language == "python" for language, _ in blocks)

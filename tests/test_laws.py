@@ -1,0 +1,131 @@
+"""Laws over random trees, selectors and functions."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import partgrad as pg
+from models import RBF, Config, Flax, Linear, Periodic, Point, Sum
+from partgrad import NonDiff, Static
+from partgrad._equal import trees_equal
+from partgrad._leaf import is_differentiable
+
+SHARED = jnp.array([0.5, 0.25])
+
+floats = st.one_of(
+    st.floats(-2, 2).filter(lambda x: x == 0 or abs(x) > 1e-3),
+    st.sampled_from(
+        [SHARED, np.array([0.1, 0.2, 0.3], np.float32), jnp.float32(0.7), jnp.ones((), jnp.bfloat16), jnp.ones((2, 0))]
+    ),
+)
+others = st.sampled_from([3, True, "x", None, math.sin, jnp.arange(2), np.array([True]), jax.random.key(0)])
+
+
+def containers(children):
+    pair = st.tuples(children, children)
+    return st.one_of(
+        st.lists(children, max_size=3),
+        st.dictionaries(st.sampled_from(["a", "b", "w.x", "variance"]), children, max_size=3),
+        pair,
+        pair.map(lambda p: Point(*p)),
+        pair.map(lambda p: Linear(*p)),
+        pair.map(lambda p: RBF(*p)),
+        pair.map(lambda p: RBF(NonDiff(p[0]), p[1])),
+        pair.map(lambda p: Periodic(*p, 1.5)),
+        pair.map(lambda p: Sum(Static("s"), p[1])),
+        children.map(Flax),
+        children.map(Config),
+        children.map(NonDiff),
+        st.just(Static({"n": 2, "grid": SHARED})),
+    )
+
+
+def trees(leaves):
+    return st.recursive(leaves, containers, max_leaves=8)
+
+
+mixed, smooth = trees(st.one_of(floats, others)), trees(floats)
+
+
+def paths(tree):
+    from partgrad._layout import Layout
+
+    return Layout(tree).leaves
+
+
+def f(tree):
+    """A smooth function of every floating leaf, in which the leaves interact."""
+    total = 0.3
+    for i, leaf in enumerate(jax.tree.leaves(tree)):
+        if is_differentiable(leaf):
+            total = total + jnp.sum(jnp.sin(jnp.asarray(leaf, jnp.float32) * (i + 1.5))) * jnp.cos(total)
+    return total
+
+
+@given(mixed)
+def test_combine_undoes_partition(tree):
+    parts = pg.partition(tree)
+    assert trees_equal(pg.combine(*parts), tree)
+    assert trees_equal(pg.combine(*parts[::-1]), tree)
+
+
+@given(smooth.filter(lambda t: jax.tree.leaves(t)))
+@settings(deadline=None, max_examples=60)
+def test_it_equals_jax_on_trees_of_floats(tree):
+    tree = pg.thaw(tree, None)
+    got, want = pg.value_and_grad(f)(tree), jax.value_and_grad(f)(tree)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jax.typeof(a) == jax.typeof(b)
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@given(mixed, st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tree, data):
+    leaves, structure = jax.tree.flatten(tree)
+    places = [(i, place) for i, place in enumerate(paths(tree)) if is_differentiable(leaves[i])]
+    if not places:
+        return
+    i, place = data.draw(st.sampled_from(places))
+    if place.path == "":
+        return
+
+    def closed(x):
+        # Without marks: the leaf is named, so it is differentiated even if one holds it.
+        return f([x if j == i else leaf for j, leaf in enumerate(leaves)])
+
+    got = pg.grad(jax.jit(f) if all(hasattr(leaf, "dtype") for leaf in leaves) else f, wrt=place.path)(tree)
+    want = jax.grad(closed)(leaves[i])
+    np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=2e-2, atol=1e-4)
+
+
+@given(mixed)
+def test_freeze_then_thaw_changes_nothing_but_marks(tree):
+    frozen, thawed = pg.freeze(tree, None), pg.thaw(tree, None)
+    for other in (frozen, thawed):
+        leaves = [a is b for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(tree), strict=True)]
+        assert all(leaves)
+    assert not any(is_differentiable(leaf) for leaf in jax.tree.leaves(pg.partition(frozen)[0]))
+    assert len(jax.tree.leaves(pg.partition(thawed)[0])) == sum(map(is_differentiable, jax.tree.leaves(tree)))
+    assert trees_equal(pg.thaw(frozen, None), thawed)
+
+
+@given(mixed)
+def test_the_gradient_has_none_exactly_where_nothing_was_differentiated(tree):
+    selected, _ = pg.partition(tree)
+    if jax.tree.leaves(selected):
+        gradient = pg.grad(f)(tree)
+        assert jax.tree.structure(gradient) == jax.tree.structure(selected)
+        assert [np.shape(g) for g in jax.tree.leaves(gradient)] == [np.shape(x) for x in jax.tree.leaves(selected)]
+
+
+@given(floats, floats, st.sampled_from(["variance", "lengthscale", None]))
+def test_replace_keeps_marks_and_values(variance, lengthscale, marked):
+    kernel = RBF(variance, lengthscale) if marked is None else pg.freeze(RBF(variance, lengthscale), marked)
+    assert dataclasses.replace(kernel) == kernel

@@ -1,0 +1,74 @@
+"""Key paths as text."""
+
+import enum
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models import Config, Point
+from partgrad import _path, errors
+from partgrad._layout import Layout
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def paths(tree):
+    return Layout(tree).paths()
+
+
+def test_paths_read_as_python():
+    tree = {"dec": [{"w": 1.0}, Point(2.0, Config(3.0))]}
+    assert paths(tree) == [
+        "['dec'][0]['w']",
+        "['dec'][1].x",
+        "['dec'][1].y.w",
+        "['dec'][1].y.held",
+        "['dec'][1].y.options['grid']",
+    ]
+    assert paths(1.0) == [""]
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "expected"),
+    [
+        ("", 0, "a name"),
+        ("a..b", 2, "a name"),
+        (".a", 0, "a name"),
+        ("a.", 2, "a name"),
+        ("a b", 1, "a dot or a bracket"),
+        ("a[", 1, "a closing bracket"),
+        ("a[]", 1, "an index, a key"),
+        ("a[0]b", 4, "a dot or a bracket"),
+        ("3", 0, "a name"),
+    ],
+)
+def test_what_cannot_be_read_says_where_and_what_was_expected(text, position, expected):
+    with pytest.raises(errors.NoMatchError, match=f"cannot be read at position {position}.*\n  Expected {expected}"):
+        _path.parse(text)
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats(), min_size=1, max_size=4))
+def test_every_written_path_is_read_back_to_the_same_leaf(tree):
+    layout = Layout(tree)
+    for leaf in layout.leaves:
+        (step,) = _path.parse(leaf.path)
+        assert [other.path for other in layout.leaves if step.matches(other.step, other.siblings)] == [leaf.path]
+
+
+def test_keys_of_other_kinds():
+    for key in [(1, "a"), 2, -1, True, "it's", 'a"b', "a]b", "x.y", Colour.RED]:
+        (leaf,) = Layout({key: 1.0}).leaves
+        (step,) = _path.parse(leaf.path)
+        assert step.matches(leaf.step, 1), leaf.path
+    (step,) = _path.parse("[1]")
+    assert not step.matches(jax.tree_util.DictKey(True), 1)
+
+
+def test_negative_indices_count_from_the_end():
+    (step,) = _path.parse("[-1]")
+    assert step.matches(jax.tree_util.SequenceKey(2), 3)
+    assert not step.matches(jax.tree_util.SequenceKey(1), 3)

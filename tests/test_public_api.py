@@ -1,0 +1,47 @@
+"""What importing the package gives and costs."""
+
+import subprocess
+import sys
+
+import partgrad as pg
+
+
+def test_public_names():
+    public = {name for name in vars(pg) if not name.startswith("_")}
+    assert public == {
+        *("NonDiff", "Static", "unwrap", "dataclass", "field"),
+        *("Selection", "each", "path"),
+        *("partition", "combine", "freeze", "thaw"),
+        *("grad", "value_and_grad", "errors"),
+    }
+    for name in public - {"errors"}:
+        assert getattr(pg, name).__doc__
+
+
+def test_every_error_derives_from_a_builtin_too():
+    classes = [c for c in vars(pg.errors).values() if isinstance(c, type) and issubclass(c, pg.errors.PartgradError)]
+    assert len(classes) >= 9
+    for cls in classes:
+        if cls is not pg.errors.PartgradError:
+            assert issubclass(cls, ValueError | TypeError | LookupError)
+
+
+def run(code):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_importing_starts_no_backend_and_imports_nothing_heavy():
+    code = """
+import sys, jax
+before = set(sys.modules)
+import partgrad
+print(sorted({"equinox", "flax", "optax", "matplotlib", "scipy", "hypothesis"} & (set(sys.modules) - before)))
+jax.config.update("jax_platforms", "nowhere")
+try:
+    jax.devices()
+except RuntimeError:
+    print("no backend was started")
+"""
+    assert run(code) == "[]\nno backend was started\n"

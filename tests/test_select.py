@@ -1,0 +1,348 @@
+"""Selectors: what they name or describe, when they are resolved anew, and what they refuse."""
+
+import functools
+import gc
+import operator
+import re
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import partgrad as pg
+from models import RBF, Config, Flax, Linear, Periodic, Point, Sum, composite
+from partgrad import NonDiff, errors
+
+
+def chosen(tree, wrt):
+    """The paths of the selected leaves, through the public surface."""
+    selected, _ = pg.partition(tree, wrt)
+    leaves = jax.tree_util.tree_leaves_with_path(selected)
+    return [jax.tree_util.keystr(path).removeprefix(".") for path, _ in leaves]
+
+
+TREE = {"dec": [{"w": 1.0, "b": 2.0}, {"w": 3.0, "b": NonDiff(4.0)}], "enc": Linear(5.0, 6.0), "n": 7}
+
+
+@pytest.mark.parametrize(
+    ("wrt", "expected"),
+    [
+        (None, ["['dec'][0]['b']", "['dec'][0]['w']", "['dec'][1]['w']", "['enc'].weight", "['enc'].bias"]),
+        (lambda t: t["dec"][0]["w"], ["['dec'][0]['w']"]),
+        (lambda t: (t["enc"].bias, t["dec"][1]), ["['dec'][1]['w']", "['enc'].bias"]),
+        (lambda t: {"x": [t["enc"]]}, ["['enc'].weight", "['enc'].bias"]),
+        (lambda t: t["dec"][1]["b"], ["['dec'][1]['b']"]),
+        (lambda t: t["w"], ["['dec'][0]['w']", "['dec'][1]['w']"]),
+        (lambda t: [layer["w"] for layer in t["dec"]], ["['dec'][0]['w']", "['dec'][1]['w']"]),
+        (lambda t: t.weight, ["['enc'].weight"]),
+        (pg.each(lambda t: t["b"]), ["['dec'][0]['b']"]),
+        ("dec[0].w", ["['dec'][0]['w']"]),
+        ("['dec'][0].w", ["['dec'][0]['w']"]),
+        ("['dec'][0]['w']", ["['dec'][0]['w']"]),
+        ("dec[-1]", ["['dec'][1]['w']"]),
+        ("dec[1].b", ["['dec'][1]['b']"]),
+        ("dec[*].w", ["['dec'][0]['w']", "['dec'][1]['w']"]),
+        ("dec[*].b", ["['dec'][0]['b']"]),
+        ("**.w", ["['dec'][0]['w']", "['dec'][1]['w']"]),
+        ("**", ["['dec'][0]['b']", "['dec'][0]['w']", "['dec'][1]['w']", "['enc'].weight", "['enc'].bias"]),
+        ("*.bias", ["['enc'].bias"]),
+        ("dec.**", ["['dec'][0]['b']", "['dec'][0]['w']", "['dec'][1]['w']"]),
+        ("*.*.**.w", ["['dec'][0]['w']", "['dec'][1]['w']"]),
+        (pg.path("enc"), ["['enc'].weight", "['enc'].bias"]),
+    ],
+    ids=str,
+)
+def test_what_a_selector_selects(wrt, expected):
+    assert chosen(TREE, wrt) == expected
+
+
+def test_slots_are_distinct_where_leaves_are_one_array_and_know_shape_and_dtype():
+    shared = jnp.ones(3)
+    tree = {"a": shared, "b": shared}
+    assert chosen(tree, lambda t: t["b"]) == ["['b']"]
+    mixed = {"a": jnp.ones((2, 3)), "b": jnp.ones(4, jnp.bfloat16), "c": 1.0}
+
+    def matrices(t):
+        return [leaf for leaf in t.values() if leaf.ndim == 2 and leaf.size == 6 and leaf.shape == (2, 3)]
+
+    assert chosen(mixed, matrices) == ["['a']"]
+    assert chosen(mixed, lambda t: [x for x in t.values() if str(x.dtype) == "bfloat16"]) == ["['b']"]
+
+
+def test_a_selector_that_looked_at_shapes_is_resolved_anew_for_others():
+    def largest(t):
+        return max(t.values(), key=lambda leaf: leaf.size)
+
+    assert chosen({"a": jnp.ones(2), "b": jnp.ones(3)}, largest) == ["['b']"]
+    assert chosen({"a": jnp.ones(4), "b": jnp.ones(3)}, largest) == ["['a']"]
+
+
+def test_dtypes_are_looked_at_on_every_call():
+    wrt = lambda p: (p.x, p.y)
+    assert chosen(Point(1.0, 2.0), None) == ["x", "y"]
+    assert chosen(Point(1.0, 2), None) == ["x"]
+    assert chosen(Point(1.0, 2.0), None) == ["x", "y"]
+    assert chosen([Point(1.0, 2)], lambda p: p[0]) == ["[0].x"]
+    assert chosen([Point(1.0, 2.0)], lambda p: p[0]) == ["[0].x", "[0].y"]
+    assert chosen(Point(1.0, 2.0), wrt) == ["x", "y"]
+    with pytest.raises(errors.NotDifferentiableError):
+        chosen(Point(1.0, 2), wrt)
+
+
+INDEX = 0
+
+
+def test_a_callable_whose_captured_values_change_is_resolved_anew():
+    global INDEX
+    tree, local, names = [1.0, 2.0, 3.0], 0, ["a"]
+    by_global = lambda t: t[INDEX]
+    by_closure = lambda t: t[local]
+    by_list = lambda t: [t[name] for name in names]
+    by_helper = lambda t: helper(t)
+
+    def helper(t):
+        return t[INDEX]
+
+    for i in (0, 2, 1):
+        INDEX = local = i
+        for wrt in (by_global, by_closure, by_helper, lambda t: t[INDEX], lambda t, j=i: t[j]):
+            assert chosen(tree, wrt) == [f"[{i}]"]
+    assert chosen({"a": 1.0, "b": 2.0}, by_list) == ["['a']"]
+    names.append("b")
+    assert chosen({"a": 1.0, "b": 2.0}, by_list) == ["['a']", "['b']"]
+
+
+def test_callables_of_other_kinds():
+    class Picker:
+        def __call__(self, t):
+            return t[1]
+
+        def pick(self, t):
+            return t[0]
+
+    tree = [1.0, 2.0]
+    assert chosen(tree, operator.itemgetter(1)) == ["[1]"]
+    assert chosen(tree, functools.partial(lambda i, t: t[i], 1)) == ["[1]"]
+    assert chosen(tree, Picker()) == ["[1]"]
+    assert chosen(tree, Picker().pick) == ["[0]"]
+
+
+def test_the_cache_keeps_no_array_alive():
+    class Foreign:
+        def __init__(self, x, constant):
+            self.x, self.constant = x, constant
+
+    jax.tree_util.register_pytree_node(Foreign, lambda f: ((f.x,), (f.constant,)), lambda aux, c: Foreign(c[0], *aux))
+    array = jnp.ones(3)
+    alive = weakref.ref(array)
+    f = pg.grad(lambda m: jnp.sum(m[0].x * m[1].w), wrt=lambda m: m[1].w)
+    f([Foreign(1.0, array), Config(array, options={"grid": array})])
+    pg.partition({"a": array}, "a")
+    pg.partition({"a": array}, lambda t: [leaf for leaf in t.values() if leaf.ndim == 1])
+    with pytest.raises(errors.NoMatchError):
+        pg.partition({"a": array}, "b")
+    del array
+    gc.collect()
+    assert alive() is None
+
+
+def test_selectors_are_resolved_once_per_structure():
+    calls = []
+
+    def counted(tree):
+        calls.append(1)
+        return tree["a"]
+
+    resolve = functools.partial(pg.partition, wrt=pg.each(counted))
+    resolve({"a": 1.0})
+    assert len(calls) == 1
+    f = pg.grad(lambda t: t["a"] ** 2, wrt=lambda t: t["a"])
+    assert [float(f({"a": x})) for x in (1.0, 2.0)] == [2.0, 4.0]
+
+
+# --- marks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_mark_inside_a_named_node_stays_and_one_on_it_or_above_gives_way():
+    model = Sum(NonDiff(Sum(RBF(1.0, NonDiff(2.0)), RBF(3.0, 4.0))), RBF(5.0, 6.0))
+    assert chosen(model, None) == ["b.variance", "b.lengthscale"]
+    assert chosen(model, lambda m: m) == ["b.variance", "b.lengthscale"]
+    assert chosen(model, lambda m: m.a) == ["a.a.variance", "a.b.variance", "a.b.lengthscale"]
+    assert chosen(model, lambda m: m.a.a) == ["a.a.variance"]
+    assert chosen(model, lambda m: m.a.a.lengthscale) == ["a.a.lengthscale"]
+    assert chosen(model, "a.b") == ["a.b.variance", "a.b.lengthscale"]
+    assert chosen(model, lambda m: (m.a.a, m.a.a.lengthscale)) == ["a.a.variance", "a.a.lengthscale"]
+    foreign = {"net": NonDiff(Linear(1.0, 2.0)), "x": 3.0}
+    assert chosen(foreign, lambda t: t["net"].weight) == ["['net'].weight"]
+    assert chosen(foreign, lambda t: t["net"].value.weight) == ["['net'].weight"]
+    assert chosen(foreign, lambda t: t["net"]) == ["['net'].weight", "['net'].bias"]
+    assert chosen(foreign, "net.weight") == ["['net'].weight"]
+
+
+def test_a_static_array_is_a_held_leaf_under_its_path():
+    model = Config(1.0)
+    assert chosen(model, None) == ["w"]
+    assert chosen(model, "options['grid']") == ["options['grid']"]
+    assert chosen(model, lambda m: m.options["grid"]) == ["options['grid']"]
+    assert chosen(model, lambda m: m.options) == ["options['grid']"]
+    foreign = {"s": pg.Static({"grid": jnp.ones(2), "n": 2}), "x": 1.0}
+    assert chosen(foreign, lambda t: t["s"].value["grid"]) == ["['s'].value['grid']"]
+    assert chosen(foreign, "s.grid") == ["['s'].value['grid']"]
+
+
+def test_describing_never_reaches_through_a_mark():
+    for wrt in (lambda k: k.period, "**.period", pg.each(lambda k: k.period)):
+        with pytest.raises(errors.NoMatchError) as caught:
+            pg.partition(composite(), wrt)
+        for words in (
+            "is held by a mark",
+            "Held: `b.b.period`",
+            "wrt='b.b.period'",
+            "partgrad.thaw(tree, 'b.b.period')",
+        ):
+            assert words in str(caught.value)
+    with pytest.raises(errors.NoMatchError, match="mark inside a named node keeps its leaves out"):
+        pg.partition({"a": {"b": NonDiff(1.0)}}, "a")
+
+
+# --- bad input ---------------------------------------------------------------------------------------------------
+
+
+def refused(tree, wrt, error, *fragments):
+    with pytest.raises(error) as caught:
+        pg.grad(lambda t: 0.0, wrt=wrt)(tree)
+    assert isinstance(caught.value, errors.PartgradError)
+    message = str(caught.value)
+    for fragment in fragments:
+        assert fragment in message, f"{fragment!r} is not in:\n{message}"
+    assert re.search(r"\n  Fix: .+", message)
+
+
+def test_a_typo_in_a_callable():
+    refused(
+        composite(),
+        lambda k: k.varience,
+        LookupError,
+        "The selector fits no part of the tree",
+        "'Sum' object has no attribute 'varience'",
+        "Tried on Sum and the 4 nodes below it",
+        "Near names: `variance`",
+        "a.variance float (held), a.lengthscale float",
+        "write `variance` for `varience`",
+    )
+    refused({"weight": 1.0}, lambda t: t["weigth"], ValueError, "KeyError: 'weigth'", "Near names: `weight`")
+    refused([1.0], lambda t: t[3], LookupError, "IndexError", "Leaves: [0] float")
+    refused(Flax(1.0), lambda m: m.size, LookupError, "it returned 4 (int), which is no part of the tree")
+    refused({"a": 1.0}, lambda t: t.values, LookupError, "which is no part of the tree")
+    refused({"a": None, "b": 1.0}, lambda t: t["a"], LookupError, "it returned None (NoneType)")
+
+
+def test_a_path_that_matches_nothing():
+    refused(
+        composite(),
+        "b.b.perod",
+        LookupError,
+        "The path 'b.b.perod' matches nothing",
+        "Near names: `b.b.period`",
+        "'b.b.period'",
+    )
+    refused(composite(), "**.nowhere", LookupError, "The path '**.nowhere' matches nothing", "start at the tree itself")
+    refused({"a": 1.0}, "a[0", LookupError, "cannot be read at position 1", "a closing bracket")
+
+
+def test_a_path_that_two_steps_fit():
+    class Both:
+        pass
+
+    keys = [jax.tree_util.GetAttrKey("w"), jax.tree_util.DictKey("w")]
+    jax.tree_util.register_pytree_with_keys(
+        Both, lambda b: (zip(keys, (b.w, b.k), strict=True), None), lambda _, c: Both(), lambda b: ((b.w, b.k), None)
+    )
+    both = Both()
+    both.w, both.k = 1.0, 2.0
+    refused(both, "w", ValueError, "differ only in the kind of a step", "Found `w` and `['w']`", "use a callable")
+
+
+def test_selecting_nothing():
+    for tree, wrt in [
+        (composite(), lambda k: ()),
+        (composite(), lambda k: []),
+        ({"a": [], "b": 1.0}, "a"),
+        ([1, "x"], lambda t: t),
+    ]:
+        refused(
+            tree,
+            wrt,
+            ValueError,
+            "selects nothing to differentiate",
+            "Nothing in what it selects is floating or complex",
+        )
+    refused({"n": 1}, None, TypeError, "nothing to differentiate in argument 0", "n'] int")
+    refused({"h": NonDiff(1.0)}, None, TypeError, "['h'] float (held)")
+
+
+def test_the_same_leaf_twice():
+    refused(composite(), lambda k: (k.a, k.a.lengthscale), ValueError, "returns `a.lengthscale` twice")
+    refused(composite(), lambda k: [k.b.a.variance] * 2, ValueError, "returns `b.a.variance` twice")
+    refused({"d": {"a": 1.0}}, lambda t: (t["a"], t["a"]), ValueError, "returns `['d']['a']` twice")
+
+
+@pytest.mark.parametrize(
+    "leaf", [3, True, "x", len, jnp.arange(2), jax.random.key(0)], ids=lambda leaf: type(leaf).__name__
+)
+def test_a_leaf_without_a_derivative(leaf):
+    words = {int: "int", bool: "bool", str: "str"}.get(type(leaf)) or (
+        "function" if callable(leaf) else str(leaf.dtype)[:1]
+    )
+    for wrt in (lambda t: t["n"], lambda t: (t["x"], t["n"]), "n"):
+        refused({"x": 1.0, "n": leaf}, wrt, TypeError, "names `['n']`, which cannot be differentiated", f"got {words}")
+
+
+@pytest.mark.parametrize(
+    ("compute", "operation"),
+    [
+        (lambda s: s * 2, "uses `*`"),
+        (lambda s: 2 - s, "uses `-`"),
+        (lambda s: -s, "calls `neg`"),
+        (lambda s: s == 1, "compares with `==`"),
+        (lambda s: s if s else s, "asks whether it is true"),
+        (list, "iterates it"),
+        (len, "calls `len`"),
+        (float, "calls `float`"),
+        (lambda s: s(1.0), "calls it"),
+        (lambda s: s.T, "reads `.T`"),
+        (lambda s: s.sum(), "reads `.sum`"),
+        (jnp.sin, "JAX says"),
+        (jax.lax.sin, "JAX says"),
+    ],
+)
+def test_computing_on_a_slot(compute, operation):
+    with pytest.raises(errors.SlotError, match="A selector points at parts") as caught:
+        pg.grad(lambda t: 0.0, wrt=lambda t: compute(t["a"]))({"a": jnp.ones(2)})
+    assert operation in str(caught.value)
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    "wrt", [3, 1.5, b"x", (lambda t: t,), ["a"], {"a": 3}, object()], ids=lambda w: type(w).__name__
+)
+def test_a_selector_of_the_wrong_type(wrt):
+    refused({"a": 1.0}, wrt, TypeError, f"`wrt` is {type(wrt).__name__}", "which is not a selector")
+
+
+def test_selectors_on_an_equinox_model():
+    model = eqx.nn.MLP(2, "scalar", 4, 2, key=jax.random.key(0))
+    x = jnp.ones(2)
+    gradient = pg.grad(lambda m: m(x), wrt=lambda m: [layer.weight for layer in m.layers])(model)
+    assert [g.shape for g in gradient] == [(4, 2), (4, 4), (1, 4)]
+    assert pg.grad(lambda m: m(x), wrt="layers[-1].bias")(model).shape == (1,)
+    tree = pg.grad(lambda m: m(x), wrt=lambda m: m.weight)(model)
+    assert tree.layers[0].weight.shape == (4, 2)
+    assert tree.layers[0].bias is None
+
+
+def test_periodic_is_held_until_named():
+    assert chosen(Periodic(1.0, 2.0, 3.0), "period") == ["period"]
+    assert chosen(Periodic(1.0, 2.0, 3.0), None) == ["variance", "lengthscale"]

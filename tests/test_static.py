@@ -1,0 +1,157 @@
+"""Static: data for the compiler, arrays carried as held leaves."""
+
+import copy
+import enum
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import partgrad as pg
+from models import RBF
+from partgrad import Static
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def counted(function):
+    """A jitted function, and the list that grows by one entry a trace."""
+    traces = []
+
+    @jax.jit
+    def f(*args):
+        traces.append(1)
+        return function(*args)
+
+    return f, traces
+
+
+def test_python_values_are_constants_of_the_compiler():
+    f, traces = counted(lambda t: jnp.zeros(t["n"].value))
+    assert f({"n": Static(2)}).shape == (2,)
+    assert f({"n": Static(2)}).shape == (2,)
+    assert f({"n": Static(3)}).shape == (3,)
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (1, True),
+        (1, 1.0),
+        (0, False),
+        ({"a": 1}, {"a": True}),
+        ([1], [1.0]),
+        ({1: 2}, {True: 2}),
+        ((1, 2), [1, 2]),
+        ({1}, {True}),
+    ],
+)
+def test_it_compares_by_type_and_value_recursively(first, second):
+    assert Static(first) == Static(copy.deepcopy(first))
+    assert Static(first) != Static(second)
+    f, traces = counted(lambda t: 0.0)
+    f(Static(first)), f(Static(second)), f(Static(copy.deepcopy(first)))
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [3, "name", None, True, 2.5, Colour.RED, jnp.float32, np.dtype("int8"), np.float64(2.0), len, (1, 2), {"b": 1, "a": [2]}, {1, 2},
+     np.array(["x", "y"]), functools.partial(max, 3)],
+    ids=repr,
+)  # fmt: skip
+def test_it_gives_back_what_it_holds(value):
+    for static in (Static(value), jax.jit(lambda t: t)(Static(value)), pickle.loads(pickle.dumps(Static(value)))):
+        assert (
+            np.array_equal(static.value, value) if isinstance(value, np.ndarray) else repr(static.value) == repr(value)
+        )
+    assert not jax.tree.leaves(Static(value))
+
+
+def test_nan_equals_itself_so_that_it_does_not_recompile():
+    assert Static(float("nan")) == Static(float("nan"))
+
+
+def test_an_array_is_a_held_leaf_that_never_recompiles():
+    f, traces = counted(lambda s, x: s.value.sum() * x)
+    assert f(Static(jnp.ones(3)), 2.0) == 6.0
+    assert f(Static(2 * jnp.ones(3)), 2.0) == 12.0
+    assert f(Static(np.ones(3, np.float32)), 2.0) == 6.0
+    assert len(traces) == 1
+    assert jax.grad(f, argnums=(0, 1))(Static(jnp.ones(3)), 2.0)[1] == 3.0
+    np.testing.assert_array_equal(jax.grad(f)(Static(jnp.ones(3)), 2.0).value, [0.0, 0.0, 0.0])
+
+
+def test_a_container_mixes_constants_and_arrays():
+    config = Static({"grid": jnp.arange(3.0), "n": 2, "deep": [jnp.ones(2), "x", {"f": len}]})
+    f, traces = counted(lambda c: jnp.zeros(c.value["n"]).sum() + c.value["grid"].sum() + len(c.value["deep"][1]))
+    assert f(config) == 4.0
+    assert f(jax.tree.map(lambda x: 2 * x, config)) == 7.0
+    assert len(traces) == 1
+    assert [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(config)] == [
+        ".value['deep'][0]",
+        ".value['grid']",
+    ]
+
+
+def test_a_tracer_may_be_static_and_returned():
+    @jax.jit
+    def build(x):
+        return {"s": Static({"x": x, "n": 3})}
+
+    for _ in range(2):
+        out = build(2.0)
+        assert out["s"].value["x"] == 2.0
+        assert out["s"].value["n"] == 3
+    assert jax.grad(lambda x: Static(x).value * x)(3.0) == 3.0
+
+
+def test_what_is_an_array_is_decided_when_it_is_built():
+    config = Static({"grid": jnp.arange(3.0), "n": 2})
+    marked = jax.tree.map(lambda _: True, config)
+    assert marked.value == {"grid": True, "n": 2}
+    assert jax.tree.structure(marked) == jax.tree.structure(config)
+    assert jax.tree.map(lambda m, x: x if m else None, marked, config).value["grid"].shape == (3,)
+
+
+def test_the_callers_container_may_change_afterwards():
+    options = {"n": [1]}
+    static = Static(options)
+    options["n"].append(2)
+    assert static.value == {"n": [1]}
+
+
+def test_a_model_in_it_carries_its_arrays():
+    static = Static(RBF(jnp.ones(2), 2.0))
+    assert [leaf.shape for leaf in jax.tree.leaves(static)] == [(2,)]
+    np.testing.assert_array_equal(jax.jit(lambda s: s.value.variance * 2)(static), [2.0, 2.0])
+
+
+def test_equality_is_one_bool_over_structure_and_arrays():
+    assert Static({"g": jnp.ones(2), "n": 1}) == Static({"g": jnp.ones(2), "n": 1})
+    assert Static({"g": jnp.ones(2)}) != Static({"g": jnp.zeros(2)})
+    assert Static(Static(3)) == Static(3)
+    assert Static(3) != 3
+    assert hash(Static({"a": 1})) == hash(Static({"a": 1}))
+    assert repr(Static(3)) == "Static(3)"
+
+
+def test_what_cannot_be_static_is_refused_where_it_is_built():
+    class Odd:
+        __hash__ = None
+
+    with pytest.raises(
+        pg.errors.StaticError, match=r"holds Odd .* at `\['a'\]\[0\]`, which cannot be static"
+    ) as caught:
+        Static({"a": [Odd()]})
+    assert isinstance(caught.value, TypeError)
+    for words in ("Expected data that can be hashed and compared", "Fix: give its class __eq__ and __hash__"):
+        assert words in str(caught.value)
+    with pytest.raises(pg.errors.StaticError, match="keys can be sorted"):
+        Static({1: 2, "a": 3})
