@@ -229,10 +229,17 @@ def same_marks(one, other):
 
 @pytest.mark.parametrize(
     "model",
-    [composite(), Config(1.0), Config(NonDiff(1.0), n=4), Sum(NonDiff(RBF(1.0, 2.0)), RBF(1.0, NonDiff(2.0))), Counted(1.0, Static(3)),
-     Counted(Static(jnp.ones(2)), 3), Defaults(1.0)],
+    [
+        composite(),
+        Config(1.0),
+        Config(NonDiff(1.0), n=4),
+        Sum(NonDiff(RBF(1.0, 2.0)), RBF(1.0, NonDiff(2.0))),
+        Counted(1.0, Static(3)),
+        Counted(Static(jnp.ones(2)), 3),
+        Defaults(1.0),
+    ],
     ids=lambda m: type(m).__name__,
-)  # fmt: skip
+)
 def test_marks_survive_every_transform_and_copy(model):
     arrays = jax.tree.map(jnp.asarray, model)
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), arrays)
@@ -345,7 +352,7 @@ def test_equality_is_one_bool():
     assert Sum(RBF(jax.random.key(0), len), RBF("x", None)) == Sum(RBF(jax.random.key(0), len), RBF("x", None))
     assert Sum(RBF(jax.random.key(0), len), None) != Sum(RBF(jax.random.key(1), len), None)
     nan = RBF(float("nan"), 1.0)
-    assert nan == nan  # noqa: PLR0124
+    assert nan == nan
     assert (jax.jit(lambda x: jnp.array(RBF(x, x) == RBF(x + 1, x)))(1.0)).item() is False
 
 

@@ -4,8 +4,7 @@ import enum
 
 import jax
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from models import Config, Point
 from partgrad import _path, errors

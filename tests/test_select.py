@@ -52,7 +52,6 @@ TREE = {"dec": [{"w": 1.0, "b": 2.0}, {"w": 3.0, "b": NonDiff(4.0)}], "enc": Lin
         ("*.*.**.w", ["['dec'][0]['w']", "['dec'][1]['w']"]),
         (pg.path("enc"), ["['enc'].weight", "['enc'].bias"]),
     ],
-    ids=str,
 )
 def test_what_a_selector_selects(wrt, expected):
     assert chosen(TREE, wrt) == expected
@@ -307,7 +306,7 @@ def test_a_leaf_without_a_derivative(leaf):
         (lambda s: 2 - s, "uses `-`"),
         (lambda s: -s, "calls `neg`"),
         (lambda s: s == 1, "compares with `==`"),
-        (lambda s: s if s else s, "asks whether it is true"),
+        (lambda s: [s] if s else s, "asks whether it is true"),
         (list, "iterates it"),
         (len, "calls `len`"),
         (float, "calls `float`"),

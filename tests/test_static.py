@@ -62,10 +62,25 @@ def test_it_compares_by_type_and_value_recursively(first, second):
 
 @pytest.mark.parametrize(
     "value",
-    [3, "name", None, True, 2.5, Colour.RED, jnp.float32, np.dtype("int8"), np.float64(2.0), len, (1, 2), {"b": 1, "a": [2]}, {1, 2},
-     np.array(["x", "y"]), functools.partial(max, 3)],
+    [
+        3,
+        "name",
+        None,
+        True,
+        2.5,
+        Colour.RED,
+        jnp.float32,
+        np.dtype("int8"),
+        np.float64(2.0),
+        len,
+        (1, 2),
+        {"b": 1, "a": [2]},
+        {1, 2},
+        np.array(["x", "y"]),
+        functools.partial(max, 3),
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_it_gives_back_what_it_holds(value):
     for static in (Static(value), jax.jit(lambda t: t)(Static(value)), pickle.loads(pickle.dumps(Static(value)))):
         assert (

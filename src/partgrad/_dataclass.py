@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
@@ -14,7 +15,7 @@ from . import errors
 from ._dataclass_code import compile_init, compile_tree_functions
 from ._equal import trees_equal
 from ._nondiff import NonDiff, hold
-from ._schema import MARKS, SCHEMA, Marks, Schema, children_of, rebuild
+from ._schema import MARKS, ORIGIN, SCHEMA, Marks, Schema, children_of, rebuild
 from ._show import show_fields
 from ._static import Static, StaticData
 
@@ -26,19 +27,19 @@ _BUILDING = "_partgrad_building"
 # --- building an instance ----------------------------------------------------------------------------------------
 
 
-def _settle(instance: Any, carried: Marks | None = None, complete: bool = True) -> None:
+def _settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
     """Turn what was stored into plain values and marks.
 
     Args:
         instance: Whose fields were stored.
-        carried: Marks to start from, those of the instance that is replaced; None for the class's.
+        origin: The instance whose marks these fields have to start with; None for the class's own.
         complete: Whether every field must be there.
     """
     schema: Schema = getattr(instance, SCHEMA)
     values = instance.__dict__
-    if carried is None and not schema.static and _settle_nondiff(schema, values):
+    if origin is None and not schema.static and _settle_nondiff(schema, values):
         return
-    before = carried or schema.default
+    before: Marks = schema.default if origin is None else getattr(origin, MARKS)
     before_static = dict(before.static)
     nondiff, static = [], []
     for name in schema.names:
@@ -54,9 +55,12 @@ def _settle(instance: Any, carried: Marks | None = None, complete: bool = True) 
             is_nondiff, is_static = is_nondiff or isinstance(value, NonDiff), is_static or isinstance(value, Static)
             value = value.value
         if is_static:
-            data = StaticData(value, f"`{schema.cls.__name__}.{name}`")
-            if name in before_static and before_static[name].arrays == data.arrays:
-                data = data.with_live(before_static[name].live)
+            data = before_static.get(name)
+            # What is an array was decided when the value came in; a placeholder in its place does not change that.
+            if data is None or origin.__dict__[name] is not value:
+                live = data.live if data is not None else frozenset()
+                data = StaticData(value, f"`{schema.cls.__name__}.{name}`")
+                data = data.with_live(frozenset(number for number in live if number < data.arrays))
             static.append((name, data))
             value = data.value(data.child(value)) if data.arrays else data.constant
         elif is_nondiff:
@@ -87,15 +91,22 @@ def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
     return True
 
 
-def _run_post_init(instance: Any, marks: Marks | None, arguments: tuple[Any, ...]) -> None:
-    _settle(instance, marks, complete=False)
+def _run_post_init(instance: Any, origin: Any, arguments: tuple[Any, ...]) -> None:
+    _settle(instance, origin, complete=False)
+    settled = _snapshot(instance)
     values = instance.__dict__
     values[_BUILDING] = True
     try:
         instance.__post_init__(*arguments)
     finally:
         del values[_BUILDING]
-    _settle(instance, getattr(instance, MARKS))
+    _settle(instance, settled)
+
+
+def _snapshot(instance: Any) -> Any:
+    copy = object.__new__(type(instance))
+    copy.__dict__.update(instance.__dict__)
+    return copy
 
 
 def _check_decorated(instance: Any) -> None:
@@ -104,12 +115,41 @@ def _check_decorated(instance: Any) -> None:
         raise errors.undecorated(cls.__name__, getattr(cls, SCHEMA).cls.__name__)
 
 
+def _watch_subclasses(cls: Any) -> None:
+    """See to it that a subclass which is not decorated says so when it is first built, whatever its `__init__` does."""
+
+    def __init_subclass__(subclass: Any, **kwargs: Any) -> None:
+        super(cls, subclass).__init_subclass__(**kwargs)
+        original = subclass.__dict__.get("__init__")
+        if hasattr(original, "_partgrad_original"):
+            return
+
+        @functools.wraps(original or cls.__init__)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            _check_decorated(self)
+            (original or super(subclass, type(self)).__init__)(self, *args, **kwargs)
+
+        __init__._partgrad_original = original  # type: ignore[attr-defined]
+        subclass.__init__ = __init__
+
+    if "__init_subclass__" not in cls.__dict__:
+        cls.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def _unwatch(cls: Any) -> None:
+    init = cls.__dict__.get("__init__")
+    if hasattr(init, "_partgrad_original"):
+        del cls.__init__
+        if init._partgrad_original is not None:
+            cls.__init__ = init._partgrad_original
+
+
 def _wrap_own_init(cls: Any) -> Callable[..., None]:
     """Wrap an `__init__` written by hand: fields may be assigned inside it, and are settled after it."""
     original = cls.__init__
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, _partgrad_marks: Marks | None = None, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, _partgrad_origin: Any = None, **kwargs: Any) -> None:
         if self.__class__ is not cls:
             _check_decorated(self)
             original(self, *args, **kwargs)
@@ -118,13 +158,13 @@ def _wrap_own_init(cls: Any) -> Callable[..., None]:
         values[_BUILDING] = True
         try:
             # dataclasses.replace passes fields by name, which an __init__ with other parameters cannot take.
-            if _partgrad_marks is None or _accepts(original, self, args, kwargs):
+            if _partgrad_origin is None or _accepts(original, self, args, kwargs):
                 original(self, *args, **kwargs)
             else:
                 values.update(kwargs)
         finally:
             del values[_BUILDING]
-        _settle(self, _partgrad_marks)
+        _settle(self, _partgrad_origin)
 
     return __init__
 
@@ -138,17 +178,16 @@ def _accepts(function: Callable[..., Any], instance: Any, args: tuple[Any, ...],
 
 
 def _frozen_setattr(self: Any, name: str, value: Any) -> None:
-    _check_decorated(self)
     if _BUILDING not in self.__dict__:
         raise dataclasses.FrozenInstanceError(errors.frozen_message(type(self).__name__, name))
     object.__setattr__(self, name, value)
 
 
 def _mutable_setattr(self: Any, name: str, value: Any) -> None:
-    _check_decorated(self)
+    settled = _snapshot(self)
     object.__setattr__(self, name, value)
     if _BUILDING not in self.__dict__ and name in getattr(self, SCHEMA).names:
-        _settle(self, getattr(self, MARKS), complete=False)
+        _settle(self, settled, complete=False)
 
 
 def _mutable_hash(self: Any) -> int:
@@ -177,7 +216,7 @@ def _repr(self: Any) -> str:
 @dataclasses.dataclass
 class _Carrier:
     # `dataclasses.replace` reads this off the old instance and hands it to __init__; `fields()` does not list it.
-    _partgrad_marks: dataclasses.InitVar[Any] = dataclasses.field(default=None, kw_only=True)
+    _partgrad_origin: dataclasses.InitVar[Any] = dataclasses.field(default=None, kw_only=True)
 
 
 def field(
@@ -313,13 +352,23 @@ def dataclass(
 
 
 def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
+    _unwatch(cls)
     own_init = "__init__" in cls.__dict__ or not options["init"]
     own = set(cls.__dict__)
-    dataclasses.dataclass(cls, repr=False, eq=False, **options)
-    cls.__dataclass_fields__[MARKS] = _Carrier.__dataclass_fields__[MARKS]
+    if "__dataclass_params__" in own:
+        raise errors.decorated_twice(cls.__name__)
+    try:
+        dataclasses.dataclass(cls, repr=False, eq=False, **options)
+    except TypeError as error:
+        raise errors.dataclass_refused(cls.__name__, error) from error
+    cls.__dataclass_fields__[ORIGIN] = _Carrier.__dataclass_fields__[ORIGIN]
     schema = Schema(cls)
+    if any(isinstance(getattr(cls, name, None), types.MemberDescriptorType) for name in schema.names):
+        raise errors.slots_refused(cls.__name__)
     setattr(cls, SCHEMA, schema)
     setattr(cls, MARKS, schema.default)
+    setattr(cls, ORIGIN, property(lambda self: self))
+    _watch_subclasses(cls)
     helpers: dict[str, Callable[..., Any]] = {
         "settle": _settle,
         "run_post_init": _run_post_init,
@@ -352,7 +401,10 @@ def _register(cls: type, schema: Schema) -> None:
             return tuple(zip(keys, flatten(instance)[0], strict=True)), marks
         return tuple((GetAttrKey(name), child) for name, child, _ in children_of(instance)), marks
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    try:
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    except ValueError as error:
+        raise errors.decorated_twice(cls.__name__) from error
 
 
 def _flatten_irregular(instance: Any) -> tuple[tuple[Any, ...], Marks]:

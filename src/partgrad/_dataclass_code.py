@@ -5,11 +5,11 @@ These run for every node of every tree on every call, so they are compiled for t
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ._nondiff import CONCRETE, NonDiff, hold
-from ._schema import MARKS, Schema
+from ._schema import MARKS, ORIGIN, Schema
 from ._static import Static
 
 _SIMPLE = frozenset({int, str, bool, type(None)})
@@ -42,11 +42,11 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
         helpers: The functions `settle`, `run_post_init` and `check_decorated`.
 
     Returns:
-        The function, with one more keyword, `_partgrad_marks`, for `dataclasses.replace`.
+        The function, with one more keyword, the instance that `dataclasses.replace` replaces.
     """
     standard = cls.__init__
     signature = inspect.signature(standard)
-    parameters = [p for p in list(signature.parameters.values())[1:] if p.name != MARKS]
+    parameters = [p for p in list(signature.parameters.values())[1:] if p.name != ORIGIN]
     fields = {f.name: f for f in dataclasses.fields(cls)}
     me = "self" if all(p.name != "self" for p in parameters) else "_partgrad_self"
     scope: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": frozenset({NonDiff, Static})}
@@ -65,7 +65,7 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
             scope[f"_partgrad_default_{p.name}"] = FACTORY if factory else p.default
             default = f"=_partgrad_default_{p.name}"
         header.append(p.name + default)
-    header += [f"{MARKS}=None"] if starred else ["*", f"{MARKS}=None"]
+    header += [f"{ORIGIN}=None"] if starred else ["*", f"{ORIGIN}=None"]
 
     lines = [f"def __init__({', '.join(header)}):", f"_partgrad_d = {me}.__dict__"]
     given = [p.name for p in parameters if p.name in fields]
@@ -78,7 +78,9 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
         elif name in given:
             lines.append(f"_partgrad_d[{name!r}] = {name}")
     has_post_init = hasattr(cls, "__post_init__")
-    variables = "".join(f"{p.name}, " for p in parameters if p.name not in fields)
+    parameter_names = {p.name for p in parameters}
+    declared: Iterable[str] = cls.__dataclass_fields__
+    variables = "".join(f"{name}, " for name in declared if name in parameter_names and name not in fields)
     lines += [
         f"if {me}.__class__ is not _partgrad_cls:",
         f"    _partgrad_check_decorated({me})",
@@ -86,14 +88,14 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
         "    return",
     ]
     lines += (
-        [f"_partgrad_run_post_init({me}, {MARKS}, ({variables}))"]
+        [f"_partgrad_run_post_init({me}, {ORIGIN}, ({variables}))"]
         if has_post_init
         else _settling(me, schema, [n for n in fields if n in given or f"_partgrad_make_{n}" in scope], given)
     )
     init: Any = _compile("__init__", lines, scope)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
-    init.__annotations__ = {k: v for k, v in standard.__annotations__.items() if k != MARKS}
+    init.__annotations__ = {k: v for k, v in standard.__annotations__.items() if k != ORIGIN}
     init.__signature__ = signature.replace(parameters=[next(iter(signature.parameters.values())), *parameters])
     return init
 
@@ -101,12 +103,12 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
 def _settling(me: str, schema: Schema, stored: list[str], given: list[str]) -> list[str]:
     """The lines that settle the stored fields, in the cheapest way that is enough."""
     if set(stored) != set(schema.names) or set(stored) != set(given):
-        return [f"_partgrad_settle({me}, {MARKS})"]
+        return [f"_partgrad_settle({me}, {ORIGIN})"]
     wrapped = [f"{name}.__class__ in _partgrad_wrappers" for name in stored if name not in schema.static]
-    special = " or ".join([f"{MARKS} is not None", *wrapped])
+    special = " or ".join([f"{ORIGIN} is not None", *wrapped])
     held = [f"if {n}.__class__ is not float: _partgrad_d[{n!r}] = _partgrad_hold({n})" for n in schema.nondiff]
     if not schema.static:
-        lines = [f"if {special}:", f"    _partgrad_settle({me}, {MARKS})"]
+        lines = [f"if {special}:", f"    _partgrad_settle({me}, {ORIGIN})"]
         return [*lines, "else:", *(f"    {line}" for line in held)] if held else lines
     # Marks with the same simple static data are one object: quick to find here, and quick to compare in a treedef.
     key = f"({''.join(f'{n}.__class__, {n}, ' for n in schema.static)})"
@@ -122,7 +124,7 @@ def _settling(me: str, schema: Schema, stored: list[str], given: list[str]) -> l
         f"    if len(_partgrad_simple) >= {_CACHE_SIZE}: _partgrad_simple.clear()",
         f"    _partgrad_simple[{key}] = _partgrad_d[{MARKS!r}]",
         "else:",
-        f"    _partgrad_settle({me}, {MARKS})",
+        f"    _partgrad_settle({me}, {ORIGIN})",
     ]
 
 

@@ -10,7 +10,6 @@ import jax
 from jax.tree_util import GetAttrKey
 
 from . import _path
-from ._leaf import is_array
 from ._nondiff import NonDiff
 from ._schema import MARKS, children_of, schema_of
 from ._static import Static, StaticData
@@ -25,21 +24,21 @@ class Place:
             child in the tree is only its arrays.
         parent: The place above, or None at the root.
         step: The key entry that leads here, or None for the root and for what a wrapper holds.
-        siblings: How many children the parent has.
+        number, siblings: Which child of its parent it is, and of how many.
         depth: How many places are above.
         mark: The depth of the lowest marked place from the root down to here, or -1.
         start, stop: The range of its leaves.
         is_leaf: Whether it is a leaf.
     """
 
-    __slots__ = ("alias", "depth", "is_leaf", "mark", "parent", "siblings", "start", "step", "stop", "value")
+    __slots__ = ("alias", "depth", "is_leaf", "mark", "number", "parent", "siblings", "start", "step", "stop", "value")
 
-    def __init__(self, value: Any, alias: Any, parent: "Place | None", step: Any, siblings: int, marked: bool):
+    def __init__(self, value: Any, alias: Any, parent: "Place | None", step: Any, marked: bool):
         self.value = value
         self.alias = alias
         self.parent = parent
         self.step = step
-        self.siblings = siblings
+        self.number = self.siblings = 0
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.mark: int = self.depth if marked else -1 if parent is None else parent.mark
         self.start = self.stop = 0
@@ -54,6 +53,16 @@ class Place:
                 steps.append(place.step)
             place = place.parent
         return steps[::-1]
+
+    @property
+    def route(self) -> tuple[int, ...]:
+        """The numbers of the children from the root to here, in the structure of the tree."""
+        numbers, place = [], self
+        while place.parent is not None:
+            if not isinstance(place.parent.value, _HeldArray):
+                numbers.append(place.number)
+            place = place.parent
+        return tuple(reversed(numbers))
 
     @property
     def path(self) -> str:
@@ -75,26 +84,25 @@ class Layout:
     Attributes:
         places: The nodes and leaves.
         leaves: The leaves, by number.
-        aux_holds_arrays: Whether auxiliary data of another library's node holds an array, which its treedef would keep
-            alive, and cannot be compared by.
     """
 
     def __init__(self, tree: Any):
         self.places: list[Place] = []
         self.leaves: list[Place] = []
-        self.aux_holds_arrays = False
-        pending = [Place(tree, tree, None, None, 1, False)]
+        pending = [Place(tree, tree, None, None, False)]
         while pending:
             place = pending.pop()
             place.start = len(self.leaves)
             self.places.append(place)
-            children = self._children(place.value)
+            children = _children(place)
             if children is None:
                 place.is_leaf = True
                 self.leaves.append(place)
-            else:
-                # None is a node without children.
-                pending += [Place(v, a, place, step, len(children), m) for step, v, a, m in reversed(children)]
+                continue
+            below = [Place(value, alias, place, step, marked) for step, value, alias, marked in children]
+            for number, child in enumerate(below):
+                child.number, child.siblings = number, len(below)
+            pending += reversed(below)
         for place in reversed(self.places):
             place.stop = max(place.stop, place.start + place.is_leaf)
             if place.parent is not None:
@@ -109,26 +117,34 @@ class Layout:
         """The paths of all leaves."""
         return [leaf.path for leaf in self.leaves]
 
-    def _children(self, node: Any) -> list[tuple[Any, Any, Any, bool]] | None:
-        """The children of a node, each as step, value, alias and whether it is marked; None for a leaf."""
-        if isinstance(node, NonDiff):
-            return [(None, node.value, node.value, True)]
-        if isinstance(node, Static):
-            data = node._data
-            return [(None, *_static_child(data, data.child(node._value), node._value))] if data.arrays else []
-        if schema_of(node) is not None:
-            nondiff = getattr(node, MARKS).nondiff
-            return [
-                (GetAttrKey(name), *_static_child(data, child, getattr(node, name)))
-                if data is not None
-                else (GetAttrKey(name), child, child, name in nondiff)
-                for name, child, data in children_of(node)
-            ]
-        if not jax.tree_util.is_tree_node(type(node)):
-            return None
-        keyed, structure = flatten_one_level(node)
-        self.aux_holds_arrays = self.aux_holds_arrays or _holds_array(structure.node_data())
-        return [(step, child, child, False) for step, child in keyed]
+
+class _HeldArray(NonDiff[Any]):
+    """Marks one array of static data whose other arrays are not held; no node of the tree."""
+
+
+def _children(place: Place) -> list[tuple[Any, Any, Any, bool]] | None:
+    """The children of a node, each as step, value, alias and whether it is marked; None for a leaf."""
+    node = place.value
+    if isinstance(node, NonDiff):
+        return [(None, node.value, node.value, True)]
+    if isinstance(node, Static):
+        data = node.data
+        return [(None, *_static_child(data, data.child(node.value), node.value))] if data.arrays else []
+    if schema_of(node) is not None:
+        nondiff = getattr(node, MARKS).nondiff
+        return [
+            (GetAttrKey(name), *_static_child(data, child, getattr(node, name)))
+            if data is not None
+            else (GetAttrKey(name), child, child, name in nondiff)
+            for name, child, data in children_of(node)
+        ]
+    if not jax.tree_util.is_tree_node(type(node)):
+        return None
+    children, _ = flatten_one_level(node)
+    if place.alias is node or not children:
+        return [(step, child, child, False) for step, child in children]
+    aliases, _ = flatten_one_level(place.alias)
+    return [(step, child, alias, False) for (step, child), (_, alias) in zip(children, aliases, strict=True)]
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -141,14 +157,5 @@ def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 def _static_child(data: StaticData, child: Any, alias: Any) -> tuple[Any, Any, bool]:
     if not data.live:
         return child, alias, True
-    arrays, structure = jax.tree.flatten(child)
-    held = [array if number in data.live else NonDiff(array) for number, array in enumerate(arrays)]
-    return structure.unflatten(held), alias, False
-
-
-def _holds_array(aux: Any) -> bool:
-    if isinstance(aux, tuple | list | set | frozenset):
-        return any(map(_holds_array, aux))
-    if isinstance(aux, dict):
-        return any(map(_holds_array, aux.values()))
-    return is_array(aux)
+    held = [array if n in data.live else _HeldArray(array) for n, array in enumerate(data.arrays_in(child))]
+    return data.nest(held), alias, False

@@ -7,17 +7,12 @@ import jax
 
 from . import errors
 from ._layout import Layout
-from ._plan import Plan, plan
+from ._plan import plan, unflatten_part
 from ._remark import remark
 from ._schema import MARKS
 from ._select import Subject, as_selection
 
 T = TypeVar("T")
-
-
-def _planned(tree: Any, wrt: Any) -> tuple[list[Any], Plan]:
-    leaves, treedef = jax.tree.flatten(tree)
-    return leaves, plan(as_selection(wrt), tree, leaves, treedef)
 
 
 def partition(tree: T, wrt: Any = None) -> tuple[T, T]:
@@ -43,12 +38,14 @@ def partition(tree: T, wrt: Any = None) -> tuple[T, T]:
         >>> pg.partition({"w": 1.0, "count": 3})
         ({'count': None, 'w': 1.0}, {'count': 3, 'w': None})
     """
-    leaves, resolved = _planned(tree, wrt)
+    leaves, treedef = jax.tree.flatten(tree)
+    resolved = plan(as_selection(wrt), tree, leaves, treedef)
+    structure = resolved.structure(treedef)
     selected: list[Any] = [None] * len(leaves)
     rest = leaves.copy()
     for i in resolved.indices:
         selected[i], rest[i] = leaves[i], None
-    return resolved.treedef.unflatten(selected), resolved.treedef.unflatten(rest)
+    return unflatten_part(structure, selected), unflatten_part(structure, rest)
 
 
 def combine(*parts: T) -> T:
@@ -164,5 +161,9 @@ def thaw(tree: T, wrt: Any) -> T:
 
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
     leaves, treedef = jax.tree.flatten(tree)
-    selected = frozenset(as_selection(wrt).choose(Subject(tree, leaves, treedef, through_marks=True)).selected)
+    subject = Subject(tree, leaves, treedef, through_marks=True)
+    try:
+        selected = frozenset(as_selection(wrt).choose(subject).selected)
+    finally:
+        subject.release()
     return remark(tree, lambda i: held if i in selected else None)

@@ -102,11 +102,13 @@ def parse(pattern: str) -> tuple[Step, ...]:
 
 
 def _closing(pattern: str, start: int) -> int:
-    quote = ""
+    quote, escaped = "", False
     for at in range(start + 1, len(pattern)):
         character = pattern[at]
         if quote:
-            quote = "" if character == quote and pattern[at - 1] != "\\" else quote
+            if character == quote and not escaped:
+                quote = ""
+            escaped = character == "\\" and not escaped
         elif character in "'\"":
             quote = character
         elif character == "]":

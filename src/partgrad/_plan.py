@@ -5,14 +5,20 @@ holds no arrays, and the cache of plans is bounded.
 """
 
 import collections
+import contextlib
+import types
 from collections.abc import Hashable, Iterable
 from typing import Any
 
 import jax
 
+from . import errors
 from ._leaf import dtype_of, is_differentiable, shape_of
+from ._reach import reaches_array
 from ._remark import remark
+from ._schema import Marks
 from ._select import Chosen, Selection, Subject
+from ._static import StaticData
 
 _CACHE_SIZE = 512
 
@@ -26,41 +32,49 @@ class Plan:
 
     Attributes:
         indices: The numbers of the differentiated leaves, each once.
-        treedef: The structure of the tree, thawed where a mark was named.
-        named: Whether the gradient has the shape of a part, not of the tree.
+        thaws: Whether a mark gives way.
     """
 
     def __init__(self, subject: Subject, chosen: Chosen):
         self.indices = tuple(chosen.selected)
-        self.named = chosen.part is not None
-        self.treedef = subject.treedef
-        if chosen.thaw:
-            self.treedef = jax.tree.structure(remark(subject.tree, lambda i: False if i in chosen.thaw else None))
-        self._structure = chosen.part if chosen.part is not None else self.treedef
-        self._size = self._structure.num_leaves
-        numbers = chosen.leaves if self.named else range(self._size)
-        wanted = set(self.indices)
-        self._positions = tuple(at for at, i in enumerate(numbers) if i in wanted)
-        self._single = self.named and self._structure == jax.tree.structure(0)
-        self._candidates = tuple((i, is_differentiable(subject.leaves[i])) for i in chosen.leaves)
+        self.thaws = bool(chosen.thaw)
+        self._size = len(subject.leaves)
+        self._part = chosen.part
+        self._thawed: Any = None
+        if self.thaws:
+            self._thawed = jax.tree.structure(remark(subject.tree, lambda i: False if i in chosen.thaw else None))
+        self._considered = tuple((i, is_differentiable(subject.leaves[i])) for i in chosen.considered)
         self._looked = tuple((i, _shape_and_dtype(subject.leaves[i])) for i in subject.looked())
 
     def fits(self, leaves: list[Any]) -> bool:
         """Whether it holds for other leaves in the same structure: they differ in nothing that mattered."""
-        for i, differentiable in self._candidates:
+        for i, differentiable in self._considered:
             if is_differentiable(leaves[i]) is not differentiable:
                 return False
         return not self._looked or all(_shape_and_dtype(leaves[i]) == looked for i, looked in self._looked)
 
-    def gradient(self, values: Iterable[Any]) -> Any:
+    def structure(self, treedef: Any) -> Any:
+        """The structure of a tree, thawed where a mark was named."""
+        # The caller's own wherever possible: treedefs that compare equal may still differ (1 == True, two equal lists).
+        return self._thawed if self.thaws else treedef
+
+    def gradient(self, treedef: Any, values: Iterable[Any]) -> Any:
         """Put one value per differentiated leaf into the shape of the gradient."""
-        if self._single:
-            (value,) = values
-            return value
+        if self._part is not None:
+            return self._part.build(treedef, values)
         everywhere = [None] * self._size
-        for at, value in zip(self._positions, values, strict=True):
-            everywhere[at] = value
-        return self._structure.unflatten(everywhere)
+        for i, value in zip(self.indices, values, strict=True):
+            everywhere[i] = value
+        return unflatten_part(treedef, everywhere)
+
+
+def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
+    """Build a tree with None in the place of leaves."""
+    try:
+        return treedef.unflatten(leaves)
+    except Exception as error:
+        error.add_note(errors.none_refused_note())
+        raise
 
 
 def _shape_and_dtype(leaf: Any) -> Any:
@@ -83,8 +97,8 @@ def plan(selection: Selection, tree: Any, leaves: list[Any], treedef: Any) -> Pl
         treedef: Its structure.
 
     Returns:
-        The plan. It is kept for the structure unless the selection may change without notice, or the structure holds
-        arrays in another library's auxiliary data.
+        The plan. It is kept for the structure unless the selection may change without notice, or the structure reaches
+        arrays, in another library's auxiliary data or by a closure.
     """
     key = selection.key()
     if key is not None:
@@ -99,9 +113,25 @@ def plan(selection: Selection, tree: Any, leaves: list[Any], treedef: Any) -> Pl
         if found is not None and found.fits(leaves):
             return found
     subject = Subject(tree, leaves, treedef)
-    new = Plan(subject, selection.choose(subject))
-    if key is not None and not subject.layout.aux_holds_arrays:
-        _plans[key] = new
+    try:
+        new = Plan(subject, selection.choose(subject))
+    finally:
+        subject.release()
+    if key is not None and not reaches_array(treedef) and (not new.thaws or _compares_exactly(treedef)):
+        with contextlib.suppress(Exception):
+            _plans[key] = new
         while len(_plans) > _CACHE_SIZE:
             _plans.popitem(last=False)
     return new
+
+
+def _compares_exactly(structure: Any) -> bool:
+    """Whether structures that equal this one are the same in every respect."""
+    data = structure.node_data()
+    return data is None or (_is_exact(data[1]) and all(map(_compares_exactly, structure.children())))
+
+
+def _is_exact(aux: Any) -> bool:
+    if type(aux) in (tuple, list):
+        return all(map(_is_exact, aux))
+    return isinstance(aux, str | type | types.FunctionType | Marks | StaticData | None)

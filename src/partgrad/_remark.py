@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 
+from . import errors
 from ._layout import flatten_one_level
 from ._leaf import is_differentiable
 from ._nondiff import NonDiff
 from ._schema import MARKS, children_of, rebuild, schema_of
-from ._static import Static, StaticData
+from ._static import Static, StaticData, unflatten_static
 
 Held = Callable[[int], bool | None]
 
@@ -68,7 +69,12 @@ class _Visitor:
     def _open_foreign(self, node: Any, marked: bool) -> Any:
         keyed, structure = flatten_one_level(node)
         visited = [self.visit(child, False, marked) for _, child in keyed]
-        return structure.unflatten([_marked(child) if whole else child for child, whole in visited])
+        for mark in (_marked, _marked_leaves):
+            children = [mark(child) if whole else child for child, whole in visited]
+            rebuilt = structure.unflatten(children)
+            if _leaves_and_marks(rebuilt) == _leaves_and_marks(children):
+                return rebuilt
+        raise errors.cannot_hold(type(node).__name__)
 
     def _open(self, node: Any, marked: bool) -> Any:
         schema, marks = schema_of(node), getattr(node, MARKS)
@@ -77,7 +83,7 @@ class _Visitor:
         for name, child, data in children_of(node):
             if data is not None:
                 static[name] = self._relive(data)
-                children.append(child)
+                children.append(static[name].nest(data.arrays_in(child)))
                 continue
             child, whole = self.visit(child, name in marks.nondiff, marked)
             children.append(child)
@@ -86,14 +92,18 @@ class _Visitor:
         return rebuild(schema, schema.marks(tuple(nondiff), tuple(static.items())), children)
 
     def _static(self, node: Static[Any]) -> Static[Any]:
-        data = self._relive(node._data)
-        return node if data is node._data else node.with_data(data)
+        children, data = jax.tree.leaves(node), self._relive(node.data)
+        return unflatten_static(data, [data.nest(children)])
 
     def _relive(self, data: StaticData) -> StaticData:
         wanted = [self._held(self._next + number) for number in range(data.arrays)]
         self._next += data.arrays
-        live = {n for n, w in enumerate(wanted) if w is False or (w is None and n in data.live)}
-        return data.with_live(frozenset(live))
+        live = frozenset(n for n, w in enumerate(wanted) if w is False or (w is None and n in data.live))
+        freed = {data.positions[number] for number in live - data.live}
+        if freed:
+            # The value may hold marks of its own, below which a leaf would still be held.
+            data = StaticData(remark(data.skeleton(), lambda i: False if i in freed else None))
+        return data.with_live(live)
 
 
 def _marked(node: Any) -> Any:
@@ -108,3 +118,14 @@ def _marked(node: Any) -> Any:
         if data is None and (name in marks.nondiff or any(map(is_differentiable, jax.tree.leaves(child)))):
             nondiff.append(name)
     return rebuild(schema, schema.marks(tuple(nondiff), marks.static), children)
+
+
+def _marked_leaves(node: Any) -> Any:
+    """Hold all of a node leaf by leaf, for a class that takes the containers in it apart."""
+    return jax.tree.map(lambda leaf: NonDiff(leaf) if is_differentiable(leaf) else leaf, node)
+
+
+def _leaves_and_marks(tree: Any) -> list[tuple[bool, int]]:
+    """The leaves and wrappers of a tree by identity, to see whether a class kept what it was given."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, NonDiff))
+    return [(isinstance(node, NonDiff), id(node)) for node in nodes]

@@ -13,6 +13,8 @@ from ._nondiff import hold
 from ._static import StaticData
 
 MARKS = "_partgrad_marks"
+# The name under which an instance gives itself, so that `dataclasses.replace` hands it to the new one's __init__.
+ORIGIN = "_partgrad_origin"
 SCHEMA = "_partgrad_schema"
 
 

@@ -47,7 +47,7 @@ class Subject:
     def slots(self) -> SlotTree:
         """The tree of slots."""
         if self._slots is None:
-            self._slots = SlotTree(self.leaves, self.treedef)
+            self._slots = SlotTree(self.tree, self.leaves, self.treedef)
             self._layout = self._slots.layout
         return self._slots
 
@@ -58,6 +58,11 @@ class Subject:
     def looked(self) -> list[int]:
         """The numbers of the leaves whose shape or dtype a selector read."""
         return [] if self._slots is None else self._slots.looked()
+
+    def release(self) -> None:
+        """Let the slots go, once all is resolved."""
+        if self._slots is not None:
+            self._slots.release()
 
     def typed_paths(self) -> list[str]:
         """The leaves for an error message: path, type and whether a mark holds it."""
@@ -71,17 +76,65 @@ class Chosen:
     """What a selector chose in a subject.
 
     Attributes:
-        part: The structure of the named part, or None for a selector that describes leaves.
-        leaves: The chosen leaf numbers; of a named part, all its leaves, in its order.
-        selected: Those of them that are differentiated.
+        considered: The numbers of the leaves that it was about.
+        selected: Those of them that are differentiated, each once; of a named part, in the part's order.
         thaw: Those of the selected that a mark holds, and that were named in spite of it.
+        part: The named part, or None for a selector that describes leaves.
     """
 
-    def __init__(self, part: Any | None, leaves: list[int], selected: list[int], thaw: Iterable[int] = ()):
-        self.part = part
-        self.leaves = leaves
+    def __init__(
+        self, considered: list[int], selected: list[int], thaw: Iterable[int] = (), part: NamedPart | None = None
+    ):
+        self.considered = considered
         self.selected = selected
         self.thaw = frozenset(thaw)
+        self.part = part
+
+
+class NamedPart:
+    """The shape of a named part: nodes and leaves of a tree, in tuples, lists and dicts.
+
+    Args:
+        containers: The structure of the tuples, lists and dicts.
+        nodes: For each node or leaf its route in the tree, how many leaves it has, which of them are selected, and
+            whether it is in static data.
+        is_leaf: Whether the part is one leaf, and nothing around it.
+    """
+
+    def __init__(self, containers: Any, nodes: list[tuple[tuple[int, ...], int, list[int], bool]], is_leaf: bool):
+        self._containers = containers
+        self._nodes = nodes
+        self._is_leaf = is_leaf
+
+    def build(self, treedef: Any, values: Iterable[Any]) -> Any:
+        """Put one value per selected leaf, in the order of the part, into its shape.
+
+        Args:
+            treedef: The structure of the tree, whose nodes the part has.
+            values: The values.
+        """
+        if self._is_leaf:
+            (value,) = values
+            return value
+        remaining, built = iter(values), []
+        for route, size, selected, is_static in self._nodes:
+            structure = treedef
+            for number in route:
+                structure = structure.children()[number]
+            leaves: list[Any] = [None] * size
+            for at in selected:
+                leaves[at] = next(remaining)
+            built.append(_none_for_constants(structure.unflatten(leaves)) if is_static else structure.unflatten(leaves))
+        return self._containers.unflatten(built)
+
+
+def _none_for_constants(child: Any) -> Any:
+    """Put None for the constants of static data, which its child has as ()."""
+    return jax.tree.map(lambda x: None if _is_empty(x) else x, child, is_leaf=_is_empty)
+
+
+def _is_empty(node: Any) -> bool:
+    return type(node) is tuple and not node
 
 
 class Selection:
@@ -101,7 +154,7 @@ class _Everything(Selection):
 
     def choose(self, subject: Subject) -> Chosen:
         everything = range(len(subject.leaves))
-        return Chosen(None, list(everything), [i for i in everything if _is_free(subject, i)])
+        return Chosen(list(everything), [i for i in everything if _is_free(subject, i)])
 
     def key(self) -> Hashable:
         return "everything"
@@ -278,22 +331,25 @@ def _skipping(steps: tuple[_path.Step, ...], positions: set[int]) -> frozenset[i
 
 def _choose_named(subject: Subject, places: list[Place], containers: Any, wrt: str) -> Chosen:
     """Choose named places: a mark on or above a place gives way, one inside it keeps its leaves out."""
+    considered: list[int] = []
     selected: list[int] = []
     held: list[int] = []
-    thaw: list[int] = []
+    nodes: list[tuple[tuple[int, ...], int, list[int], bool]] = []
     for place in places:
         _refuse_undifferentiable(subject, place)
-        for i in range(place.start, place.stop):
-            if not is_differentiable(subject.leaves[i]):
-                continue
-            (held if subject.is_held(i, place.depth) else selected).append(i)
-            if 0 <= subject.layout.leaves[i].mark <= place.depth:
-                thaw.append(i)
+        numbers = range(place.start, place.stop)
+        differentiable = [i for i in numbers if is_differentiable(subject.leaves[i])]
+        free = [i for i in differentiable if not subject.is_held(i, place.depth)]
+        considered += numbers
+        selected += free
+        held += [i for i in differentiable if i not in set(free)]
+        nodes.append((place.route, len(numbers), [i - place.start for i in free], place.alias is not place.value))
     _refuse_twice(subject, selected)
     if not selected:
         raise _nothing(subject, held, wrt, in_named_node=True)
-    part = jax.tree.structure(containers.unflatten([place.value for place in places]))
-    return Chosen(part, [i for place in places for i in range(place.start, place.stop)], selected, thaw)
+    is_leaf = containers == jax.tree.structure(0) and places[0].is_leaf
+    thaw = [i for i in selected if subject.layout.leaves[i].mark >= 0]
+    return Chosen(considered, selected, thaw, NamedPart(containers, nodes, is_leaf))
 
 
 def choose_described(subject: Subject, places: Iterable[Place], wrt: str) -> Chosen:
@@ -302,7 +358,7 @@ def choose_described(subject: Subject, places: Iterable[Place], wrt: str) -> Cho
     selected = [i for i in leaves if _is_free(subject, i)]
     if not selected:
         raise _nothing(subject, [i for i in leaves if is_differentiable(subject.leaves[i])], wrt, in_named_node=False)
-    return Chosen(None, leaves, selected)
+    return Chosen(leaves, selected)
 
 
 def _nothing(subject: Subject, held: list[int], wrt: str, *, in_named_node: bool) -> errors.NoMatchError:

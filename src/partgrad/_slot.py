@@ -1,12 +1,15 @@
 """Slots: what a selector callable sees in the place of a leaf."""
 
+import operator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
 
 from . import errors
-from ._layout import Layout
+from ._layout import Layout, Place, flatten_one_level
 from ._leaf import dtype_of, shape_of
+from ._schema import schema_of
 
 
 class Slot:
@@ -91,7 +94,8 @@ class SlotTree:
     """A tree with a slot in the place of every leaf.
 
     Args:
-        leaves: The leaves of the tree.
+        tree: The tree.
+        leaves: Its leaves.
         treedef: Its structure.
 
     Attributes:
@@ -99,26 +103,75 @@ class SlotTree:
         layout: The layout of that tree.
     """
 
-    def __init__(self, leaves: list[Any], treedef: Any):
+    def __init__(self, tree: Any, leaves: list[Any], treedef: Any):
+        # Before there are slots: a class's constructor may ask one for its path.
+        self.layout = Layout(tree)
         self._slots = [Slot(self, number, leaf) for number, leaf in enumerate(leaves)]
-        self.tree: Any = treedef.unflatten(self._slots)
+        self.tree: Any = self._build(tree, treedef)
         self.layout = Layout(self.tree)
         self._nodes = {}
         for place in reversed(self.layout.places):
             if not place.is_leaf:
-                self._nodes[id(place.value)] = self._nodes[id(place.alias)] = place
+                self._nodes[id(place.value)] = place
+                if place.stop > place.start:
+                    self._nodes[id(place.alias)] = place
 
-    def find(self, value: Any) -> Any:
+    def _build(self, tree: Any, treedef: Any) -> Any:
+        try:
+            built = treedef.unflatten(self._slots)
+            if all(map(operator.is_, jax.tree.leaves(built), self._slots)):
+                return built
+        except Exception:
+            # A constructor that checks or converts its arguments, which slots do not survive.
+            pass
+        return _with_leaves(tree, iter(self._slots))
+
+    def find(self, value: Any) -> Place | None:
         """The place of a slot or of a node of this tree (of what a wrapper holds, for a wrapper), else None."""
         if isinstance(value, Slot):
             return self.layout.leaves[value._number] if value._owner is self else None
         if value is None or (type(value) is tuple and not value):
             return None
-        place = self._nodes.get(id(value))
-        if place is not None and place.is_wrapper:
-            return self.layout.places[self.layout.places.index(place) + 1]
+        place = self._nodes.get(id(value)) or self._find_copy(value)
+        while place is not None and place.is_wrapper:
+            below = self._nodes.get(id(place.value.value))
+            place = below or self.layout.leaves[place.start]
         return place
+
+    def _find_copy(self, node: Any) -> Place | None:
+        """The node that this one is a copy of, as of classes that build what they hold anew on every access."""
+        if type(node) in (tuple, list, dict) or not jax.tree_util.is_tree_node(type(node)):
+            return None
+        leaves = jax.tree.leaves(node)
+        if not leaves or not all(isinstance(leaf, Slot) and leaf._owner is self for leaf in leaves):
+            return None
+        numbers = [leaf._number for leaf in leaves]
+        for place in self.layout.places:
+            if numbers == list(range(place.start, place.stop)) and type(place.value) is type(node):
+                return place
+        return None
 
     def looked(self) -> list[int]:
         """The numbers of the leaves whose shape or dtype was read."""
         return [slot._number for slot in self._slots if slot._looked]
+
+    def release(self) -> None:
+        """Let the leaves go: slots and their tree refer to each other, and would keep them until a collection."""
+        for slot in self._slots:
+            slot._leaf = None
+        self.layout = Layout(())
+
+
+def _with_leaves(node: Any, leaves: Iterator[Any]) -> Any:
+    """A tree with other leaves, built without running constructors wherever a node keeps its children as attributes."""
+    if not jax.tree_util.is_tree_node(type(node)):
+        return next(leaves)
+    children, structure = flatten_one_level(node)
+    rebuilt = [_with_leaves(child, leaves) for _, child in children]
+    names = [step.name if isinstance(step, jax.tree_util.GetAttrKey) else None for step, _ in children]
+    if schema_of(node) is not None or not set(names) <= set(getattr(node, "__dict__", ())):
+        return structure.unflatten(rebuilt)
+    new = object.__new__(type(node))
+    new.__dict__.update(node.__dict__)
+    new.__dict__.update(zip(names, rebuilt, strict=True))
+    return new

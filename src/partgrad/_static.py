@@ -1,6 +1,5 @@
 """Static: Python data for the compiler, and how it is taken apart where it holds arrays."""
 
-import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
@@ -49,18 +48,32 @@ class StaticData:
             tuple(keystr(path) for path, _ in paths_and_leaves),
             tuple(_ARRAY if is_array(leaf) else _typed(leaf, where, keystr(path)) for path, leaf in paths_and_leaves),
         )
-        shown = [True if is_array(leaf) else None for leaf in leaves]
+        # Not None for a constant: that is what stands for the leaves of another part of a tree.
+        shown = [True if is_array(leaf) else () for leaf in leaves]
         self._child_def = jax.tree.structure(self._treedef.unflatten(shown))
 
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The numbers of the arrays among all leaves of the value."""
+        return self._positions
+
     def child(self, value: Any) -> Any:
-        """The arrays of a value, in the value's own containers, with None for its constants."""
+        """The arrays of a value, in the value's own containers, with () for its constants."""
         leaves = self._treedef.flatten_up_to(value)
         return self._child_def.unflatten([leaves[i] for i in self._positions])
+
+    def arrays_in(self, child: Any) -> list[Any]:
+        """What stands at the arrays in a child."""
+        return self._child_def.flatten_up_to(child)
+
+    def nest(self, arrays: list[Any]) -> Any:
+        """The child that holds these in the place of the arrays."""
+        return self._child_def.unflatten(arrays)
 
     def value(self, child: Any) -> Any:
         """Put a value together from what `child` returned, or from anything of that structure."""
         leaves = list(self._constants)
-        for number, (i, leaf) in enumerate(zip(self._positions, self._child_def.flatten_up_to(child), strict=True)):
+        for number, (i, leaf) in enumerate(zip(self._positions, self.arrays_in(child), strict=True)):
             leaves[i] = leaf if number in self.live else hold(leaf)
         return self._treedef.unflatten(leaves)
 
@@ -90,12 +103,20 @@ class StaticData:
     def __deepcopy__(self, memo: Any) -> "StaticData":
         return self
 
-    def __reduce__(self) -> Any:
-        # Rebuilt from a value with empty arrays: the key holds types, not all of which can be pickled.
+    def skeleton(self) -> Any:
+        """A value of this kind, with empty arrays."""
         leaves = list(self._constants)
         for i in self._positions:
             leaves[i] = np.zeros(0)
-        return _static_data, (self._treedef.unflatten(leaves) if self.arrays else self.constant, self.live)
+        return self._treedef.unflatten(leaves) if self.arrays else self.constant
+
+    def constants(self) -> list[Any]:
+        """What the structure of a tree holds of the value."""
+        return [self._constants, self._treedef]
+
+    def __reduce__(self) -> Any:
+        # Rebuilt from the skeleton: the key holds types, not all of which can be pickled.
+        return _static_data, (self.skeleton(), self.live)
 
 
 def _copied(value: Any) -> Any:
@@ -130,7 +151,8 @@ def _typed(value: Any, where: str, path: str) -> Any:
         hash(value)
     except TypeError:
         raise errors.static_unhashable(where, path, value) from None
-    return (type(value), value if not (isinstance(value, float) and math.isnan(value)) else "nan")
+    is_nan = isinstance(value, float | complex | np.inexact) and value != value
+    return type(value), "nan" if is_nan else value
 
 
 class Static(Generic[T]):
@@ -175,11 +197,10 @@ class Static(Generic[T]):
         """What it holds."""
         return self._value
 
-    def with_data(self, data: StaticData) -> "Static[T]":
-        """The same value, taken apart in another way."""
-        new: Static[T] = object.__new__(Static)
-        new._data, new._value = data, self._value
-        return new
+    @property
+    def data(self) -> StaticData:
+        """How it is taken apart."""
+        return self._data
 
     def __eq__(self, other: object) -> Any:
         return trees_equal(self, other) if isinstance(other, Static) else NotImplemented
@@ -191,7 +212,7 @@ class Static(Generic[T]):
         return f"Static({self._value!r})"
 
     def __reduce__(self) -> Any:
-        return _unflatten_static, (self._data, (self._data.child(self._value),) if self._data.arrays else ())
+        return unflatten_static, (self._data, (self._data.child(self._value),) if self._data.arrays else ())
 
 
 def _flatten_static(node: Static[Any]) -> tuple[tuple[Any, ...], StaticData]:
@@ -204,11 +225,12 @@ def _flatten_static_with_keys(node: Static[Any]) -> Any:
     return tuple((GetAttrKey("value"), child) for child in children), data
 
 
-def _unflatten_static(data: StaticData, children: Any) -> Static[Any]:
+def unflatten_static(data: StaticData, children: Any) -> Static[Any]:
+    """Build a `Static` from how its value is taken apart and from its arrays."""
     new: Static[Any] = object.__new__(Static)
     new._data = data
     new._value = data.value(children[0]) if data.arrays else data.constant
     return new
 
 
-jax.tree_util.register_pytree_with_keys(Static, _flatten_static_with_keys, _unflatten_static, _flatten_static)
+jax.tree_util.register_pytree_with_keys(Static, _flatten_static_with_keys, unflatten_static, _flatten_static)

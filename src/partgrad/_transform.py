@@ -22,11 +22,11 @@ Argnums = int | Sequence[int]
 class _Target:
     """One differentiated argument of one call: its leaves, and which of them are differentiated."""
 
-    __slots__ = ("leaves", "plan")
+    __slots__ = ("leaves", "plan", "treedef")
 
     def __init__(self, argument: Any, selection: Selection, position: int):
-        self.leaves, treedef = jax.tree.flatten(argument)
-        self.plan: Plan = plan(selection, argument, self.leaves, treedef)
+        self.leaves, self.treedef = jax.tree.flatten(argument)
+        self.plan: Plan = plan(selection, argument, self.leaves, self.treedef)
         if not self.plan.indices and self.leaves:
             raise _nothing(argument, position)
 
@@ -39,7 +39,11 @@ class _Target:
         leaves = self.leaves.copy()
         for i, value in zip(self.plan.indices, values, strict=True):
             leaves[i] = value
-        return self.plan.treedef.unflatten(leaves)
+        return self.plan.structure(self.treedef).unflatten(leaves)
+
+    def gradient(self, values: list[Any]) -> Any:
+        """The derivatives of the selected leaves, in the shape of the gradient."""
+        return self.plan.gradient(self.treedef, values)
 
 
 def _nothing(argument: Any, position: int) -> errors.NotDifferentiableError:
@@ -60,10 +64,13 @@ def _selections(wrt: Any, argnums: Argnums) -> tuple[Selection, ...]:
 def _positions(argnums: Argnums, given: int) -> list[int]:
     """The differentiated positions, counted from the front."""
     numbers = [operator.index(n) for n in argnums] if isinstance(argnums, Sequence) else [operator.index(argnums)]
-    needed = max(n + 1 if n >= 0 else -n for n in numbers)
+    needed = max((n + 1 if n >= 0 else -n for n in numbers), default=0)
     if needed > given:
         raise errors.argument_missing(argnums, needed, given)
-    return [n % given for n in numbers]
+    positions = [n % given for n in numbers]
+    if len(set(positions)) < len(positions):
+        raise errors.argument_twice(argnums, next(p for p in positions if positions.count(p) > 1))
+    return positions
 
 
 def _value_and_grad(f: F, wrt: Any, argnums: Argnums, has_aux: bool, holomorphic: bool) -> F:
@@ -82,7 +89,7 @@ def _value_and_grad(f: F, wrt: Any, argnums: Argnums, has_aux: bool, holomorphic
             return f(*rebuilt, **kwargs)
 
         value, gradients = jax.value_and_grad(of_selected, **standard)([target.selected for target in targets])
-        shaped = tuple(target.plan.gradient(gradient) for target, gradient in zip(targets, gradients, strict=True))
+        shaped = tuple(target.gradient(gradient) for target, gradient in zip(targets, gradients, strict=True))
         return value, shaped if several else shaped[0]
 
     return value_and_grad

@@ -9,16 +9,18 @@ that order. Every class also derives from the builtin that a caller would catch:
     │   ├── NotDifferentiableError(TypeError)   it names an int, a bool, a string, a function ...
     │   └── SelectorTypeError(TypeError)    it is not a selector at all
     ├── SlotError(TypeError)                a selector computed on what it should only point at
-    ├── ArgumentError(TypeError)            the arguments of a transform do not go together
+    ├── ArgumentError(TypeError, ValueError)    the arguments of a transform do not go together
     ├── PartsError(ValueError)              parts that `combine` cannot put together
     ├── DataclassError(TypeError)           a class, or the building of an instance
     └── StaticError(TypeError)              a value that cannot be static
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 _LISTED = 10
+_STRING_KEY = re.compile(r"\['(\w+)'\]")
 
 
 class PartgradError(Exception):
@@ -45,7 +47,7 @@ class SlotError(PartgradError, TypeError):
     """A selector computed on a slot, or iterated it, where it may only point at it."""
 
 
-class ArgumentError(PartgradError, TypeError):
+class ArgumentError(PartgradError, TypeError, ValueError):
     """The arguments of a transform do not go together."""
 
 
@@ -76,7 +78,10 @@ def _listed(items: Iterable[str]) -> str:
 
 
 def _near(name: str, candidates: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, list(dict.fromkeys(candidates)), n=4, cutoff=0.5)
+    # `['a'].b` and `a.b` are one path, so they are compared in one spelling.
+    spelled = {_STRING_KEY.sub(r".\1", candidate).removeprefix("."): candidate for candidate in candidates}
+    found = difflib.get_close_matches(_STRING_KEY.sub(r".\1", name), list(spelled), n=4, cutoff=0.5)
+    return [spelled[near] for near in found]
 
 
 # --- selectors ---------------------------------------------------------------------------------------------------
@@ -238,6 +243,17 @@ def argument_missing(argnums: object, needed: int, given: int) -> ArgumentError:
     )
 
 
+def argument_twice(argnums: object, position: int) -> ArgumentError:
+    """Word the error for an `argnums` that names one argument twice."""
+    return ArgumentError(
+        _word(
+            f"argnums={argnums} names argument {position} twice.",
+            "Expected every argument at most once: one of the two would be a constant of the other.",
+            fix="select several parts of one argument with one selector: wrt=lambda m: (m.a, m.b).",
+        )
+    )
+
+
 def selectors_and_argnums(wrt: object, argnums: object) -> ArgumentError:
     """Word the error for a `wrt` and an `argnums` of different lengths."""
     count = f"{len(wrt)} selectors" if isinstance(wrt, tuple) else f"one selector ({wrt!r:.60})"
@@ -312,6 +328,48 @@ def slots_refused(cls: str) -> DataclassError:
             f"`{cls}` asks for slots=True (or defines __slots__).",
             "Expected instances with a __dict__: that is where unflattening writes, without running __init__.",
             fix="leave slots out; reading a field costs the same.",
+        )
+    )
+
+
+def decorated_twice(cls: str) -> DataclassError:
+    """Word the error for a class that is a dataclass or a pytree already."""
+    return DataclassError(
+        _word(
+            f"`{cls}` is a dataclass already.",
+            "partgrad.dataclass makes a class a dataclass and registers it with JAX; another decorator does so too.",
+            fix="leave partgrad.dataclass as the only decorator.",
+        )
+    )
+
+
+def dataclass_refused(cls: str, error: Exception) -> DataclassError:
+    """Word the error for a class that `dataclasses.dataclass` or JAX refuses."""
+    return DataclassError(
+        _word(
+            f"`{cls}` cannot be a partgrad dataclass: {error}.",
+            "Expected a class that dataclasses.dataclass accepts; partgrad's are frozen without frozen=False.",
+            fix="mend the class; a base that is a plain dataclass must be frozen like this one.",
+        )
+    )
+
+
+def none_refused_note() -> str:
+    """Word the note on an error of a constructor that JAX runs when partgrad builds a part of a tree."""
+    return (
+        "partgrad built a tree with None in the place of the leaves that are not in it, and the constructor of a class "
+        "in it, which JAX runs to build one, refused that.\n"
+        "Fix: let the constructor accept None, or name the leaves by a callable, whose gradient has no such tree."
+    )
+
+
+def cannot_hold(cls: str) -> DataclassError:
+    """Word the error for a class of another library whose instances cannot hold a wrapper."""
+    return DataclassError(
+        _word(
+            f"`{cls}` takes NonDiff wrappers apart when JAX builds it, so its leaves cannot be marked.",
+            "Expected a class that stores what it is given.",
+            fix=f"leave its leaves out by wrt=..., or make `{cls}` a partgrad.dataclass, whose fields can be marked.",
         )
     )
 
