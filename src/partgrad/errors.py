@@ -128,7 +128,7 @@ def path_not_found(pattern: str, leaves: Sequence[str], places: Sequence[str], n
     if near:
         details.append(f"Near names: {_listed(f'`{n}`' for n in near)}.")
     details.append(f"Leaves: {_listed(leaves) or 'none'}.")
-    fix = f"write '{near[0]}'." if near else "start at the tree itself, not with the argument's name."
+    fix = f"write {near[0]!r}." if near else "start at the tree itself, not with the argument's name."
     return NoMatchError(_word(f"The path '{pattern}' matches nothing in the tree.", *details, fix=fix))
 
 
