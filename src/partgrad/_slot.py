@@ -1,7 +1,7 @@
 """Slots: what a selector callable sees in the place of a leaf."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -140,16 +140,15 @@ class SlotTree:
 
     def _find_copy(self, node: Any) -> Place | None:
         """The node that this one is a copy of, as of classes that build what they hold anew on every access."""
-        if type(node) in (tuple, list, dict) or not jax.tree_util.is_tree_node(type(node)):
+        if isinstance(node, tuple) or type(node) in (list, dict) or not jax.tree_util.is_tree_node(type(node)):
             return None
         leaves = jax.tree.leaves(node)
         if not leaves or not all(isinstance(leaf, Slot) and leaf._owner is self for leaf in leaves):
             return None
         numbers = [leaf._number for leaf in leaves]
-        for place in self.layout.places:
-            if numbers == list(range(place.start, place.stop)) and type(place.value) is type(node):
-                return place
-        return None
+        kind = Mapping if isinstance(node, Mapping) else type(node)
+        alike = (p for p in self.layout.places if isinstance(p.value, kind))
+        return next((p for p in alike if numbers == list(range(p.start, p.stop))), None)
 
     def looked(self) -> list[int]:
         """The numbers of the leaves whose shape or dtype was read."""

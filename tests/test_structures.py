@@ -1,0 +1,297 @@
+"""Structures that are equal but differ, classes with constructors of their own, static data with marks inside."""
+
+import dataclasses
+import functools
+import gc
+import operator
+import typing
+import weakref
+
+import equinox as eqx
+import flax.core
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import partgrad as pg
+from partgrad import NonDiff, errors
+from partgrad._reach import reaches_array
+
+
+class Module(eqx.Module):
+    w: jax.Array
+    n: typing.Any = eqx.field(static=True)
+
+
+@pg.dataclass
+class Grid:
+    x: typing.Any = pg.field(nondiff=True)
+
+
+@pg.dataclass
+class Configured:
+    w: float
+    cfg: typing.Any = pg.field(static=True)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Converting:
+    w: jax.Array
+    b: jax.Array
+
+    def __post_init__(self):
+        self.w = jnp.asarray(self.w)
+
+
+# --- equal but different -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrt", ["w", None, lambda m: m.w, pg.each(lambda m: m.w)])
+def test_a_plan_made_for_an_equal_structure_does_not_bring_its_data_along(wrt):
+    indexed = pg.grad(lambda m: jnp.sum(m.w[m.n] ** 2), wrt=wrt)
+    as_array = lambda gradient: np.asarray(jax.tree.leaves(gradient)[0])
+    np.testing.assert_array_equal(as_array(indexed(Module(jnp.arange(3.0), 1))), [0, 2, 0])
+    np.testing.assert_array_equal(as_array(indexed(Module(jnp.arange(3.0), True))), [0, 2, 4])
+    signed = pg.value_and_grad(lambda m: m.w / m.n, wrt=wrt)
+    assert signed(Module(1.0, 0.0))[0] == np.inf
+    assert signed(Module(1.0, -0.0))[0] == -np.inf
+
+
+def test_mutable_data_of_one_tree_does_not_become_anothers():
+    first, second = Module(1.0, [1, 2]), Module(1.0, [1, 2])
+    pg.partition(first)
+    pg.combine(*pg.partition(second)).n.append(9)
+    assert first.n == [1, 2]
+    pg.partition({1: 1.0, 2: 3})
+    assert list(pg.partition({True: 1.0, 2: 3})[0]) == [True, 2]
+    held = lambda n: {"h": NonDiff(Module(2.0, n)), "x": 1.0}
+    named = pg.grad(lambda t: t["x"] * t["h"].w * (t["h"].n is True), wrt=lambda t: t["h"].w)
+    assert (named(held(1)), named(held(True))) == (0.0, 1.0)
+
+
+def test_foreign_data_whose_comparison_raises():
+    class Aux:
+        def __init__(self, array):
+            self.array = array
+
+        def __eq__(self, other):
+            return self.array == other.array
+
+        __hash__ = None
+
+    class Foreign:
+        def __init__(self, w, aux):
+            self.w, self.aux = w, aux
+
+    jax.tree_util.register_pytree_node(Foreign, lambda f: ((f.w,), f.aux), lambda aux, c: Foreign(c[0], aux))
+    g = pg.grad(lambda t: (t[0].w ** 2).sum())
+    for _ in range(2):
+        assert g((Foreign(jnp.ones(2), Aux(np.arange(3))), 2))[0].w.tolist() == [2.0, 2.0]
+
+    @pg.dataclass
+    class Holder:
+        x: typing.Any
+
+    assert (Holder(Foreign(1.0, Aux(np.arange(3)))) == Holder(Foreign(1.0, Aux(np.arange(3))))) is False
+
+
+# --- constructors ------------------------------------------------------------------------------------------------
+
+
+def test_a_callable_selects_in_a_class_that_converts_its_arguments():
+    assert pg.grad(lambda m: m.w * m.b, wrt=lambda m: m.b)(Converting(2.0, 3.0)) == 2.0
+    assert pg.grad(lambda t: t[0].w * t[0].b, wrt=lambda t: (t[0].w, t[0].b))([Converting(2.0, 3.0)]) == (3.0, 2.0)
+
+
+def test_a_class_that_refuses_none_says_what_partgrad_did():
+    with pytest.raises(ValueError, match="None is not a valid value") as caught:
+        pg.partition(Converting(2.0, 3.0), "b")
+    assert "Fix: let the constructor accept None" in caught.value.__notes__[0]
+
+
+def test_freeze_refuses_a_class_that_takes_wrappers_apart_and_goes_around_containers():
+    with pytest.raises(errors.DataclassError, match=r"`Converting` takes NonDiff wrappers apart[\s\S]*Fix: "):
+        pg.freeze(Converting(2.0, 3.0), "w")
+    frozen = pg.freeze(jax.tree_util.Partial(max, 2.0, b=3.0), "[1].b")
+    assert isinstance(frozen.keywords["b"], NonDiff)
+
+
+def test_nodes_that_a_class_builds_anew_on_every_access():
+    tree = flax.core.freeze({"params": {"dense": {"w": 1.0, "b": 2.0}, "out": {"w": 3.0}}})
+    gradient = pg.grad(lambda p: p["params"]["dense"]["w"] ** 2, wrt=lambda p: p["params"]["dense"])(tree)
+    assert list(jax.tree.leaves(gradient)) == [0.0, 2.0]
+
+
+# --- static data with marks inside -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrt", ["cfg.x", lambda m: m.cfg.x, lambda m: (m.cfg.x,)])
+def test_a_named_array_in_static_data_is_differentiated_below_marks_of_its_own(wrt):
+    f = lambda m: m.w * m.cfg.x.sum()
+    for function in (f, jax.jit(f)):
+        (gradient,) = jax.tree.leaves(pg.grad(function, wrt=wrt)(Configured(3.0, Grid(jnp.ones(2)))))
+        assert gradient.tolist() == [3.0, 3.0]
+    assert repr(pg.thaw(Configured(1.0, Grid(jnp.ones(2))), "cfg.x")) == "Configured(w=1.0, cfg=Grid(x=[1., 1.]))"
+    wrapped = Configured(3.0, {"g": NonDiff(jnp.ones(2)), "n": 1})
+    assert pg.grad(lambda m: m.w * m.cfg["g"].sum(), wrt="cfg.g")(wrapped).tolist() == [3.0, 3.0]
+
+
+def test_a_container_in_static_data_is_a_part():
+    model = Configured(2.0, {"inner": {"g": jnp.ones(2), "n": 3}})
+    f = lambda m: m.cfg["inner"]["g"].sum() * m.w
+    for wrt in ("cfg.inner", lambda m: m.cfg["inner"]):
+        gradient = pg.grad(f, wrt=wrt)(model)
+        assert gradient["n"] is None
+        assert gradient["g"].tolist() == [2.0, 2.0]
+
+
+def test_replacing_another_field_keeps_what_is_an_array():
+    model = Configured(2.0, {"g": jnp.ones(2), "n": 3})
+    selected, rest = pg.partition(model)
+    assert pg.combine(dataclasses.replace(selected, w=selected.w * 2), rest).w == 4.0
+    gradient = pg.grad(lambda m: m.w * m.cfg["g"].sum())(model)
+    assert jax.tree.structure(dataclasses.replace(gradient, w=0.0)) == jax.tree.structure(gradient)
+    assert dataclasses.replace(model, cfg={"g": 1.0}).cfg == {"g": 1.0}
+    with pytest.raises(errors.PartsError, match="both hold `w`"):
+        pg.combine(selected, rest, selected)
+
+
+def test_a_node_beside_a_held_leaf_of_its_own():
+    @pg.dataclass
+    class Model:
+        a: float
+        p: float = pg.field(nondiff=True, default=3.0)
+
+    f = lambda m: m.a * m.p
+    node, p = pg.grad(f, wrt=lambda m: (m, m.p))(Model(2.0))
+    assert (node.a, node.p, p) == (3.0, None, 2.0)
+    p, node = pg.grad(f, wrt=lambda m: (m.p, m))(Model(2.0))
+    assert (node.a, node.p, p) == (3.0, None, 2.0)
+
+
+# --- classes -----------------------------------------------------------------------------------------------------
+
+
+def test_init_variables_keep_the_order_of_declaration():
+    seen = []
+
+    @pg.dataclass
+    class Model:
+        w: float
+        a: dataclasses.InitVar[str] = pg.field(kw_only=True)
+        b: dataclasses.InitVar[str]
+
+        def __post_init__(self, a, b):
+            seen.append((a, b))
+
+    Model(1.0, "B", a="A")
+    assert seen == [("A", "B")]
+
+
+def test_every_undecorated_subclass_is_told():
+    @pg.dataclass
+    class Base:
+        a: float = 1.0
+
+    class Silent(Base):
+        def __init__(self):
+            pass
+
+    @dataclasses.dataclass(frozen=True)
+    class Standard(Base):
+        b: float = 1.0
+
+    class Plain(Base):
+        pass
+
+    @pg.dataclass
+    class Below(Plain):
+        c: float = 2.0
+
+    @pg.dataclass
+    class Further(Below):
+        d: float = 3.0
+
+    for build in (Silent, Standard, Plain):
+        with pytest.raises(errors.DataclassError, match="is not decorated itself"):
+            build()
+    assert jax.tree.leaves(Below()) == [1.0, 2.0]
+    assert jax.tree.leaves(Further(5.0)) == [5.0, 2.0, 3.0]
+
+
+def test_other_decorators_are_refused():
+    def decorated(*decorators):
+        class Model:
+            a: float
+
+        return functools.reduce(lambda cls, decorate: decorate(cls), decorators, Model)
+
+    plain = dataclasses.dataclass(frozen=True)
+    for decorators in [(pg.dataclass, pg.dataclass), (plain, pg.dataclass)]:
+        with pytest.raises(errors.DataclassError, match=r"is a dataclass already[\s\S]*only decorator"):
+            decorated(*decorators)
+
+    @dataclasses.dataclass(slots=True, frozen=True)
+    class Slotted:
+        a: float
+
+    with pytest.raises(errors.DataclassError, match="slots"):
+        pg.dataclass(type("Child", (Slotted,), {"__annotations__": {"b": float}}))
+    with pytest.raises(errors.DataclassError, match="cannot be a partgrad dataclass: cannot inherit frozen"):
+        pg.dataclass(type("Child", (decorated(dataclasses.dataclass),), {}))
+
+
+# --- memory and arguments ----------------------------------------------------------------------------------------
+
+
+def test_closures_in_a_structure_do_not_stay_alive():
+    big = jnp.ones(1000)
+    alive = weakref.ref(big)
+    model = Configured(1.0, (lambda b: lambda x: x * b)(big))
+    pg.grad(lambda m: m.w**2)(model)
+    del model, big
+    gc.collect()
+    assert alive() is None
+
+
+def test_selecting_leaves_no_cycle_that_holds_leaves():
+    gc.collect()
+    gc.disable()
+    try:
+        w = jnp.ones(3)
+        alive = weakref.ref(w)
+        for wrt in (lambda t: t["a"], operator.itemgetter("a"), "a", pg.each(lambda t: t["a"])):
+            pg.partition({"a": w, "b": 1.0}, wrt)
+            pg.freeze({"a": w, "b": 1.0}, wrt)
+        del w
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_no_tracer_leaks():
+    with jax.checking_leaks():
+        model = lambda x: Configured(x, lambda y: y * x)
+        f = lambda x: pg.grad(lambda m: m.w**2, wrt=lambda m: m.w)(model(x))
+        assert jax.jit(f)(3.0) == 6.0
+
+
+def test_what_reaches_an_array():
+    array = jnp.ones(2)
+    holds = (lambda b: lambda x: x * b)(array)
+    for value in (array, [{"a": (array,)}], holds, functools.partial(max, array), jax.jit(holds)):
+        assert reaches_array(value)
+    for value in ("x", 3, None, len, jax.nn.relu, lambda x: x, {1: ("a", 2.0)}, jax.tree.structure({"a": 1})):
+        assert not reaches_array(value)
+
+
+def test_an_argument_named_twice_and_none_at_all():
+    f = lambda a, b: a * b
+    for argnums in ((0, 0), (0, -2)):
+        with pytest.raises(errors.ArgumentError, match="names argument 0 twice"):
+            pg.grad(f, argnums=argnums)(1.0, 2.0)
+    assert pg.grad(f, argnums=())(1.0, 2.0) == ()
+    with pytest.raises(ValueError, match="requires at least 3 positional"):
+        pg.grad(f, argnums=-3)(1.0, 2.0)
