@@ -10,7 +10,7 @@ def test_public_names():
     public = {name for name in vars(pg) if not name.startswith("_")}
     assert public == {
         *("NonDiff", "Static", "unwrap", "dataclass", "field"),
-        *("Selection", "each", "path"),
+        *("Selection", "each", "path", "of_type", "matching", "exclude"),
         *("partition", "combine", "freeze", "thaw"),
         *("grad", "value_and_grad", "errors"),
     }

@@ -51,6 +51,27 @@ TREE = {"dec": [{"w": 1.0, "b": 2.0}, {"w": 3.0, "b": NonDiff(4.0)}], "enc": Lin
         ("dec.**", ["['dec'][0]['b']", "['dec'][0]['w']", "['dec'][1]['w']"]),
         ("*.*.**.w", ["['dec'][0]['w']", "['dec'][1]['w']"]),
         (pg.path("enc"), ["['enc'].weight", "['enc'].bias"]),
+        (Linear, ["['enc'].weight", "['enc'].bias"]),
+        (pg.of_type(list), ["['dec'][0]['b']", "['dec'][0]['w']", "['dec'][1]['w']"]),
+        ({"dec": [True, False], "enc": False, "n": True}, ["['dec'][0]['b']", "['dec'][0]['w']"]),
+        (
+            {"dec": [{"w": False, "b": True}, {"w": True, "b": True}], "enc": Linear(True, False), "n": False},
+            ["['dec'][0]['b']", "['dec'][1]['w']", "['enc'].weight"],
+        ),
+        (True, ["['dec'][0]['b']", "['dec'][0]['w']", "['dec'][1]['w']", "['enc'].weight", "['enc'].bias"]),
+        (
+            pg.matching(lambda path, leaf: path.endswith("['w']") and leaf.ndim == 0),
+            ["['dec'][0]['w']", "['dec'][1]['w']"],
+        ),
+        (pg.exclude("dec"), ["['enc'].weight", "['enc'].bias"]),
+        (~pg.path("dec[0].w"), ["['dec'][0]['b']", "['dec'][1]['w']", "['enc'].weight", "['enc'].bias"]),
+        (pg.exclude("**.b"), ["['dec'][0]['w']", "['dec'][1]['w']", "['enc'].weight", "['enc'].bias"]),
+        (pg.exclude("dec[1].b") & Linear, ["['enc'].weight", "['enc'].bias"]),
+        (pg.path("dec[0].w") | "enc", ["['dec'][0]['w']", "['enc'].weight", "['enc'].bias"]),
+        (Linear | pg.path("dec[0].w"), ["['dec'][0]['w']", "['enc'].weight", "['enc'].bias"]),
+        ((lambda t: t["dec"]) - pg.each(lambda t: t["w"]), ["['dec'][0]['b']"]),
+        (pg.path("**.w") & (lambda t: t["dec"][0]), ["['dec'][0]['w']"]),
+        ("**.w" - pg.path("dec[0]") | Linear, ["['dec'][1]['w']", "['enc'].weight", "['enc'].bias"]),
     ],
 )
 def test_what_a_selector_selects(wrt, expected):
@@ -217,6 +238,58 @@ def refused(tree, wrt, error, *fragments):
     for fragment in fragments:
         assert fragment in message, f"{fragment!r} is not in:\n{message}"
     assert re.search(r"\n  Fix: .+", message)
+
+
+def test_a_callable_tree_of_bools_is_a_mask_and_marks_do_not_matter_to_it():
+    model = Sum(RBF(1.0, 2.0), Periodic(1.0, 2.0, 3.0))
+    mask = jax.tree.map(lambda _: True, model)
+    assert callable(mask)
+    assert chosen(model, mask) == ["a.variance", "a.lengthscale", "b.variance", "b.lengthscale"]
+    assert chosen(model, jax.tree.map(lambda _: True, pg.thaw(model, "b.period"))) == chosen(model, mask)
+    assert chosen(pg.freeze(model, "a"), mask) == ["b.variance", "b.lengthscale"]
+    wrapped = {"a": NonDiff(1.0), "b": 2.0}
+    assert chosen(wrapped, {"a": True, "b": True}) == ["['b']"]
+
+
+def test_a_combination_describes_leaves_and_gives_a_tree():
+    gradient = pg.grad(lambda t: t["a"] * t["b"], wrt=pg.path("a") | "b")({"a": 2.0, "b": 3.0, "c": 4.0})
+    assert gradient == {"a": 3.0, "b": 2.0, "c": None}
+    refused(composite(), pg.path("b.b.period") | "a", LookupError, "'b.b.period' selects is held by a mark")
+    assert chosen(composite(), pg.path("b.b") | "a") == ["a.lengthscale", "b.b.variance", "b.b.lengthscale"]
+
+
+def test_combinations_that_overlap_or_select_nothing():
+    tree = {"a": {"x": 1.0, "y": 2.0}, "b": 3.0}
+    refused(tree, pg.path("a") | "a.x", ValueError, "returns `['a']['x']` twice")
+    refused(tree, pg.path("a") & "b", ValueError, "The selector ('a' & 'b') selects nothing")
+    refused(tree, pg.path("a") - dict, ValueError, "selects nothing")
+    refused(tree, pg.path("a") | "nowhere", LookupError, "The path 'nowhere' matches nothing")
+    refused(tree, pg.matching(lambda path, leaf: False), LookupError, "matching(...) selects nothing")
+    with pytest.raises(errors.SelectorTypeError, match="which is not a selector"):
+        _ = pg.path("a") | 3
+
+
+def test_a_class_that_is_not_there():
+    refused(
+        composite(),
+        Linear,
+        LookupError,
+        "The class Linear selects nothing",
+        "Classes of its nodes: Sum, RBF, Product, Periodic",
+    )
+    refused({"a": [1, 2], "b": 1.0}, list, LookupError, "list selects nothing")
+
+
+def test_masks_of_another_structure():
+    tree = {"a": [1.0, 2.0], "b": 3.0}
+    for mask, fragments in [
+        ({"a": True}, ["at `['b']`", "Expected True or False, got nothing"]),
+        ({"a": [True, None], "b": True}, ["at `['a'][1]`", "got nothing"]),
+        ({"a": [True] * 3, "b": True}, ["at `['a'][2]`", "Expected nothing there"]),
+        ({"a": (True, True), "b": True}, ["at `['a']`", "Expected list, got tuple"]),
+        ({"a": False, "b": False}, ["the mask selects nothing"]),
+    ]:
+        refused(tree, mask, ValueError, *fragments)
 
 
 def test_a_typo_in_a_callable():

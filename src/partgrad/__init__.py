@@ -4,7 +4,14 @@ from . import errors as errors
 from ._dataclass import dataclass as dataclass, field as field
 from ._nondiff import NonDiff as NonDiff
 from ._partition import combine as combine, freeze as freeze, partition as partition, thaw as thaw
-from ._select import Selection as Selection, each as each, path as path
+from ._select import Selection as Selection
+from ._selectors import (
+    each as each,
+    exclude as exclude,
+    matching as matching,
+    of_type as of_type,
+    path as path,
+)
 from ._static import Static as Static
 from ._transform import grad as grad, value_and_grad as value_and_grad
 from ._unwrap import unwrap as unwrap

@@ -11,7 +11,7 @@ import jax
 from jax.tree_util import GetAttrKey
 from typing_extensions import dataclass_transform
 
-from . import errors
+from . import _words as words
 from ._dataclass_code import compile_init, compile_tree_functions
 from ._equal import trees_equal
 from ._nondiff import NonDiff, hold
@@ -46,7 +46,7 @@ def _settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
         if name not in values:
             if not hasattr(schema.cls, name):
                 if complete:
-                    raise errors.field_not_set(schema.cls.__name__, name)
+                    raise words.field_not_set(schema.cls.__name__, name)
                 continue
             values[name] = getattr(schema.cls, name)
         value = values[name]
@@ -112,7 +112,7 @@ def _snapshot(instance: Any) -> Any:
 def _check_decorated(instance: Any) -> None:
     cls = type(instance)
     if SCHEMA not in cls.__dict__:
-        raise errors.undecorated(cls.__name__, getattr(cls, SCHEMA).cls.__name__)
+        raise words.undecorated(cls.__name__, getattr(cls, SCHEMA).cls.__name__)
 
 
 def _watch_subclasses(cls: Any) -> None:
@@ -179,7 +179,7 @@ def _accepts(function: Callable[..., Any], instance: Any, args: tuple[Any, ...],
 
 def _frozen_setattr(self: Any, name: str, value: Any) -> None:
     if _BUILDING not in self.__dict__:
-        raise dataclasses.FrozenInstanceError(errors.frozen_message(type(self).__name__, name))
+        raise dataclasses.FrozenInstanceError(words.frozen_message(type(self).__name__, name))
     object.__setattr__(self, name, value)
 
 
@@ -191,7 +191,7 @@ def _mutable_setattr(self: Any, name: str, value: Any) -> None:
 
 
 def _mutable_hash(self: Any) -> int:
-    raise errors.unhashable(type(self).__name__)
+    raise words.unhashable(type(self).__name__)
 
 
 def _equal(self: Any, other: object) -> Any:
@@ -259,7 +259,7 @@ def field(
         Periodic(lengthscale=1.0, period=NonDiff(None))
     """
     if nondiff and static:
-        raise errors.static_and_nondiff("`field`")
+        raise words.static_and_nondiff("`field`")
     marks = {name: True for name, given in (("nondiff", nondiff), ("static", static)) if given}
     return dataclasses.field(
         default=default,
@@ -343,9 +343,9 @@ def dataclass(
 
     def decorate(cls: Any) -> Any:
         if not isinstance(cls, type):
-            raise errors.not_a_class(cls)
+            raise words.not_a_class(cls)
         if slots or "__slots__" in cls.__dict__:
-            raise errors.slots_refused(cls.__name__)
+            raise words.slots_refused(cls.__name__)
         return _decorate(cls, options, repr, eq)
 
     return decorate if cls is None else decorate(cls)
@@ -356,15 +356,15 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
     own_init = "__init__" in cls.__dict__ or not options["init"]
     own = set(cls.__dict__)
     if "__dataclass_params__" in own:
-        raise errors.decorated_twice(cls.__name__)
+        raise words.decorated_twice(cls.__name__)
     try:
         dataclasses.dataclass(cls, repr=False, eq=False, **options)
     except TypeError as error:
-        raise errors.dataclass_refused(cls.__name__, error) from error
+        raise words.dataclass_refused(cls.__name__, error) from error
     cls.__dataclass_fields__[ORIGIN] = _Carrier.__dataclass_fields__[ORIGIN]
     schema = Schema(cls)
     if any(isinstance(getattr(cls, name, None), types.MemberDescriptorType) for name in schema.names):
-        raise errors.slots_refused(cls.__name__)
+        raise words.slots_refused(cls.__name__)
     setattr(cls, SCHEMA, schema)
     setattr(cls, MARKS, schema.default)
     setattr(cls, ORIGIN, property(lambda self: self))
@@ -404,7 +404,7 @@ def _register(cls: type, schema: Schema) -> None:
     try:
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     except ValueError as error:
-        raise errors.decorated_twice(cls.__name__) from error
+        raise words.decorated_twice(cls.__name__) from error
 
 
 def _flatten_irregular(instance: Any) -> tuple[tuple[Any, ...], Marks]:

@@ -5,12 +5,13 @@ from typing import Any, TypeVar
 
 import jax
 
-from . import errors
+from . import _words as words, errors
+from ._choice import Subject
 from ._layout import Layout
 from ._plan import plan, unflatten_part
 from ._remark import remark
 from ._schema import MARKS
-from ._select import Subject, as_selection
+from ._select import as_selection
 
 T = TypeVar("T")
 
@@ -66,12 +67,12 @@ def combine(*parts: T) -> T:
         {'count': 3, 'w': 1.0}
     """
     if not parts:
-        raise errors.no_parts()
+        raise words.no_parts()
     whole, treedef = jax.tree.flatten(parts[0], is_leaf=_is_none)
     for number, part in enumerate(parts[1:], start=1):
         leaves, structure = jax.tree.flatten(part, is_leaf=_is_none)
         if structure != treedef:
-            raise errors.parts_differ(number, *_difference(parts[0], part))
+            raise words.parts_differ(number, *_difference(parts[0], part))
         for i, leaf in enumerate(leaves):
             if leaf is not None:
                 if whole[i] is not None:
@@ -90,7 +91,7 @@ def _layout(part: Any) -> Layout:
 
 def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> errors.PartsError:
     earlier = [jax.tree.leaves(part, is_leaf=_is_none)[leaf] is not None for part in parts[:number]]
-    return errors.parts_overlap(_layout(parts[0]).leaves[leaf].path, earlier.index(True), number)
+    return words.parts_overlap(_layout(parts[0]).leaves[leaf].path, earlier.index(True), number)
 
 
 def _difference(first: Any, second: Any) -> tuple[str, ...]:
@@ -99,13 +100,13 @@ def _difference(first: Any, second: Any) -> tuple[str, ...]:
         if one is None or other is None or one.path != other.path:
             place = one or other
             return place.path, *("nothing" if p is None else f"`{p.path}`" for p in (one, other))
-        words = _node_words(one.value), _node_words(other.value)
-        if words[0] != words[1]:
-            return one.path, *words
+        expected, found = _describe_node(one.value), _describe_node(other.value)
+        if expected != found:
+            return one.path, expected, found
     return "", *(f"{jax.tree.structure(tree)}" for tree in (first, second))
 
 
-def _node_words(node: Any) -> str:
+def _describe_node(node: Any) -> str:
     if not jax.tree_util.is_tree_node(type(node)):
         return "a leaf"
     marks = getattr(node, MARKS, None)

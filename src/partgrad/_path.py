@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from . import errors
+from . import _words as words
 
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -85,7 +85,7 @@ def parse(pattern: str) -> tuple[Step, ...]:
             continue
         if steps:
             if pattern[at] != ".":
-                raise errors.path_syntax(pattern, at, "a dot or a bracket between two steps")
+                raise words.path_syntax(pattern, at, "a dot or a bracket between two steps")
             at += 1
         if pattern.startswith("**", at):
             steps.append(Step("**"))
@@ -97,7 +97,7 @@ def parse(pattern: str) -> tuple[Step, ...]:
             steps.append(Step("name", name.group()))
             at = name.end()
         else:
-            raise errors.path_syntax(pattern, at, "a name, `*` or `**`")
+            raise words.path_syntax(pattern, at, "a name, `*` or `**`")
     return tuple(steps)
 
 
@@ -113,12 +113,12 @@ def _closing(pattern: str, start: int) -> int:
             quote = character
         elif character == "]":
             return at
-    raise errors.path_syntax(pattern, start, "a closing bracket")
+    raise words.path_syntax(pattern, start, "a closing bracket")
 
 
 def _parse_key(pattern: str, at: int, text: str) -> Step:
     if not text:
-        raise errors.path_syntax(pattern, at, "an index, a key or `*` inside the brackets")
+        raise words.path_syntax(pattern, at, "an index, a key or `*` inside the brackets")
     if text == "*":
         return Step("[*]")
     try:

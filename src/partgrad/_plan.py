@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 
-from . import errors
+from . import _words as words
+from ._choice import Chosen, Subject
 from ._leaf import dtype_of, is_differentiable, shape_of
 from ._reach import reaches_array
 from ._remark import remark
 from ._schema import Marks
-from ._select import Chosen, Selection, Subject
+from ._select import Selection
 from ._static import StaticData
 
 _CACHE_SIZE = 512
@@ -73,7 +74,7 @@ def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
     try:
         return treedef.unflatten(leaves)
     except Exception as error:
-        error.add_note(errors.none_refused_note())
+        error.add_note(words.none_refused_note())
         raise
 
 

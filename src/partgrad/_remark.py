@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from . import errors
+from . import _words as words
 from ._layout import flatten_one_level
 from ._leaf import is_differentiable
 from ._nondiff import NonDiff
@@ -74,7 +74,7 @@ class _Visitor:
             rebuilt = structure.unflatten(children)
             if _leaves_and_marks(rebuilt) == _leaves_and_marks(children):
                 return rebuilt
-        raise errors.cannot_hold(type(node).__name__)
+        raise words.cannot_hold(type(node).__name__)
 
     def _open(self, node: Any, marked: bool) -> Any:
         schema, marks = schema_of(node), getattr(node, MARKS)

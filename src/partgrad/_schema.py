@@ -8,7 +8,7 @@ data of the treedef, so whatever keeps the structure keeps them.
 import dataclasses
 from typing import Any
 
-from . import errors
+from . import _words as words
 from ._nondiff import hold
 from ._static import StaticData
 
@@ -68,7 +68,7 @@ class Schema:
         self.dynamic = tuple(n for n in self.names if n not in self.static)
         for name in self.nondiff:
             if name in self.static:
-                raise errors.static_and_nondiff(f"The field `{cls.__name__}.{name}`")
+                raise words.static_and_nondiff(f"The field `{cls.__name__}.{name}`")
         self.default = Marks(self.nondiff, (), not self.static)
         self._interned = {self.nondiff: self.default}
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from . import errors
+from . import _words as words
 from ._layout import Layout, Place, flatten_one_level
 from ._leaf import dtype_of, shape_of
 from ._schema import schema_of
@@ -57,7 +57,7 @@ class Slot:
 
     def __getattr__(self, name: str) -> NoReturn:
         if not name.startswith("_") and hasattr(jax.Array, name):
-            raise errors.computed_on_slot(self.path, f"it reads `.{name}`")
+            raise words.computed_on_slot(self.path, f"it reads `.{name}`")
         raise AttributeError(f"the leaf `{self.path}` has no attribute {name!r}", name=name, obj=None)
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Slot:
 
 def _refuse(operation: str) -> Any:
     def method(self: Slot, *args: Any, **kwargs: Any) -> NoReturn:
-        raise errors.computed_on_slot(self.path, operation)
+        raise words.computed_on_slot(self.path, operation)
 
     return method
 
@@ -149,6 +149,10 @@ class SlotTree:
         kind = Mapping if isinstance(node, Mapping) else type(node)
         alike = (p for p in self.layout.places if isinstance(p.value, kind))
         return next((p for p in alike if numbers == list(range(p.start, p.stop))), None)
+
+    def slot(self, number: int) -> Slot:
+        """The slot of a leaf."""
+        return self._slots[number]
 
     def looked(self) -> list[int]:
         """The numbers of the leaves whose shape or dtype was read."""

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, keystr
 
-from . import errors
+from . import _words as words
 from ._equal import trees_equal
 from ._leaf import is_array
 from ._nondiff import hold
@@ -36,7 +36,7 @@ class StaticData:
         try:
             paths_and_leaves, self._treedef = jax.tree_util.tree_flatten_with_path(value)
         except (TypeError, ValueError) as error:
-            raise errors.static_unsortable(where, error) from error
+            raise words.static_unsortable(where, error) from error
         leaves = [leaf for _, leaf in paths_and_leaves]
         self._positions = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
         self.arrays = len(self._positions)
@@ -150,7 +150,7 @@ def _typed(value: Any, where: str, path: str) -> Any:
     try:
         hash(value)
     except TypeError:
-        raise errors.static_unhashable(where, path, value) from None
+        raise words.static_unhashable(where, path, value) from None
     is_nan = isinstance(value, float | complex | np.inexact) and value != value
     return type(value), "nan" if is_nan else value
 

@@ -11,9 +11,10 @@ from typing import Any, overload
 
 import jax
 
-from . import errors
+from . import _words as words, errors
+from ._choice import Subject
 from ._plan import Plan, plan
-from ._select import Selection, Subject, as_selection
+from ._select import Selection, as_selection
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int]
@@ -48,7 +49,7 @@ class _Target:
 
 def _nothing(argument: Any, position: int) -> errors.NotDifferentiableError:
     leaves, treedef = jax.tree.flatten(argument)
-    return errors.nothing_to_differentiate(f"argument {position}", Subject(argument, leaves, treedef).typed_paths())
+    return words.nothing_to_differentiate(f"argument {position}", Subject(argument, leaves, treedef).typed_paths())
 
 
 def _selections(wrt: Any, argnums: Argnums) -> tuple[Selection, ...]:
@@ -56,7 +57,7 @@ def _selections(wrt: Any, argnums: Argnums) -> tuple[Selection, ...]:
     if isinstance(argnums, Sequence):
         given = (None,) * len(argnums) if wrt is None else wrt
         if not isinstance(given, tuple) or len(given) != len(argnums):
-            raise errors.selectors_and_argnums(wrt, argnums)
+            raise words.selectors_and_argnums(wrt, argnums)
         return tuple(map(as_selection, given))
     return (as_selection(wrt),)
 
@@ -66,10 +67,10 @@ def _positions(argnums: Argnums, given: int) -> list[int]:
     numbers = [operator.index(n) for n in argnums] if isinstance(argnums, Sequence) else [operator.index(argnums)]
     needed = max((n + 1 if n >= 0 else -n for n in numbers), default=0)
     if needed > given:
-        raise errors.argument_missing(argnums, needed, given)
+        raise words.argument_missing(argnums, needed, given)
     positions = [n % given for n in numbers]
     if len(set(positions)) < len(positions):
-        raise errors.argument_twice(argnums, next(p for p in positions if positions.count(p) > 1))
+        raise words.argument_twice(argnums, next(p for p in positions if positions.count(p) > 1))
     return positions
 
 
@@ -98,7 +99,7 @@ def _value_and_grad(f: F, wrt: Any, argnums: Argnums, has_aux: bool, holomorphic
 def _named(transform: str, f: F, words: str, implementation: F) -> F:
     """Dress a transformed function as a plain Python function with the name and signature of the original."""
     if not callable(f):
-        raise errors.not_a_function(transform, f)
+        raise words.not_a_function(transform, f)
     # Not `__dict__`: a model with __call__ keeps its parameters there.
     wrapped = functools.wraps(f, updated=())(implementation)
     name = getattr(f, "__name__", type(f).__name__)
@@ -160,7 +161,7 @@ def grad(
     if f is None:
         return functools.partial(grad, wrt=wrt, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
     if not callable(f):
-        raise errors.not_a_function("grad", f)
+        raise words.not_a_function("grad", f)
     both = _value_and_grad(f, wrt, argnums, has_aux, holomorphic)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -216,5 +217,5 @@ def value_and_grad(
     if f is None:
         return functools.partial(value_and_grad, wrt=wrt, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
     if not callable(f):
-        raise errors.not_a_function("value_and_grad", f)
+        raise words.not_a_function("value_and_grad", f)
     return _named("value_and_grad", f, "Value and gradient", _value_and_grad(f, wrt, argnums, has_aux, holomorphic))

@@ -1,0 +1,199 @@
+"""What a selector chooses: from places of a tree to the leaves that are differentiated, and the rules about marks."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from . import _words as words, errors
+from ._layout import Layout, Place
+from ._leaf import describe, is_differentiable
+from ._slot import SlotTree
+
+
+class Subject:
+    """The tree that a selector is resolved on.
+
+    Args:
+        tree: The tree.
+        leaves: Its leaves.
+        treedef: Its structure.
+        through_marks: Whether leaves that a mark holds are selected like others.
+    """
+
+    def __init__(self, tree: Any, leaves: list[Any], treedef: Any, *, through_marks: bool = False):
+        self.tree = tree
+        self.leaves = leaves
+        self.treedef = treedef
+        self.through_marks = through_marks
+        self._layout: Layout | None = None
+        self._slots: SlotTree | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """The layout; of the tree itself, or of its slots where those are there already."""
+        if self._layout is None:
+            self._layout = Layout(self.tree)
+        return self._layout
+
+    @property
+    def slots(self) -> SlotTree:
+        """The tree of slots."""
+        if self._slots is None:
+            self._slots = SlotTree(self.tree, self.leaves, self.treedef)
+            self._layout = self._slots.layout
+        return self._slots
+
+    def through_all_marks(self) -> Subject:
+        """The same tree, on which leaves that a mark holds are selected like others."""
+        other = Subject(self.tree, self.leaves, self.treedef, through_marks=True)
+        other._slots, other._layout = self.slots, self.layout
+        return other
+
+    def is_held(self, leaf: int, depth: int = -1) -> bool:
+        """Whether a mark below a depth keeps a leaf out."""
+        return not self.through_marks and self.layout.leaves[leaf].mark > depth
+
+    def looked(self) -> list[int]:
+        """The numbers of the leaves whose shape or dtype a selector read."""
+        return [] if self._slots is None else self._slots.looked()
+
+    def release(self) -> None:
+        """Let the slots go, once all is resolved."""
+        if self._slots is not None:
+            self._slots.release()
+
+    def typed_paths(self) -> list[str]:
+        """The leaves for an error message: path, type and whether a mark holds it."""
+        return [
+            " ".join(filter(None, [place.path, describe(leaf), "(held)" if place.mark >= 0 else ""]))
+            for place, leaf in zip(self.layout.leaves, self.leaves, strict=True)
+        ]
+
+
+class Chosen:
+    """What a selector chose in a subject.
+
+    Attributes:
+        considered: The numbers of the leaves that it was about.
+        selected: Those of them that are differentiated, each once; of a named part, in the part's order.
+        thaw: Those of the selected that a mark holds, and that were named in spite of it.
+        part: The named part, or None for a selector that describes leaves.
+    """
+
+    def __init__(
+        self, considered: list[int], selected: list[int], thaw: Iterable[int] = (), part: NamedPart | None = None
+    ):
+        self.considered = considered
+        self.selected = selected
+        self.thaw = frozenset(thaw)
+        self.part = part
+
+
+class NamedPart:
+    """The shape of a named part: nodes and leaves of a tree, in tuples, lists and dicts.
+
+    Args:
+        containers: The structure of the tuples, lists and dicts.
+        nodes: For each node or leaf its route in the tree, how many leaves it has, which of them are selected, and
+            whether it is in static data.
+        is_leaf: Whether the part is one leaf, and nothing around it.
+    """
+
+    def __init__(self, containers: Any, nodes: list[tuple[tuple[int, ...], int, list[int], bool]], is_leaf: bool):
+        self._containers = containers
+        self._nodes = nodes
+        self._is_leaf = is_leaf
+
+    def build(self, treedef: Any, values: Iterable[Any]) -> Any:
+        """Put one value per selected leaf, in the order of the part, into its shape.
+
+        Args:
+            treedef: The structure of the tree, whose nodes the part has.
+            values: The values.
+        """
+        if self._is_leaf:
+            (value,) = values
+            return value
+        remaining, built = iter(values), []
+        for route, size, selected, is_static in self._nodes:
+            structure = treedef
+            for number in route:
+                structure = structure.children()[number]
+            leaves: list[Any] = [None] * size
+            for at in selected:
+                leaves[at] = next(remaining)
+            built.append(_none_for_constants(structure.unflatten(leaves)) if is_static else structure.unflatten(leaves))
+        return self._containers.unflatten(built)
+
+
+def _none_for_constants(child: Any) -> Any:
+    """Put None for the constants of static data, which its child has as ()."""
+    return jax.tree.map(lambda x: None if _is_empty(x) else x, child, is_leaf=_is_empty)
+
+
+def _is_empty(node: Any) -> bool:
+    return type(node) is tuple and not node
+
+
+def is_free(subject: Subject, leaf: int) -> bool:
+    """Whether a leaf can be differentiated and no mark keeps it out."""
+    return not subject.is_held(leaf) and is_differentiable(subject.leaves[leaf])
+
+
+def choose_named(subject: Subject, places: list[Place], containers: Any, wrt: str) -> Chosen:
+    """Choose named places: a mark on or above a place gives way, one inside it keeps its leaves out."""
+    considered: list[int] = []
+    selected: list[int] = []
+    held: list[int] = []
+    nodes: list[tuple[tuple[int, ...], int, list[int], bool]] = []
+    for place in places:
+        refuse_undifferentiable(subject, place)
+        numbers = range(place.start, place.stop)
+        differentiable = [i for i in numbers if is_differentiable(subject.leaves[i])]
+        free = [i for i in differentiable if not subject.is_held(i, place.depth)]
+        considered += numbers
+        selected += free
+        held += [i for i in differentiable if i not in set(free)]
+        nodes.append((place.route, len(numbers), [i - place.start for i in free], place.alias is not place.value))
+    refuse_twice(subject, selected)
+    if not selected:
+        raise nothing_selected(subject, held, wrt, in_named_node=True)
+    is_leaf = containers == jax.tree.structure(0) and places[0].is_leaf
+    thaw = [i for i in selected if subject.layout.leaves[i].mark >= 0]
+    return Chosen(considered, selected, thaw, NamedPart(containers, nodes, is_leaf))
+
+
+def choose_described(subject: Subject, places: Iterable[Place], wrt: str) -> Chosen:
+    """Choose the leaves in places, in the tree's order; no mark gives way."""
+    leaves = sorted({i for place in places for i in range(place.start, place.stop)})
+    selected = [i for i in leaves if is_free(subject, i)]
+    if not selected:
+        raise nothing_selected(
+            subject, [i for i in leaves if is_differentiable(subject.leaves[i])], wrt, in_named_node=False
+        )
+    return Chosen(leaves, selected)
+
+
+def nothing_selected(subject: Subject, held: list[int], wrt: str, *, in_named_node: bool) -> errors.NoMatchError:
+    """The error for a selection that is empty, or empty for all the leaves that marks hold."""
+    if held:
+        paths = [subject.layout.leaves[i].path for i in held]
+        return words.all_marked(wrt, paths, in_named_node=in_named_node)
+    return words.selects_nothing(wrt, "Nothing in what it selects is floating or complex.", subject.typed_paths())
+
+
+def refuse_undifferentiable(subject: Subject, place: Place) -> None:
+    """Raise if a place is a leaf without a derivative."""
+    if place.is_leaf and not is_differentiable(subject.leaves[place.start]):
+        raise words.not_differentiable(place.path, describe(subject.leaves[place.start]))
+
+
+def refuse_twice(subject: Subject, leaves: list[int]) -> None:
+    """Raise if a leaf is there twice."""
+    if len(set(leaves)) < len(leaves):
+        twice = collections.Counter(leaves).most_common(1)[0][0]
+        raise words.selected_twice(subject.layout.leaves[twice].path)

@@ -1,0 +1,427 @@
+"""The words of every error: what went wrong, where, what was expected and found, and how to mend it, in that order."""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from .errors import (
+    ArgumentError,
+    DataclassError,
+    NoMatchError,
+    NotDifferentiableError,
+    PartsError,
+    SelectionError,
+    SelectorTypeError,
+    SlotError,
+    StaticError,
+)
+
+_LISTED = 10
+_STRING_KEY = re.compile(r"\['(\w+)'\]")
+
+
+def _word(what: str, *details: str, fix: str) -> str:
+    return "\n  ".join([what, *details, f"Fix: {fix}"])
+
+
+def _at(path: str) -> str:
+    return f"`{path}`" if path else "the tree itself"
+
+
+def _listed(items: Iterable[str]) -> str:
+    items = list(items)
+    shown = ", ".join(items[:_LISTED])
+    return shown if len(items) <= _LISTED else f"{shown}, ... {len(items) - _LISTED} more"
+
+
+def _near(name: str, candidates: Iterable[str]) -> list[str]:
+    # `['a'].b` and `a.b` are one path, so they are compared in one spelling.
+    spelled = {_STRING_KEY.sub(r".\1", candidate).removeprefix("."): candidate for candidate in candidates}
+    found = difflib.get_close_matches(_STRING_KEY.sub(r".\1", name), list(spelled), n=4, cutoff=0.5)
+    return [spelled[near] for near in found]
+
+
+# --- selectors ---------------------------------------------------------------------------------------------------
+
+
+def not_a_selector(wrt: object) -> SelectorTypeError:
+    """Word the error for a `wrt` that is no selector."""
+    several = isinstance(wrt, tuple | list)
+    what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
+    if several:
+        return SelectorTypeError(
+            _word(
+                what,
+                "A tuple of selectors is for several arguments, beside `argnums=(0, 1)`.",
+                fix="return the parts from one callable: wrt=lambda m: (m.a, m.b).",
+            )
+        )
+    return SelectorTypeError(
+        _word(
+            what,
+            "Expected a callable on the tree, a path such as 'kernels[0].variance', a class, a tree of bools, a "
+            "`Selection`, or None.",
+            fix="write wrt=lambda m: m.the_part, or wrt='the_part'.",
+        )
+    )
+
+
+def fits_nowhere(
+    root: str, reason: str, name: str | None, nodes: int, names: Iterable[str], leaves: Sequence[str]
+) -> NoMatchError:
+    """Word the error for a callable that fits neither the root nor any node below."""
+    near = _near(name, names) if name else []
+    details = [f"On the tree itself: {reason}.", f"Tried on {root} and the {nodes} nodes below it."]
+    if near:
+        details.append(f"Near names: {_listed(f'`{n}`' for n in near)}.")
+    details.append(f"Leaves: {_listed(leaves) or 'none'}.")
+    fix = f"write `{near[0]}` for `{name}`." if near else "return one of the leaves, or a node that holds some."
+    return NoMatchError(_word("The selector fits no part of the tree.", *details, fix=fix))
+
+
+def path_not_found(pattern: str, leaves: Sequence[str], places: Sequence[str], note: str = "") -> NoMatchError:
+    """Word the error for a path or glob that matches nothing."""
+    near = _near(pattern, places)
+    details = [note] if note else []
+    if near:
+        details.append(f"Near names: {_listed(f'`{n}`' for n in near)}.")
+    details.append(f"Leaves: {_listed(leaves) or 'none'}.")
+    fix = f"write {near[0]!r}." if near else "start at the tree itself, not with the argument's name."
+    return NoMatchError(_word(f"The path '{pattern}' matches nothing in the tree.", *details, fix=fix))
+
+
+def path_syntax(pattern: str, position: int, expected: str) -> NoMatchError:
+    """Word the error for a path that cannot be read."""
+    return NoMatchError(
+        _word(
+            f"The path {pattern!r} cannot be read at position {position}: {pattern[position:]!r}.",
+            f"Expected {expected}.",
+            fix="write it as Python would: kernels[0].variance, ['w'].scale; `*` is one step, `**` any number.",
+        )
+    )
+
+
+def path_ambiguous(pattern: str, first: str, second: str) -> SelectionError:
+    """Word the error for an exact path that fits both an attribute and a key."""
+    return SelectionError(
+        _word(
+            f"The path '{pattern}' names two leaves that differ only in the kind of a step.",
+            f"Found {_at(first)} and {_at(second)}.",
+            fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
+        )
+    )
+
+
+def selects_nothing(wrt: str, reason: str, leaves: Sequence[str]) -> NoMatchError:
+    """Word the error for a selector whose selection holds no differentiable leaf."""
+    return NoMatchError(
+        _word(
+            f"The selector {wrt} selects nothing to differentiate.",
+            reason,
+            f"Leaves: {_listed(leaves) or 'none'}.",
+            fix="select a floating or complex leaf, or a node that holds one.",
+        )
+    )
+
+
+def all_marked(wrt: str, marked: Sequence[str], *, in_named_node: bool) -> NoMatchError:
+    """Word the error for a selector that describes, or encloses, only leaves held by a mark."""
+    why = (
+        "A mark inside a named node keeps its leaves out"
+        if in_named_node
+        else "Describing leaves never reaches through"
+    )
+    return NoMatchError(
+        _word(
+            f"All that the selector {wrt} selects is held by a mark.",
+            f"Held: {_listed(f'`{p}`' for p in marked)}.",
+            f"{why}{'' if in_named_node else ' a mark'}.",
+            fix=f"name the leaf itself, wrt={marked[0]!r}, or remove the mark first: "
+            f"partgrad.thaw(tree, {marked[0]!r}).",
+        )
+    )
+
+
+def no_node_of(cls: str, present: Iterable[str]) -> NoMatchError:
+    """Word the error for a class of which the tree has no node."""
+    return NoMatchError(
+        _word(
+            f"The class {cls} selects nothing: the tree has no node of it.",
+            f"Classes of its nodes: {_listed(present) or 'none'}.",
+            fix="use one of these, or select the leaves by a path or a callable.",
+        )
+    )
+
+
+def mask_structure(path: str, expected: str, found: str) -> SelectionError:
+    """Word the error for a mask that has another structure than the tree."""
+    return SelectionError(
+        _word(
+            f"The mask has another structure than the tree, at {_at(path)}.",
+            f"Expected {expected}, got {found}.",
+            fix="build the mask from the tree, jax.tree.map(lambda leaf: ..., tree), or from a prefix of it.",
+        )
+    )
+
+
+def selected_twice(path: str) -> SelectionError:
+    """Word the error for a leaf that one selector returns twice."""
+    return SelectionError(
+        _word(
+            f"The selector returns {_at(path)} twice.",
+            "Expected every leaf at most once: its gradient could not be told which place to take.",
+            fix="return it once, or the node around it alone.",
+        )
+    )
+
+
+def not_differentiable(path: str, leaf: str) -> NotDifferentiableError:
+    """Word the error for a selector that names a leaf without a derivative."""
+    remedy = "store a float (1.0 for 1)" if leaf in ("int", "bool") or leaf[:1] in "iu" else "select a floating leaf"
+    return NotDifferentiableError(
+        _word(
+            f"The selector names {_at(path)}, which cannot be differentiated.",
+            f"Expected a floating or complex leaf, got {leaf}.",
+            fix=f"{remedy}, or select the node around it: what has no derivative stays out of a node silently.",
+        )
+    )
+
+
+def computed_on_slot(path: str, operation: str) -> SlotError:
+    """Word the error for arithmetic on a slot."""
+    return SlotError(
+        _word(
+            f"The selector computes on {_at(path)}: {operation}.",
+            "A selector points at parts of the tree; it sees slots (path, shape, dtype), never values.",
+            fix="return the part itself, and compute in the function that is differentiated.",
+        )
+    )
+
+
+def nothing_to_differentiate(argument: str, leaves: Sequence[str]) -> NotDifferentiableError:
+    """Word the error for `wrt=None` on a tree whose leaves are all marked, or have no derivative."""
+    return NotDifferentiableError(
+        _word(
+            f"There is nothing to differentiate in {argument}.",
+            f"Expected a floating or complex leaf that is not held by a mark, got: {_listed(leaves)}.",
+            fix="store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by argnums.",
+        )
+    )
+
+
+# --- transforms --------------------------------------------------------------------------------------------------
+
+
+def argument_missing(argnums: object, needed: int, given: int) -> ArgumentError:
+    """Word the error for an `argnums` beyond the positional arguments, in JAX's own terms."""
+    return ArgumentError(
+        _word(
+            f"differentiating with respect to argnums={argnums} requires at least {needed} positional arguments to be "
+            f"passed by the caller, but got only {given} positional arguments.",
+            fix="pass the differentiated arguments by position.",
+        )
+    )
+
+
+def argument_twice(argnums: object, position: int) -> ArgumentError:
+    """Word the error for an `argnums` that names one argument twice."""
+    return ArgumentError(
+        _word(
+            f"argnums={argnums} names argument {position} twice.",
+            "Expected every argument at most once: one of the two would be a constant of the other.",
+            fix="select several parts of one argument with one selector: wrt=lambda m: (m.a, m.b).",
+        )
+    )
+
+
+def selectors_and_argnums(wrt: object, argnums: object) -> ArgumentError:
+    """Word the error for a `wrt` and an `argnums` of different lengths."""
+    count = f"{len(wrt)} selectors" if isinstance(wrt, tuple) else f"one selector ({wrt!r:.60})"
+    return ArgumentError(
+        _word(
+            f"`wrt` and `argnums` do not go together: {count} for argnums={argnums}.",
+            "Expected one selector for an int, and a tuple of as many selectors as a sequence has entries.",
+            fix="write wrt=(selector, None) beside argnums=(0, 1); None is every unmarked differentiable leaf.",
+        )
+    )
+
+
+def not_a_function(transform: str, found: object) -> ArgumentError:
+    """Word the error for a transform of something that cannot be called."""
+    return ArgumentError(
+        _word(
+            f"`partgrad.{transform}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
+            "Expected the function to differentiate.",
+            fix=f"write partgrad.{transform}(f, wrt=...)(model), or @partgrad.{transform}(wrt=...).",
+        )
+    )
+
+
+# --- parts -------------------------------------------------------------------------------------------------------
+
+
+def no_parts() -> PartsError:
+    """Word the error for `combine()`."""
+    return PartsError(_word("`combine` got no parts.", fix="pass what `partition` returned: combine(selected, rest)."))
+
+
+def parts_overlap(path: str, first: int, second: int) -> PartsError:
+    """Word the error for a leaf that two parts hold."""
+    return PartsError(
+        _word(
+            f"Parts {first} and {second} both hold {_at(path)}.",
+            "Expected every leaf in exactly one part, and None in the others.",
+            fix="combine what one `partition` returned, or what `partgrad.mask` marks apart.",
+        )
+    )
+
+
+def parts_differ(number: int, path: str, expected: str, found: str) -> PartsError:
+    """Word the error for parts of different structure."""
+    return PartsError(
+        _word(
+            f"Part {number} has another structure than part 0, at {_at(path)}.",
+            f"Expected {expected}, got {found}.",
+            fix="combine parts of one tree; a mark that was added or removed on one side alone counts as a difference.",
+        )
+    )
+
+
+# --- classes and marks -------------------------------------------------------------------------------------------
+
+
+def static_and_nondiff(owner: str) -> DataclassError:
+    """Word the error for a field that is declared both static and nondiff."""
+    return DataclassError(
+        _word(
+            f"{owner} sets both static=True and nondiff=True.",
+            "Static data is in the structure, a nondiff value is a traced leaf; static data is never differentiated.",
+            fix="keep nondiff=True for numbers, static=True for what the compiler may specialise on.",
+        )
+    )
+
+
+def slots_refused(cls: str) -> DataclassError:
+    """Word the error for `slots=True`."""
+    return DataclassError(
+        _word(
+            f"`{cls}` asks for slots=True (or defines __slots__).",
+            "Expected instances with a __dict__: that is where unflattening writes, without running __init__.",
+            fix="leave slots out; reading a field costs the same.",
+        )
+    )
+
+
+def decorated_twice(cls: str) -> DataclassError:
+    """Word the error for a class that is a dataclass or a pytree already."""
+    return DataclassError(
+        _word(
+            f"`{cls}` is a dataclass already.",
+            "partgrad.dataclass makes a class a dataclass and registers it with JAX; another decorator does so too.",
+            fix="leave partgrad.dataclass as the only decorator.",
+        )
+    )
+
+
+def dataclass_refused(cls: str, error: Exception) -> DataclassError:
+    """Word the error for a class that `dataclasses.dataclass` or JAX refuses."""
+    return DataclassError(
+        _word(
+            f"`{cls}` cannot be a partgrad dataclass: {error}.",
+            "Expected a class that dataclasses.dataclass accepts; partgrad's are frozen without frozen=False.",
+            fix="mend the class; a base that is a plain dataclass must be frozen like this one.",
+        )
+    )
+
+
+def none_refused_note() -> str:
+    """Word the note on an error of a constructor that JAX runs when partgrad builds a part of a tree."""
+    return (
+        "partgrad built a tree with None in the place of the leaves that are not in it, and the constructor of a class "
+        "in it, which JAX runs to build one, refused that.\n"
+        "Fix: let the constructor accept None, or name the leaves by a callable, whose gradient has no such tree."
+    )
+
+
+def cannot_hold(cls: str) -> DataclassError:
+    """Word the error for a class of another library whose instances cannot hold a wrapper."""
+    return DataclassError(
+        _word(
+            f"`{cls}` takes NonDiff wrappers apart when JAX builds it, so its leaves cannot be marked.",
+            "Expected a class that stores what it is given.",
+            fix=f"leave its leaves out by wrt=..., or make `{cls}` a partgrad.dataclass, whose fields can be marked.",
+        )
+    )
+
+
+def undecorated(cls: str, base: str) -> DataclassError:
+    """Word the error for an instance of a subclass that was not decorated."""
+    return DataclassError(
+        _word(
+            f"`{cls}` derives from the partgrad dataclass `{base}` but is not decorated itself.",
+            "JAX would not know how to take it apart, and its own fields would be lost.",
+            fix=f"write @partgrad.dataclass above `class {cls}`.",
+        )
+    )
+
+
+def field_not_set(cls: str, name: str) -> DataclassError:
+    """Word the error for a field without a value once an instance is built."""
+    return DataclassError(
+        _word(
+            f"`{cls}.{name}` has no value once the instance is built.",
+            "Expected every field to be set by __init__ or __post_init__.",
+            fix=f"set self.{name} there, or give the field a default.",
+        )
+    )
+
+
+def not_a_class(found: object) -> DataclassError:
+    """Word the error for decorating something that is no class."""
+    return DataclassError(
+        _word(
+            f"`partgrad.dataclass` got {type(found).__name__} {found!r:.60}, which is not a class.",
+            fix="write @partgrad.dataclass or @partgrad.dataclass(kw_only=True) above a class.",
+        )
+    )
+
+
+def frozen_message(cls: str, name: str) -> str:
+    """Word the message of the FrozenInstanceError for an assignment to a field of a built instance."""
+    return _word(
+        f"cannot assign to field `{cls}.{name}`: instances are frozen.",
+        fix=f"build a new one, dataclasses.replace(instance, {name}=...), or decorate with frozen=False.",
+    )
+
+
+def unhashable(cls: str) -> TypeError:
+    """Word the error for the hash of a mutable instance."""
+    return DataclassError(
+        _word(
+            f"`{cls}` is mutable (frozen=False), so its instances have no hash, and `jax.jit(instance)` cannot cache.",
+            fix="pass it as an argument: jax.jit(lambda m, x: m(x))(instance, x), or leave frozen=False out.",
+        )
+    )
+
+
+def static_unhashable(where: str, path: str, value: object) -> StaticError:
+    """Word the error for static data that cannot be compared."""
+    inside = f" at `{path}`" if path else ""
+    return StaticError(
+        _word(
+            f"{where} holds {type(value).__name__} {value!r:.60}{inside}, which cannot be static.",
+            "Expected data that can be hashed and compared, or a dict, list, set or array of such.",
+            fix="give its class __eq__ and __hash__, or store the data it is made from.",
+        )
+    )
+
+
+def static_unsortable(where: str, error: Exception) -> StaticError:
+    """Word the error for static containers that JAX cannot take apart."""
+    return StaticError(
+        _word(
+            f"{where} holds a container that JAX cannot flatten: {str(error).splitlines()[0]:.100}",
+            "Expected dicts whose keys can be sorted.",
+            fix="use keys of one type, such as strings.",
+        )
+    )
