@@ -12,7 +12,8 @@ def test_public_names():
         *("NonDiff", "Static", "unwrap", "dataclass", "field"),
         *("Selection", "each", "path", "of_type", "matching", "exclude"),
         *("partition", "combine", "freeze", "thaw"),
-        *("grad", "value_and_grad", "errors"),
+        *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
+        "errors",
     }
     for name in public - {"errors"}:
         assert getattr(pg, name).__doc__

@@ -290,7 +290,7 @@ def test_what_reaches_an_array():
 def test_an_argument_named_twice_and_none_at_all():
     f = lambda a, b: a * b
     for argnums in ((0, 0), (0, -2)):
-        with pytest.raises(errors.ArgumentError, match="names argument 0 twice"):
+        with pytest.raises(errors.ArgumentError, match="name argument 0 twice"):
             pg.grad(f, argnums=argnums)(1.0, 2.0)
     assert pg.grad(f, argnums=())(1.0, 2.0) == ()
     with pytest.raises(ValueError, match="requires at least 3 positional"):

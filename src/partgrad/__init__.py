@@ -2,6 +2,7 @@
 
 from . import errors as errors
 from ._dataclass import dataclass as dataclass, field as field
+from ._linear import jvp as jvp, linearize as linearize, vjp as vjp
 from ._nondiff import NonDiff as NonDiff
 from ._partition import combine as combine, freeze as freeze, partition as partition, thaw as thaw
 from ._select import Selection as Selection
@@ -13,7 +14,15 @@ from ._selectors import (
     path as path,
 )
 from ._static import Static as Static
-from ._transform import grad as grad, value_and_grad as value_and_grad
+from ._transform import (
+    grad as grad,
+    hessian as hessian,
+    hvp as hvp,
+    jacfwd as jacfwd,
+    jacobian as jacobian,
+    jacrev as jacrev,
+    value_and_grad as value_and_grad,
+)
 from ._unwrap import unwrap as unwrap
 
 __version__ = "0.1.0"

@@ -1,16 +1,15 @@
 """What one does with a selection without differentiating."""
 
-import itertools
 from typing import Any, TypeVar
 
 import jax
 
 from . import _words as words, errors
 from ._choice import Subject
+from ._difference import first_difference
 from ._layout import Layout
 from ._plan import plan, unflatten_part
 from ._remark import remark
-from ._schema import MARKS
 from ._select import as_selection
 
 T = TypeVar("T")
@@ -72,7 +71,7 @@ def combine(*parts: T) -> T:
     for number, part in enumerate(parts[1:], start=1):
         leaves, structure = jax.tree.flatten(part, is_leaf=_is_none)
         if structure != treedef:
-            raise words.parts_differ(number, *_difference(parts[0], part))
+            raise words.parts_differ(number, *first_difference(_filled(parts[0]), _filled(part)))
         for i, leaf in enumerate(leaves):
             if leaf is not None:
                 if whole[i] is not None:
@@ -85,32 +84,14 @@ def _is_none(node: Any) -> bool:
     return node is None
 
 
-def _layout(part: Any) -> Layout:
-    return Layout(jax.tree.map(lambda _: 0, part, is_leaf=_is_none))
+def _filled(part: Any) -> Any:
+    """The part with a leaf wherever any part may have one."""
+    return jax.tree.map(lambda _: 0, part, is_leaf=_is_none)
 
 
 def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> errors.PartsError:
     earlier = [jax.tree.leaves(part, is_leaf=_is_none)[leaf] is not None for part in parts[:number]]
-    return words.parts_overlap(_layout(parts[0]).leaves[leaf].path, earlier.index(True), number)
-
-
-def _difference(first: Any, second: Any) -> tuple[str, ...]:
-    """Where two structures first differ: the path, and what either has there."""
-    for one, other in itertools.zip_longest(_layout(first).places, _layout(second).places):
-        if one is None or other is None or one.path != other.path:
-            place = one or other
-            return place.path, *("nothing" if p is None else f"`{p.path}`" for p in (one, other))
-        expected, found = _describe_node(one.value), _describe_node(other.value)
-        if expected != found:
-            return one.path, expected, found
-    return "", *(f"{jax.tree.structure(tree)}" for tree in (first, second))
-
-
-def _describe_node(node: Any) -> str:
-    if not jax.tree_util.is_tree_node(type(node)):
-        return "a leaf"
-    marks = getattr(node, MARKS, None)
-    return f"{type(node).__name__}" + (f" with the marks [{marks!r}]" if marks is not None else "")
+    return words.parts_overlap(Layout(_filled(parts[0])).leaves[leaf].path, earlier.index(True), number)
 
 
 def freeze(tree: T, wrt: Any) -> T:

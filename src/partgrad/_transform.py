@@ -5,116 +5,91 @@ see it.
 """
 
 import functools
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, overload
 
 import jax
 
-from . import _words as words, errors
-from ._choice import Subject
-from ._plan import Plan, plan
-from ._select import Selection, as_selection
-
-F = Callable[..., Any]
-Argnums = int | Sequence[int]
+from . import _words as words
+from ._arguments import Argnames, Argnums, Arguments, F
+from ._select import as_selection
 
 
-class _Target:
-    """One differentiated argument of one call: its leaves, and which of them are differentiated."""
-
-    __slots__ = ("leaves", "plan", "treedef")
-
-    def __init__(self, argument: Any, selection: Selection, position: int):
-        self.leaves, self.treedef = jax.tree.flatten(argument)
-        self.plan: Plan = plan(selection, argument, self.leaves, self.treedef)
-        if not self.plan.indices and self.leaves:
-            raise _nothing(argument, position)
-
-    @property
-    def selected(self) -> list[Any]:
-        return [self.leaves[i] for i in self.plan.indices]
-
-    def with_selected(self, values: list[Any]) -> Any:
-        """The argument with other values in the selected leaves."""
-        leaves = self.leaves.copy()
-        for i, value in zip(self.plan.indices, values, strict=True):
-            leaves[i] = value
-        return self.plan.structure(self.treedef).unflatten(leaves)
-
-    def gradient(self, values: list[Any]) -> Any:
-        """The derivatives of the selected leaves, in the shape of the gradient."""
-        return self.plan.gradient(self.treedef, values)
-
-
-def _nothing(argument: Any, position: int) -> errors.NotDifferentiableError:
-    leaves, treedef = jax.tree.flatten(argument)
-    return words.nothing_to_differentiate(f"argument {position}", Subject(argument, leaves, treedef).typed_paths())
-
-
-def _selections(wrt: Any, argnums: Argnums) -> tuple[Selection, ...]:
-    """One selection for each differentiated argument."""
-    if isinstance(argnums, Sequence):
-        given = (None,) * len(argnums) if wrt is None else wrt
-        if not isinstance(given, tuple) or len(given) != len(argnums):
-            raise words.selectors_and_argnums(wrt, argnums)
-        return tuple(map(as_selection, given))
-    return (as_selection(wrt),)
-
-
-def _positions(argnums: Argnums, given: int) -> list[int]:
-    """The differentiated positions, counted from the front."""
-    numbers = [operator.index(n) for n in argnums] if isinstance(argnums, Sequence) else [operator.index(argnums)]
-    needed = max((n + 1 if n >= 0 else -n for n in numbers), default=0)
-    if needed > given:
-        raise words.argument_missing(argnums, needed, given)
-    positions = [n % given for n in numbers]
-    if len(set(positions)) < len(positions):
-        raise words.argument_twice(argnums, next(p for p in positions if positions.count(p) > 1))
-    return positions
-
-
-def _value_and_grad(f: F, wrt: Any, argnums: Argnums, has_aux: bool, holomorphic: bool) -> F:
-    selections = _selections(wrt, argnums)
-    several = isinstance(argnums, Sequence)
-    standard: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic}
-
-    def value_and_grad(*args: Any, **kwargs: Any) -> Any:
-        positions = _positions(argnums, len(args))
-        targets = [_Target(args[p], s, p) for p, s in zip(positions, selections, strict=True)]
-
-        def of_selected(selected: list[list[Any]]) -> Any:
-            rebuilt = list(args)
-            for position, target, values in zip(positions, targets, selected, strict=True):
-                rebuilt[position] = target.with_selected(values)
-            return f(*rebuilt, **kwargs)
-
-        value, gradients = jax.value_and_grad(of_selected, **standard)([target.selected for target in targets])
-        shaped = tuple(target.gradient(gradient) for target, gradient in zip(targets, gradients, strict=True))
-        return value, shaped if several else shaped[0]
-
-    return value_and_grad
-
-
-def _named(transform: str, f: F, words: str, implementation: F) -> F:
+def _named(transform: str, f: F, title: str, implementation: F) -> F:
     """Dress a transformed function as a plain Python function with the name and signature of the original."""
-    if not callable(f):
-        raise words.not_a_function(transform, f)
     # Not `__dict__`: a model with __call__ keeps its parameters there.
     wrapped = functools.wraps(f, updated=())(implementation)
     name = getattr(f, "__name__", type(f).__name__)
     wrapped.__name__ = name if hasattr(f, "__name__") else f"{transform}_{name}"
-    wrapped.__doc__ = f"{words} of `{name}`.\n\n{getattr(f, '__doc__', None) or ''}".rstrip()
+    wrapped.__doc__ = f"{title} of `{name}`.\n\n{getattr(f, '__doc__', None) or ''}".rstrip()
     return wrapped
 
 
-@overload
-def grad(f: F, wrt: Any = None, *, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> F: ...
+def _refuse_uncallable(transform: str, f: Any) -> None:
+    if not callable(f):
+        raise words.not_a_function(transform, f)
+
+
+def _value_and_grad(f: F, arguments: Arguments, has_aux: bool, holomorphic: bool) -> F:
+    def value_and_grad(*args: Any, **kwargs: Any) -> Any:
+        call = arguments.on(args, kwargs)
+        call.refuse_empty()
+        transformed = jax.value_and_grad(call.of_selected(f), has_aux=has_aux, holomorphic=holomorphic)
+        value, gradients = transformed(call.selected)
+        shaped = call.shaped(gradients)
+        return value, shaped if arguments.several else shaped[0]
+
+    return value_and_grad
+
+
+def _jacobian(name: str, order: int, f: F, arguments: Arguments, has_aux: bool, holomorphic: bool) -> F:
+    """A Jacobian (order 1) or a Hessian (order 2) by the transform of JAX of that name."""
+
+    def shaped(call: Any, values: list[list[Any]], order: int) -> Any:
+        if order == 2:
+            values = [[shaped(call, inner, 1) for inner in row] for row in values]
+        parts = call.shaped(values)
+        return parts if arguments.several else parts[0]
+
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        call = arguments.on(args, kwargs)
+        call.refuse_empty()
+        of_selected, structures = call.of_selected(f), []
+
+        def observed(selected: list[list[Any]]) -> Any:
+            output = of_selected(selected)
+            structures.append(jax.tree.structure(output[0] if has_aux else output))
+            return output
+
+        result = getattr(jax, name)(observed, has_aux=has_aux, holomorphic=holomorphic)(call.selected)
+        derivative = result[0] if has_aux else result
+        outputs = structures[-1].flatten_up_to(derivative)
+        derivative = structures[-1].unflatten([shaped(call, values, order) for values in outputs])
+        return (derivative, result[1]) if has_aux else derivative
+
+    return jacobian
 
 
 @overload
 def grad(
-    *, wrt: Any = None, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False
+    f: F,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> F: ...
+
+
+@overload
+def grad(
+    *,
+    wrt: Any = None,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
 ) -> Callable[[F], F]: ...
 
 
@@ -122,7 +97,8 @@ def grad(
     f: F | None = None,
     wrt: Any = None,
     *,
-    argnums: Argnums = 0,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Any:
@@ -134,9 +110,11 @@ def grad(
     Args:
         f: A function of any pytrees to a real scalar (or to a pair of it and auxiliary data, with `has_aux`).
         wrt: A selector: a callable on the argument (`lambda k: k.variance`), a path or glob
-            (`"kernels[0].variance"`), or a `Selection`. None selects every floating or complex leaf that no mark holds.
-            With several `argnums`, a tuple of selectors.
-        argnums: Which positional argument to differentiate, or several.
+            (`"kernels[0].variance"`), a class, a mask, or a `Selection`. None selects every floating or complex leaf
+            that no mark holds. With several arguments, a tuple of selectors.
+        argnums: Which positional argument to differentiate, or several; the first, unless `argnames` is given.
+        argnames: The name of the argument to differentiate, or several; keyword arguments too. One string alone gives
+            one gradient, as an int does.
         has_aux: As in `jax.grad`.
         holomorphic: As in `jax.grad`.
 
@@ -147,7 +125,7 @@ def grad(
 
     Raises:
         SelectionError: When called, if the selector does not go with the argument.
-        ArgumentError: If `wrt` and `argnums` do not go together.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
 
     Example:
         >>> import partgrad as pg
@@ -157,12 +135,14 @@ def grad(
         {'b': Array(6., dtype=float32, weak_type=True), 'count': None, 'w': Array(5., dtype=float32, weak_type=True)}
         >>> pg.grad(loss, wrt="b")({"w": 2.0, "b": 3.0, "count": 7}, 5.0)
         Array(6., dtype=float32, weak_type=True)
+        >>> pg.grad(loss, argnames="x")({"w": 2.0, "b": 3.0}, x=5.0)
+        Array(2., dtype=float32, weak_type=True)
     """
+    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
     if f is None:
-        return functools.partial(grad, wrt=wrt, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
-    if not callable(f):
-        raise words.not_a_function("grad", f)
-    both = _value_and_grad(f, wrt, argnums, has_aux, holomorphic)
+        return functools.partial(grad, wrt=wrt, **options)
+    _refuse_uncallable("grad", f)
+    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), has_aux, holomorphic)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, result = both(*args, **kwargs)
@@ -173,13 +153,24 @@ def grad(
 
 @overload
 def value_and_grad(
-    f: F, wrt: Any = None, *, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False
+    f: F,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
 ) -> F: ...
 
 
 @overload
 def value_and_grad(
-    *, wrt: Any = None, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False
+    *,
+    wrt: Any = None,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
 ) -> Callable[[F], F]: ...
 
 
@@ -187,7 +178,8 @@ def value_and_grad(
     f: F | None = None,
     wrt: Any = None,
     *,
-    argnums: Argnums = 0,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Any:
@@ -197,6 +189,7 @@ def value_and_grad(
         f: As in `grad`.
         wrt: As in `grad`.
         argnums: As in `grad`.
+        argnames: As in `grad`.
         has_aux: As in `jax.value_and_grad`.
         holomorphic: As in `jax.value_and_grad`.
 
@@ -206,7 +199,7 @@ def value_and_grad(
 
     Raises:
         SelectionError: When called, if the selector does not go with the argument.
-        ArgumentError: If `wrt` and `argnums` do not go together.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
 
     Example:
         >>> import partgrad as pg
@@ -214,8 +207,169 @@ def value_and_grad(
         >>> print(value, gradient)
         6.0 3.0
     """
+    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
     if f is None:
-        return functools.partial(value_and_grad, wrt=wrt, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
-    if not callable(f):
-        raise words.not_a_function("value_and_grad", f)
-    return _named("value_and_grad", f, "Value and gradient", _value_and_grad(f, wrt, argnums, has_aux, holomorphic))
+        return functools.partial(value_and_grad, wrt=wrt, **options)
+    _refuse_uncallable("value_and_grad", f)
+    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), has_aux, holomorphic)
+    return _named("value_and_grad", f, "Value and gradient", both)
+
+
+def jacfwd(
+    f: F | None = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Any:
+    """The Jacobian of a function with respect to the selected leaves, column by column (forward mode).
+
+    Args:
+        f: A function of any pytrees to any pytree of arrays.
+        wrt: As in `grad`.
+        argnums: As in `grad`.
+        argnames: As in `grad`.
+        has_aux: As in `jax.jacfwd`.
+        holomorphic: As in `jax.jacfwd`.
+
+    Returns:
+        A function of the same arguments that returns the tree of the output with, in the place of each array, the
+        derivatives of that array in the shape of the gradient. An entry has the shape of the output array followed by
+        that of the leaf. Without `f`, a decorator.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+
+    Example:
+        >>> import jax.numpy as jnp, partgrad as pg
+        >>> jacobian = pg.jacfwd(lambda p: p["a"] * jnp.arange(3.0), wrt="a")
+        >>> print(jacobian({"a": 2.0, "n": 1}))
+        [0. 1. 2.]
+    """
+    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
+    if f is None:
+        return functools.partial(jacfwd, wrt=wrt, **options)
+    _refuse_uncallable("jacfwd", f)
+    arguments = Arguments(f, wrt, argnums, argnames)
+    return _named("jacfwd", f, "Jacobian", _jacobian("jacfwd", 1, f, arguments, has_aux, holomorphic))
+
+
+def jacrev(
+    f: F | None = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Any:
+    """The Jacobian of a function with respect to the selected leaves, row by row (reverse mode).
+
+    Args:
+        f: As in `jacfwd`.
+        wrt: As in `grad`.
+        argnums: As in `grad`.
+        argnames: As in `grad`.
+        has_aux: As in `jax.jacrev`.
+        holomorphic: As in `jax.jacrev`.
+
+    Returns:
+        As `jacfwd`.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+
+    Example:
+        >>> import jax.numpy as jnp, partgrad as pg
+        >>> print(pg.jacrev(lambda p: {"y": p["a"] * jnp.arange(3.0)})({"a": 2.0, "n": 1})["y"]["a"])
+        [0. 1. 2.]
+    """
+    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
+    if f is None:
+        return functools.partial(jacrev, wrt=wrt, **options)
+    _refuse_uncallable("jacrev", f)
+    arguments = Arguments(f, wrt, argnums, argnames)
+    return _named("jacrev", f, "Jacobian", _jacobian("jacrev", 1, f, arguments, has_aux, holomorphic))
+
+
+jacobian = jacrev
+
+
+def hessian(
+    f: F | None = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Any:
+    """The second derivatives of a function with respect to the selected leaves (forward over reverse).
+
+    Args:
+        f: As in `jacfwd`.
+        wrt: As in `grad`.
+        argnums: As in `grad`.
+        argnames: As in `grad`.
+        has_aux: As in `jax.hessian`.
+        holomorphic: As in `jax.hessian`.
+
+    Returns:
+        A function of the same arguments that returns, for each array of the output, a tree in the shape of the gradient
+        of trees in the shape of the gradient: `hessian["a"]["b"]`. Without `f`, a decorator.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+
+    Example:
+        >>> import partgrad as pg
+        >>> second = pg.hessian(lambda p: p["a"] ** 2 * p["b"])({"a": 2.0, "b": 3.0, "n": 1})
+        >>> print(second["a"]["a"], second["a"]["b"], second["a"]["n"])
+        6.0 4.0 None
+    """
+    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
+    if f is None:
+        return functools.partial(hessian, wrt=wrt, **options)
+    _refuse_uncallable("hessian", f)
+    arguments = Arguments(f, wrt, argnums, argnames)
+    return _named("hessian", f, "Hessian", _jacobian("hessian", 2, f, arguments, has_aux, holomorphic))
+
+
+def hvp(f: F, wrt: Any = None) -> F:
+    """The product of a function's Hessian and a vector, without forming the Hessian.
+
+    Args:
+        f: A function of any pytrees to a real scalar; the first argument is differentiated.
+        wrt: A selector for the first argument.
+
+    Returns:
+        A function `(x, v, *args, **kwargs)` that returns H·v for `f(x, *args, **kwargs)`. Both `v` and the result have
+        the shape of the gradient.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        PartsError: When called, if `v` has another shape than the gradient.
+
+    Example:
+        >>> import partgrad as pg
+        >>> product = pg.hvp(lambda p: p["a"] ** 2 * p["b"], wrt=lambda p: (p["a"], p["b"]))
+        >>> a, b = product({"a": 2.0, "b": 3.0, "n": 1}, (1.0, 0.0))
+        >>> print(a, b)
+        6.0 4.0
+    """
+    _refuse_uncallable("hvp", f)
+    arguments = Arguments(f, as_selection(wrt), None, None)
+
+    def product(x: Any, v: Any, *args: Any, **kwargs: Any) -> Any:
+        call = arguments.on((x, *args), kwargs)
+        call.refuse_empty()
+        direction = [call.targets[0].values(v, "The vector of `hvp`")]
+        _, along = jax.jvp(jax.grad(call.of_selected(f)), (call.selected,), (direction,))
+        return call.shaped(along)[0]
+
+    return product

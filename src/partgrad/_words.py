@@ -223,25 +223,70 @@ def argument_missing(argnums: object, needed: int, given: int) -> ArgumentError:
     )
 
 
-def argument_twice(argnums: object, position: int) -> ArgumentError:
-    """Word the error for an `argnums` that names one argument twice."""
+def argument_twice(position: object) -> ArgumentError:
+    """Word the error for `argnums` and `argnames` that name one argument twice."""
     return ArgumentError(
         _word(
-            f"argnums={argnums} names argument {position} twice.",
+            f"`argnums` and `argnames` name argument {position} twice.",
             "Expected every argument at most once: one of the two would be a constant of the other.",
             fix="select several parts of one argument with one selector: wrt=lambda m: (m.a, m.b).",
         )
     )
 
 
-def selectors_and_argnums(wrt: object, argnums: object) -> ArgumentError:
-    """Word the error for a `wrt` and an `argnums` of different lengths."""
+def selectors_and_arguments(wrt: object, arguments: Sequence[object]) -> ArgumentError:
+    """Word the error for a `wrt` that has not one selector for each argument."""
     count = f"{len(wrt)} selectors" if isinstance(wrt, tuple) else f"one selector ({wrt!r:.60})"
     return ArgumentError(
         _word(
-            f"`wrt` and `argnums` do not go together: {count} for argnums={argnums}.",
-            "Expected one selector for an int, and a tuple of as many selectors as a sequence has entries.",
+            f"`wrt` and the arguments do not go together: {count} for {len(arguments)} arguments, {list(arguments)}.",
+            "Expected a tuple of one selector for each argument.",
             fix="write wrt=(selector, None) beside argnums=(0, 1); None is every unmarked differentiable leaf.",
+        )
+    )
+
+
+def argument_unknown(name: str, known: Sequence[str]) -> ArgumentError:
+    """Word the error for an `argnames` that is no parameter of the function."""
+    near = _near(name, known)
+    return ArgumentError(
+        _word(
+            f"argnames names `{name}`, which is no parameter of the function.",
+            f"Parameters: {_listed(known) or 'none'}.",
+            fix=f"write {near[0]!r}." if near else "name one of these.",
+        )
+    )
+
+
+def argument_not_passed(name: str) -> ArgumentError:
+    """Word the error for a named argument that the caller left out."""
+    return ArgumentError(
+        _word(
+            f"argnames names `{name}`, which the caller did not pass.",
+            "A default value is not differentiated.",
+            fix=f"pass it: f(..., {name}=...).",
+        )
+    )
+
+
+def wrong_structure(what: str, path: str, expected: str, found: str) -> PartsError:
+    """Word the error for tangents, updates or values of another structure than the selection."""
+    return PartsError(
+        _word(
+            f"{what} has another structure than the selection, at {_at(path)}.",
+            f"Expected {expected}, got {found}.",
+            fix="give it the shape of the gradient: the selected part, or the tree with None at what is not selected.",
+        )
+    )
+
+
+def wrong_count(what: str, expected: int, found: object) -> ArgumentError:
+    """Word the error for a number of trees that does not fit the selected primals."""
+    return ArgumentError(
+        _word(
+            f"Expected {expected} {what}, one for each selected primal, got {found}.",
+            "Without wrt every primal is selected; one selector is for the first primal alone.",
+            fix="give a tuple with one tree for each selected primal, or select more by wrt=(selector, None, ...).",
         )
     )
 
