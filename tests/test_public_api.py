@@ -11,7 +11,8 @@ def test_public_names():
     assert public == {
         *("NonDiff", "Static", "unwrap", "dataclass", "field"),
         *("Selection", "each", "path", "of_type", "matching", "exclude"),
-        *("partition", "combine", "freeze", "thaw"),
+        *("partition", "combine", "apply_updates", "ravel"),
+        *("select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
         *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
         "errors",
     }

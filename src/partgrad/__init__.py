@@ -2,9 +2,19 @@
 
 from . import errors as errors
 from ._dataclass import dataclass as dataclass, field as field
+from ._edit import (
+    freeze as freeze,
+    is_nondiff as is_nondiff,
+    mask as mask,
+    replace as replace,
+    select as select,
+    stop_gradient as stop_gradient,
+    thaw as thaw,
+)
 from ._linear import jvp as jvp, linearize as linearize, vjp as vjp
 from ._nondiff import NonDiff as NonDiff
-from ._partition import combine as combine, freeze as freeze, partition as partition, thaw as thaw
+from ._partition import apply_updates as apply_updates, combine as combine, partition as partition
+from ._ravel import ravel as ravel
 from ._select import Selection as Selection
 from ._selectors import (
     each as each,

@@ -132,11 +132,11 @@ class NamedPart:
 
 def _none_for_constants(child: Any) -> Any:
     """Put None for the constants of static data, which its child has as ()."""
-    return jax.tree.map(lambda x: None if _is_empty(x) else x, child, is_leaf=_is_empty)
-
-
-def _is_empty(node: Any) -> bool:
-    return type(node) is tuple and not node
+    if type(child) is tuple and not child:
+        return None
+    if type(child) is dict:
+        return {key: _none_for_constants(item) for key, item in child.items()}
+    return type(child)(map(_none_for_constants, child)) if type(child) in (tuple, list) else child
 
 
 def is_free(subject: Subject, leaf: int) -> bool:

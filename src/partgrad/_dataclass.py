@@ -1,10 +1,11 @@
 """Dataclasses that are pytrees, whose marks belong to the fields of an instance."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
 import jax
@@ -58,9 +59,8 @@ def _settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
             data = before_static.get(name)
             # What is an array was decided when the value came in; a placeholder in its place does not change that.
             if data is None or origin.__dict__[name] is not value:
-                live = data.live if data is not None else frozenset()
-                data = StaticData(value, f"`{schema.cls.__name__}.{name}`")
-                data = data.with_live(frozenset(number for number in live if number < data.arrays))
+                new = StaticData(value, f"`{schema.cls.__name__}.{name}`")
+                data = new.with_live(data.live) if data is not None and new == data.with_live(frozenset()) else new
             static.append((name, data))
             value = data.value(data.child(value)) if data.arrays else data.constant
         elif is_nondiff:
@@ -78,7 +78,7 @@ def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
     nondiff, plain = schema.nondiff, {}
     for name in schema.names:
         value = values.get(name, Static)
-        if value.__class__ is NonDiff:
+        while value.__class__ is NonDiff:
             value = value.value
             if name not in nondiff:
                 nondiff += (name,)
@@ -92,15 +92,28 @@ def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
 
 
 def _run_post_init(instance: Any, origin: Any, arguments: tuple[Any, ...]) -> None:
+    """Run `__post_init__` on plain values; a subclass's `__init__`, which called this one, settles what follows."""
     _settle(instance, origin, complete=False)
     settled = _snapshot(instance)
-    values = instance.__dict__
-    values[_BUILDING] = True
-    try:
+    with _building(instance):
         instance.__post_init__(*arguments)
+    _settle(instance, settled, complete=not _is_building(instance))
+
+
+@contextlib.contextmanager
+def _building(instance: Any) -> Iterator[None]:
+    """Let fields be assigned. The flag is the instance's own id, so that a copy made meanwhile is frozen."""
+    values, outer = instance.__dict__, _is_building(instance)
+    values[_BUILDING] = id(instance)
+    try:
+        yield
     finally:
-        del values[_BUILDING]
-    _settle(instance, settled)
+        if not outer:
+            del values[_BUILDING]
+
+
+def _is_building(instance: Any) -> bool:
+    return instance.__dict__.get(_BUILDING) == id(instance)
 
 
 def _snapshot(instance: Any) -> Any:
@@ -117,9 +130,13 @@ def _check_decorated(instance: Any) -> None:
 
 def _watch_subclasses(cls: Any) -> None:
     """See to it that a subclass which is not decorated says so when it is first built, whatever its `__init__` does."""
+    own = cls.__dict__.get("__init_subclass__")
 
     def __init_subclass__(subclass: Any, **kwargs: Any) -> None:
-        super(cls, subclass).__init_subclass__(**kwargs)
+        if own is None:
+            super(cls, subclass).__init_subclass__(**kwargs)
+        else:
+            own.__func__(subclass, **kwargs)
         original = subclass.__dict__.get("__init__")
         if hasattr(original, "_partgrad_original"):
             return
@@ -132,8 +149,7 @@ def _watch_subclasses(cls: Any) -> None:
         __init__._partgrad_original = original  # type: ignore[attr-defined]
         subclass.__init__ = __init__
 
-    if "__init_subclass__" not in cls.__dict__:
-        cls.__init_subclass__ = classmethod(__init_subclass__)
+    cls.__init_subclass__ = classmethod(__init_subclass__)
 
 
 def _unwatch(cls: Any) -> None:
@@ -154,19 +170,25 @@ def _wrap_own_init(cls: Any) -> Callable[..., None]:
             _check_decorated(self)
             original(self, *args, **kwargs)
             return
-        values = self.__dict__
-        values[_BUILDING] = True
-        try:
+        with _building(self):
             # dataclasses.replace passes fields by name, which an __init__ with other parameters cannot take.
             if _partgrad_origin is None or _accepts(original, self, args, kwargs):
                 original(self, *args, **kwargs)
             else:
-                values.update(kwargs)
-        finally:
-            del values[_BUILDING]
-        _settle(self, _partgrad_origin)
+                _store(self, kwargs)
+        # A base class's __init__ may have settled some fields already.
+        settled = _snapshot(self) if MARKS in self.__dict__ else None
+        _settle(self, _partgrad_origin or settled)
 
     return __init__
+
+
+def _store(instance: Any, fields: Mapping[str, Any]) -> None:
+    names = getattr(instance, SCHEMA).names
+    for name in fields:
+        if name not in names:
+            raise words.field_unknown(type(instance).__name__, name, names)
+    instance.__dict__.update(fields)
 
 
 def _accepts(function: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -178,7 +200,7 @@ def _accepts(function: Callable[..., Any], instance: Any, args: tuple[Any, ...],
 
 
 def _frozen_setattr(self: Any, name: str, value: Any) -> None:
-    if _BUILDING not in self.__dict__:
+    if not _is_building(self):
         raise dataclasses.FrozenInstanceError(words.frozen_message(type(self).__name__, name))
     object.__setattr__(self, name, value)
 
@@ -186,8 +208,14 @@ def _frozen_setattr(self: Any, name: str, value: Any) -> None:
 def _mutable_setattr(self: Any, name: str, value: Any) -> None:
     settled = _snapshot(self)
     object.__setattr__(self, name, value)
-    if _BUILDING not in self.__dict__ and name in getattr(self, SCHEMA).names:
+    if not _is_building(self) and name in getattr(self, SCHEMA).names:
         _settle(self, settled, complete=False)
+
+
+def _mutable_delattr(self: Any, name: str) -> None:
+    if name in getattr(self, SCHEMA).names:
+        raise words.field_deleted(type(self).__name__, name)
+    object.__delattr__(self, name)
 
 
 def _mutable_hash(self: Any) -> int:
@@ -376,6 +404,8 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
     }
     init = _wrap_own_init(cls) if own_init else compile_init(cls, schema, helpers)
     generated: dict[str, Any] = {"__setattr__": _frozen_setattr if options["frozen"] else _mutable_setattr}
+    if not options["frozen"]:
+        generated["__delattr__"] = _mutable_delattr
     if repr:
         generated["__repr__"] = _repr
     if eq:

@@ -73,9 +73,8 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
         if f.default_factory is not dataclasses.MISSING:
             scope[f"_partgrad_make_{name}"] = f.default_factory
             made = f"_partgrad_make_{name}()"
-            value = f"{made} if {name} is _partgrad_factory else {name}" if name in given else made
-            lines.append(f"_partgrad_d[{name!r}] = {value}")
-        elif name in given:
+            lines.append(f"if {name} is _partgrad_factory: {name} = {made}" if name in given else f"{name} = {made}")
+        if name in given or f.default_factory is not dataclasses.MISSING:
             lines.append(f"_partgrad_d[{name!r}] = {name}")
     has_post_init = hasattr(cls, "__post_init__")
     parameter_names = {p.name for p in parameters}
@@ -84,7 +83,7 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
     lines += [
         f"if {me}.__class__ is not _partgrad_cls:",
         f"    _partgrad_check_decorated({me})",
-        *([f"    {me}.__post_init__({variables})"] if has_post_init else []),
+        *([f"    _partgrad_run_post_init({me}, None, ({variables}))"] if has_post_init else []),
         "    return",
     ]
     lines += (

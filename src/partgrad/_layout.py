@@ -124,18 +124,19 @@ class _HeldArray(NonDiff[Any]):
 
 def _children(place: Place) -> list[tuple[Any, Any, Any, bool]] | None:
     """The children of a node, each as step, value, alias and whether it is marked; None for a leaf."""
-    node = place.value
+    node, alias = place.value, place.alias
     if isinstance(node, NonDiff):
-        return [(None, node.value, node.value, True)]
+        return [(None, node.value, alias.value if isinstance(alias, NonDiff) else alias, True)]
     if isinstance(node, Static):
         data = node.data
-        return [(None, *_static_child(data, data.child(node.value), node.value))] if data.arrays else []
+        inside = alias.value if isinstance(alias, Static) else alias
+        return [(None, *_static_child(data, data.child(node.value), inside))] if data.arrays else []
     if schema_of(node) is not None:
         nondiff = getattr(node, MARKS).nondiff
         return [
-            (GetAttrKey(name), *_static_child(data, child, getattr(node, name)))
+            (GetAttrKey(name), *_static_child(data, child, getattr(alias, name)))
             if data is not None
-            else (GetAttrKey(name), child, child, name in nondiff)
+            else (GetAttrKey(name), child, getattr(alias, name), name in nondiff)
             for name, child, data in children_of(node)
         ]
     if not jax.tree_util.is_tree_node(type(node)):

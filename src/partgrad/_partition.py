@@ -3,13 +3,13 @@
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from . import _words as words, errors
-from ._choice import Subject
 from ._difference import first_difference
 from ._layout import Layout
+from ._leaf import describe
 from ._plan import plan, unflatten_part
-from ._remark import remark
 from ._select import as_selection
 
 T = TypeVar("T")
@@ -94,58 +94,33 @@ def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> errors.PartsErro
     return words.parts_overlap(Layout(_filled(parts[0])).leaves[leaf].path, earlier.index(True), number)
 
 
-def freeze(tree: T, wrt: Any) -> T:
-    """Mark the selected leaves NonDiff: traced, but differentiated by nothing until they are thawed or named.
-
-    Values do not change. In a `partgrad.dataclass` the mark goes to the field, and JAX's key paths do not change. In
-    any other container, which has no field to mark, it is a `NonDiff` around the largest node that is wholly selected.
+def apply_updates(tree: T, updates: Any) -> T:
+    """Add an optimiser's updates to a tree; where an update is None the leaf stays.
 
     Args:
-        tree: Any pytree.
-        wrt: A selector; here it reaches through marks that are there already. None selects all.
+        tree: The tree, or its selected part.
+        updates: A tree of the same structure, with None wherever nothing changes.
 
     Returns:
-        The tree with more marks.
+        The tree. An updated leaf keeps its shape and dtype (a Python number becomes an array); the others are the same
+        objects.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        PartsError: If the updates have another structure.
 
     Example:
         >>> import partgrad as pg
-        >>> pg.freeze({"w": 1.0, "b": 2.0}, "b")
-        {'b': NonDiff(2.0), 'w': 1.0}
+        >>> pg.apply_updates({"w": 1.0, "count": 3}, {"w": 0.5, "count": None})
+        {'count': 3, 'w': Array(1.5, dtype=float32, weak_type=True)}
     """
-    return _remarked(tree, wrt, True)
-
-
-def thaw(tree: T, wrt: Any) -> T:
-    """Remove the marks of the selected leaves, those that a class declares too.
-
-    Values do not change. Where a whole node was marked and a part of it is thawed, the rest stays held.
-
-    Args:
-        tree: Any pytree.
-        wrt: A selector; here it reaches through marks. None selects all.
-
-    Returns:
-        The tree with fewer marks.
-
-    Raises:
-        SelectionError: If the selector does not go with the tree.
-
-    Example:
-        >>> import partgrad as pg
-        >>> pg.thaw({"w": 1.0, "b": pg.NonDiff(2.0)}, "b")
-        {'b': 2.0, 'w': 1.0}
-    """
-    return _remarked(tree, wrt, False)
-
-
-def _remarked(tree: T, wrt: Any, held: bool) -> T:
-    leaves, treedef = jax.tree.flatten(tree)
-    subject = Subject(tree, leaves, treedef, through_marks=True)
-    try:
-        selected = frozenset(as_selection(wrt).choose(subject).selected)
-    finally:
-        subject.release()
-    return remark(tree, lambda i: held if i in selected else None)
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_none)
+    changes, structure = jax.tree.flatten(updates, is_leaf=_is_none)
+    if structure != treedef:
+        raise words.updates_structure(*first_difference(_filled(tree), _filled(updates)))
+    for i, change in enumerate(changes):
+        if change is not None:
+            if leaves[i] is None:
+                raise words.updates_structure(Layout(_filled(tree)).leaves[i].path, "None", describe(change))
+            old = jnp.asarray(leaves[i])
+            leaves[i] = (old + change).astype(old.dtype) if jnp.result_type(old, change) != old.dtype else old + change
+    return treedef.unflatten(leaves)

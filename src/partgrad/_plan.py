@@ -44,7 +44,9 @@ class Plan:
         self._thawed: Any = None
         if self.thaws:
             self._thawed = jax.tree.structure(remark(subject.tree, lambda i: False if i in chosen.thaw else None))
-        self._considered = tuple((i, is_differentiable(subject.leaves[i])) for i in chosen.considered)
+        # Opening a mark goes by what can be differentiated beside the named leaf, too.
+        considered = range(self._size) if self.thaws else chosen.considered
+        self._considered = tuple((i, is_differentiable(subject.leaves[i])) for i in considered)
         self._looked = tuple((i, _shape_and_dtype(subject.leaves[i])) for i in subject.looked())
 
     def fits(self, leaves: list[Any]) -> bool:

@@ -51,4 +51,6 @@ def _held_by(value: Any) -> list[Any]:
 
 def _slots(cls: type) -> tuple[str, ...]:
     slots = cls.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    private = f"_{cls.__name__.lstrip('_')}"
+    return tuple(private + name if name.startswith("__") and not name.endswith("__") else name for name in names)

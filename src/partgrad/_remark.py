@@ -54,7 +54,8 @@ class _Visitor:
         if isinstance(node, NonDiff):
             return self.visit(node.value, True, inherited)
         if isinstance(node, Static):
-            return self._static(node), False
+            static = self._static(node, own or inherited)
+            return static, own and not static.data.live
         leaves = jax.tree.leaves(node)
         wanted = [self._held(i) for i in range(self._next, self._next + len(leaves))]
         marked = own or inherited
@@ -82,7 +83,7 @@ class _Visitor:
         nondiff, static, children = [], dict(marks.static), []
         for name, child, data in children_of(node):
             if data is not None:
-                static[name] = self._relive(data)
+                static[name] = self._relive(data, marked)
                 children.append(static[name].nest(data.arrays_in(child)))
                 continue
             child, whole = self.visit(child, name in marks.nondiff, marked)
@@ -91,14 +92,15 @@ class _Visitor:
                 nondiff.append(name)
         return rebuild(schema, schema.marks(tuple(nondiff), tuple(static.items())), children)
 
-    def _static(self, node: Static[Any]) -> Static[Any]:
-        children, data = jax.tree.leaves(node), self._relive(node.data)
+    def _static(self, node: Static[Any], marked: bool) -> Static[Any]:
+        children, data = jax.tree.leaves(node), self._relive(node.data, marked)
         return unflatten_static(data, [data.nest(children)])
 
-    def _relive(self, data: StaticData) -> StaticData:
+    def _relive(self, data: StaticData, marked: bool) -> StaticData:
+        # Its arrays are held by themselves, so a mark above that covered them only takes back what was live.
         wanted = [self._held(self._next + number) for number in range(data.arrays)]
         self._next += data.arrays
-        live = frozenset(n for n, w in enumerate(wanted) if w is False or (w is None and n in data.live))
+        live = frozenset(n for n, w in enumerate(wanted) if w is False or (w is None and n in data.live and not marked))
         freed = {data.positions[number] for number in live - data.live}
         if freed:
             # The value may hold marks of its own, below which a leaf would still be held.
@@ -125,7 +127,7 @@ def _marked_leaves(node: Any) -> Any:
     return jax.tree.map(lambda leaf: NonDiff(leaf) if is_differentiable(leaf) else leaf, node)
 
 
-def _leaves_and_marks(tree: Any) -> list[tuple[bool, int]]:
-    """The leaves and wrappers of a tree by identity, to see whether a class kept what it was given."""
+def _leaves_and_marks(tree: Any) -> list[tuple[bool, tuple[int, ...]]]:
+    """The leaves of a tree by identity and how they are wrapped, to see whether a class kept what it was given."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, NonDiff))
-    return [(isinstance(node, NonDiff), id(node)) for node in nodes]
+    return [(isinstance(node, NonDiff), tuple(map(id, jax.tree.leaves(node)))) for node in nodes]

@@ -160,7 +160,8 @@ class CallableSelection(Selection):
             try:
                 return choose_named(subject, *self._parts(slots, slots.layout.root), "`wrt`")
             except _Misfit as error:
-                misfit = error
+                # A new one: with its traceback it would keep this call's frames, and the leaves in them, alive.
+                misfit = _Misfit(str(error), error.name)
         return self._describe(subject, misfit)
 
     def _parts(self, slots: SlotTree, node: Place) -> tuple[list[Place], Any]:
@@ -174,7 +175,11 @@ class CallableSelection(Selection):
                 raise words.computed_on_slot("a leaf", f"JAX says: {str(error).splitlines()[0]}") from None
             name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
             raise _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None) from None
-        return jax.tree.flatten(_to_places(returned, slots))
+        places = _to_places(returned, slots)
+        try:
+            return jax.tree.flatten(places)
+        except (TypeError, ValueError) as error:
+            raise words.containers_unsortable(error) from error
 
     def _describe(self, subject: Subject, misfit: _Misfit | None) -> Chosen:
         slots = subject.slots
@@ -184,10 +189,10 @@ class CallableSelection(Selection):
             try:
                 places, _ = self._parts(slots, node)
             except _Misfit as error:
-                misfit = misfit or error
+                misfit = misfit or _Misfit(str(error), error.name)
                 continue
             fitting = True
-            refuse_twice(subject, [i for place in places for i in range(place.start, place.stop)])
+            refuse_twice(subject, [i for p in places for i in range(p.start, p.stop) if is_free(subject, i)])
             for place in places:
                 refuse_undifferentiable(subject, place)
             found += places
@@ -210,7 +215,9 @@ def _to_places(returned: Any, slots: SlotTree) -> Any:
         return {key: _to_places(item, slots) for key, item in returned.items()}
     if isinstance(returned, Slot):
         raise _Misfit(f"it returned {returned!r}, which belongs to another tree")
-    raise _Misfit(f"it returned {returned!r:.60} ({type(returned).__name__}), which is no part of the tree")
+    kind = type(returned).__name__
+    static = "; static data is no leaf" if isinstance(returned, bool | int | float | str) else ""
+    raise _Misfit(f"it returned {returned!r:.60} ({kind}), which is no part of the tree{static}")
 
 
 def _fits_nowhere(subject: Subject, misfit: _Misfit, nodes: int) -> errors.NoMatchError:

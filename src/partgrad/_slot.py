@@ -146,9 +146,8 @@ class SlotTree:
         if not leaves or not all(isinstance(leaf, Slot) and leaf._owner is self for leaf in leaves):
             return None
         numbers = [leaf._number for leaf in leaves]
-        kind = Mapping if isinstance(node, Mapping) else type(node)
-        alike = (p for p in self.layout.places if isinstance(p.value, kind))
-        return next((p for p in alike if numbers == list(range(p.start, p.stop))), None)
+        same = [p for p in self.layout.places if numbers == list(range(p.start, p.stop)) and _is_copy(node, p.value)]
+        return same[-1] if same else None
 
     def slot(self, number: int) -> Slot:
         """The slot of a leaf."""
@@ -163,6 +162,14 @@ class SlotTree:
         for slot in self._slots:
             slot._leaf = None
         self.layout = Layout(())
+
+
+def _is_copy(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        # A mapping may hand out what is in it as its own kind.
+        first, second = (jax.tree_util.tree_leaves_with_path(node) for node in (one, other))
+        return [path for path, _ in first] == [path for path, _ in second]
+    return bool(jax.tree.structure(one) == jax.tree.structure(other))
 
 
 def _with_leaves(node: Any, leaves: Iterator[Any]) -> Any:

@@ -43,9 +43,9 @@ class StaticData:
         self.live: frozenset[int] = frozenset()
         self.constant = None if self.arrays else _copied(value)
         self._constants = [None if is_array(leaf) else leaf for leaf in leaves]
-        # The paths are in the key because `1` and `True` are equal as keys of a dict.
+        # Treedefs compare their keys and auxiliary data by `==` alone, and `1 == True`.
         self._key = (
-            tuple(keystr(path) for path, _ in paths_and_leaves),
+            _typed_structure(self._treedef),
             tuple(_ARRAY if is_array(leaf) else _typed(leaf, where, keystr(path)) for path, leaf in paths_and_leaves),
         )
         # Not None for a constant: that is what stands for the leaves of another part of a tree.
@@ -153,6 +153,24 @@ def _typed(value: Any, where: str, path: str) -> Any:
         raise words.static_unhashable(where, path, value) from None
     is_nan = isinstance(value, float | complex | np.inexact) and value != value
     return type(value), "nan" if is_nan else value
+
+
+def _typed_structure(structure: Any) -> Any:
+    data = structure.node_data()
+    return data and (data[0], _typed_aux(data[1]), tuple(map(_typed_structure, structure.children())))
+
+
+def _typed_aux(aux: Any) -> Any:
+    """A key for auxiliary data by type and value; by type alone where it cannot be hashed."""
+    if isinstance(aux, tuple | list):
+        return type(aux), tuple(map(_typed_aux, aux))
+    if isinstance(aux, dict):
+        return type(aux), tuple((_typed_aux(key), _typed_aux(value)) for key, value in aux.items())
+    try:
+        hash(aux)
+    except TypeError:
+        return type(aux)
+    return type(aux), aux
 
 
 class Static(Generic[T]):

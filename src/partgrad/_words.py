@@ -75,7 +75,11 @@ def fits_nowhere(
     if near:
         details.append(f"Near names: {_listed(f'`{n}`' for n in near)}.")
     details.append(f"Leaves: {_listed(leaves) or 'none'}.")
-    fix = f"write `{near[0]}` for `{name}`." if near else "return one of the leaves, or a node that holds some."
+    fix = (
+        f"write `{near[0]}` for `{name}`."
+        if near and near[0] != name
+        else "return one of the leaves, or a node that holds some."
+    )
     return NoMatchError(_word("The selector fits no part of the tree.", *details, fix=fix))
 
 
@@ -108,6 +112,17 @@ def path_ambiguous(pattern: str, first: str, second: str) -> SelectionError:
             f"The path '{pattern}' names two leaves that differ only in the kind of a step.",
             f"Found {_at(first)} and {_at(second)}.",
             fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
+        )
+    )
+
+
+def containers_unsortable(error: Exception) -> SelectionError:
+    """Word the error for a selector that returns a dict which JAX cannot flatten."""
+    return SelectionError(
+        _word(
+            f"The selector returned a container that JAX cannot flatten: {str(error).splitlines()[0]:.80}",
+            "Expected slots or nodes of the tree, or tuples, lists or dicts of them.",
+            fix="use dict keys of one type, such as strings.",
         )
     )
 
@@ -332,6 +347,28 @@ def parts_differ(number: int, path: str, expected: str, found: str) -> PartsErro
     )
 
 
+def updates_structure(path: str, expected: str, found: str) -> PartsError:
+    """Word the error for updates of another structure than the tree."""
+    return PartsError(
+        _word(
+            f"The updates have another structure than the tree, at {_at(path)}.",
+            f"Expected {expected}, got {found}.",
+            fix="give updates for the tree that the optimiser was given: the selected part, or the tree with None.",
+        )
+    )
+
+
+def vector_length(expected: int, found: tuple[int, ...]) -> PartsError:
+    """Word the error for a vector of another length than the selection."""
+    return PartsError(
+        _word(
+            "The vector does not fit the selected entries.",
+            f"Expected shape ({expected},), got {found}.",
+            fix="give one entry for each of `unravel.names`.",
+        )
+    )
+
+
 # --- classes and marks -------------------------------------------------------------------------------------------
 
 
@@ -417,6 +454,29 @@ def field_not_set(cls: str, name: str) -> DataclassError:
             f"`{cls}.{name}` has no value once the instance is built.",
             "Expected every field to be set by __init__ or __post_init__.",
             fix=f"set self.{name} there, or give the field a default.",
+        )
+    )
+
+
+def field_unknown(cls: str, name: str, fields: Sequence[str]) -> DataclassError:
+    """Word the error for replacing a field that is none."""
+    near = _near(name, fields)
+    return DataclassError(
+        _word(
+            f"`{cls}` has no field `{name}`.",
+            f"Fields: {_listed(fields) or 'none'}.",
+            fix=f"write `{near[0]}`." if near else "name one of these.",
+        )
+    )
+
+
+def field_deleted(cls: str, name: str) -> DataclassError:
+    """Word the error for deleting a field."""
+    return DataclassError(
+        _word(
+            f"cannot delete field `{cls}.{name}`.",
+            "Expected every field to have a value: it is a part of the tree.",
+            fix=f"set it to None: instance.{name} = None.",
         )
     )
 

@@ -1,0 +1,249 @@
+"""select, replace, mask, is_nondiff, stop_gradient, apply_updates and ravel."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.optimize
+from hypothesis import given, settings, strategies as st
+
+import partgrad as pg
+from models import RBF, Config, Linear, Periodic, Point, Sum, composite, loss
+from partgrad import NonDiff, errors
+from partgrad._equal import trees_equal
+from test_laws import mixed
+
+TREE = {"k": RBF(1.0, NonDiff(2.0)), "lin": Linear(jnp.ones(2), 3.0), "n": 4}
+
+
+def refused(call, error, *fragments):
+    with pytest.raises(error) as caught:
+        call()
+    assert isinstance(caught.value, errors.PartgradError)
+    for fragment in (*fragments, "\n  Fix: "):
+        assert fragment in str(caught.value)
+
+
+# --- select and replace ------------------------------------------------------------------------------------------
+
+
+def test_select_returns_the_stored_leaves_in_the_shape_of_the_gradient():
+    assert pg.select(TREE, "lin.weight") is TREE["lin"].weight
+    assert pg.select(TREE, "k.lengthscale") == 2.0
+    bias, kernel = pg.select(TREE, lambda t: (t["lin"].bias, t["k"]))
+    assert (bias, kernel.variance, kernel.lengthscale) == (3.0, 1.0, None)
+    described = pg.select(TREE, Linear)
+    assert described["lin"].weight is TREE["lin"].weight
+    assert (described["n"], described["k"].variance) == (None, None)
+
+
+def test_replace_touches_nothing_else():
+    new = pg.replace(TREE, "lin.bias", 9.0)
+    assert new["lin"].bias == 9.0
+    assert new["lin"].weight is TREE["lin"].weight
+    assert new["n"] == 4
+    assert repr(pg.replace(TREE, "k.lengthscale", 5.0)["k"]) == "RBF(variance=1.0, lengthscale=NonDiff(5.0))"
+    doubled = pg.replace(TREE, lambda t: t["lin"], lambda x: x * 2)
+    assert (doubled["lin"].bias, doubled["lin"].weight.tolist()) == (6.0, [2.0, 2.0])
+    pair = pg.replace(TREE, lambda t: (t["k"].variance, t["lin"].bias), (7.0, 8.0))
+    assert (pair["k"].variance, pair["lin"].bias) == (7.0, 8.0)
+    part = pg.replace(TREE, lambda t: t["lin"], Linear(jnp.zeros(2), 0.0))
+    assert (part["lin"].bias, part["lin"].weight.tolist()) == (0.0, [0.0, 0.0])
+    whole = pg.replace(TREE, None, jax.tree.map(lambda x: -x, pg.select(TREE, None)))
+    assert (whole["k"].variance, whole["k"].lengthscale, whole["lin"].bias) == (-1.0, 2.0, -3.0)
+
+
+def test_replace_of_another_shape():
+    refused(
+        lambda: pg.replace(TREE, "lin", {"weight": 1.0}),
+        ValueError,
+        "The new value of `replace`",
+        "Expected Linear, got dict",
+    )
+    refused(lambda: pg.replace(TREE, "k", RBF(1.0, 2.0)), ValueError, "The new value of `replace`")
+    refused(lambda: pg.replace(TREE, "lin.bias", (1.0,)), ValueError, "Expected a leaf, got tuple")
+
+
+@given(mixed, st.sampled_from([None, "**", pg.each(lambda n: n["variance"]), lambda t: t]))
+@settings(deadline=None)
+def test_what_is_selected_goes_back_to_where_it_was(tree, wrt):
+    try:
+        selected = pg.select(tree, wrt)
+    except errors.SelectionError:
+        return
+    if jax.tree.leaves(selected):
+        assert trees_equal(pg.replace(tree, wrt, selected), tree)
+        assert trees_equal(pg.replace(tree, wrt, lambda x: x), tree)
+
+
+# --- mask and is_nondiff -----------------------------------------------------------------------------------------
+
+
+def test_mask_has_one_bool_for_each_leaf_and_selects_the_same():
+    mask = pg.mask(TREE, lambda t: (t["lin"].bias, t["k"]))
+    assert (mask["lin"].weight, mask["lin"].bias, mask["k"].variance, mask["k"].lengthscale) == (
+        False,
+        True,
+        True,
+        False,
+    )
+    assert mask["n"] is False
+    assert trees_equal(pg.partition(TREE, mask), pg.partition(TREE, lambda t: (t["lin"].bias, t["k"])))
+    assert pg.mask({"n": 3}, None) == {"n": False}
+
+
+def test_a_mask_drives_an_optimiser():
+    selected, _ = pg.partition(TREE)
+    optimiser = optax.masked(optax.sgd(1.0), pg.mask(selected, "lin.bias"))
+    gradient = jax.tree.map(jnp.ones_like, selected)
+    updates, _ = optimiser.update(gradient, optimiser.init(selected))
+    assert updates["lin"].bias == -1.0
+
+
+def test_is_nondiff():
+    assert pg.is_nondiff(TREE, "k.lengthscale") is True
+    assert pg.is_nondiff(TREE, "k") is False
+    assert pg.is_nondiff(pg.freeze(TREE, "k"), "k") is True
+    assert pg.is_nondiff(composite(), lambda k: k.period) is True
+    assert pg.is_nondiff(composite(), None) is False
+    assert pg.is_nondiff(Config(1.0), "options['grid']") is True
+    refused(lambda: pg.is_nondiff(TREE, "nowhere"), LookupError, "matches nothing")
+
+
+# --- stop_gradient -----------------------------------------------------------------------------------------------
+
+
+def test_stop_gradient_holds_in_this_trace_only():
+    f = lambda t: t["a"] ** 2 * t["b"] * t["n"]
+    tree = {"a": 3.0, "b": 2.0, "n": 1}
+    stopped = pg.grad(lambda t: f(pg.stop_gradient(t, "a")))(tree)
+    assert (stopped["a"], stopped["b"]) == (0.0, 9.0)
+    assert pg.grad(f)(tree)["a"] == 12.0
+    assert pg.stop_gradient(tree, "a") == tree
+    assert isinstance(pg.stop_gradient(tree, "a")["a"], float)
+
+
+def test_a_schedule_runs_in_one_compiled_step():
+    traces = []
+
+    @jax.jit
+    def step(t, frozen):
+        traces.append(1)
+        return jax.grad(lambda t: (pg.stop_gradient(t, Linear, when=frozen)["lin"].weight ** 2).sum())(t)["lin"].weight
+
+    arrays = {"lin": Linear(jnp.array([1.0, 2.0]), jnp.array(3.0))}
+    for frozen, expected in [(True, [0, 0]), (False, [2, 4]), (True, [0, 0])]:
+        assert step(arrays, frozen).tolist() == expected
+    assert len(traces) == 1
+
+
+def test_a_condition_for_each_element_and_each_leaf():
+    tree = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
+    f = lambda t: (t["a"] ** 2).sum() * t["b"]
+    by_element = jax.grad(lambda t: f(pg.stop_gradient(t, "a", when=jnp.array([True, False]))))(tree)
+    assert by_element["a"].tolist() == [0.0, 12.0]
+    by_leaf = jax.grad(lambda t: f(pg.stop_gradient(t, when={"a": False, "b": True})))(tree)
+    assert (by_leaf["a"].tolist(), by_leaf["b"]) == ([6.0, 12.0], 0.0)
+    refused(lambda: pg.stop_gradient(tree, when={"a": True}), ValueError, "The condition of `stop_gradient`")
+
+
+# --- apply_updates -----------------------------------------------------------------------------------------------
+
+
+def test_none_means_stay():
+    updates = pg.replace(pg.select(TREE, pg.path("lin.bias") & Linear), Linear, lambda _: 0.5)
+    new = pg.apply_updates(TREE, updates)
+    assert new["lin"].bias == 3.5
+    assert new["lin"].weight is TREE["lin"].weight
+    assert (
+        pg.apply_updates({"w": jnp.ones(2, jnp.bfloat16)}, {"w": jnp.ones(2, jnp.float32)})["w"].dtype == jnp.bfloat16
+    )
+
+
+def test_updates_of_another_structure():
+    refused(
+        lambda: pg.apply_updates({"a": 1.0, "b": 2.0}, {"a": 1.0}),
+        ValueError,
+        "The updates have another structure",
+        "`['b']`",
+    )
+    refused(lambda: pg.apply_updates({"a": None}, {"a": 1.0}), ValueError, "at `['a']`", "Expected None, got float")
+    refused(lambda: pg.apply_updates([1.0], (1.0,)), ValueError, "Expected list, got tuple")
+
+
+OPTIMISERS = {
+    "adamw": lambda: optax.adamw(0.1, weight_decay=0.5),
+    "lion": lambda: optax.lion(0.1, weight_decay=0.5),
+    "lamb": lambda: optax.lamb(0.1, weight_decay=0.5),
+    "noisy_sgd": lambda: optax.noisy_sgd(0.1, key=jax.random.key(0)),
+    "adafactor": lambda: optax.adafactor(0.1),
+    "lbfgs": lambda: optax.lbfgs(),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_training_loop_leaves_what_is_frozen_bit_identical(name):
+    model = pg.freeze({"k": jax.tree.map(jnp.float32, composite()), "n": 3}, "k.b.a")
+    optimiser = OPTIMISERS[name]()
+
+    def objective(selected, rest):
+        return -loss(pg.combine(selected, rest)["k"])
+
+    @jax.jit
+    def step(model, state):
+        selected, rest = pg.partition(model)
+        value, gradient = pg.value_and_grad(objective)(selected, rest)
+        extra = {"value": value, "grad": gradient, "value_fn": lambda s: objective(s, rest)} if name == "lbfgs" else {}
+        updates, state = optimiser.update(gradient, state, selected, **extra)
+        return pg.combine(pg.apply_updates(selected, updates), rest), state
+
+    state, fitted = optimiser.init(pg.partition(model)[0]), model
+    for _ in range(4):
+        fitted, state = step(fitted, state)
+    for path in ("k.a.variance", "k.b.a.variance", "k.b.a.lengthscale", "k.b.b.period"):
+        assert np.asarray(pg.select(fitted, path)).tobytes() == np.asarray(pg.select(model, path)).tobytes()
+    assert fitted["n"] == 3
+    assert pg.select(fitted, "k.b.b.variance") != pg.select(model, "k.b.b.variance")
+
+
+# --- ravel -------------------------------------------------------------------------------------------------------
+
+
+def test_ravel_and_unravel():
+    tree = {
+        "a": jnp.arange(4.0).reshape(2, 2),
+        "b": 5.0,
+        "h": NonDiff(1.0),
+        "n": 3,
+        "c": jnp.array([7.0], jnp.bfloat16),
+    }
+    vector, unravel = pg.ravel(tree)
+    assert vector.tolist() == [0.0, 1.0, 2.0, 3.0, 5.0, 7.0]
+    assert unravel.names == ("['a'][0,0]", "['a'][0,1]", "['a'][1,0]", "['a'][1,1]", "['b']", "['c'][0]")
+    again = unravel(vector * 2)
+    assert again["a"].tolist() == [[0.0, 2.0], [4.0, 6.0]]
+    assert (again["n"], again["h"].value, again["c"].dtype) == (3, 1.0, jnp.bfloat16)
+    part, unravel = pg.ravel(Periodic(1.0, 2.0, 3.0), "period")
+    assert part.tolist() == [3.0]
+    assert repr(unravel(part * 2)) == "Periodic(variance=1.0, lengthscale=2.0, period=6.0)"
+    empty, unravel = pg.ravel({"n": 3})
+    assert (empty.shape, unravel(empty)) == ((0,), {"n": 3})
+    mixed_types, unravel = pg.ravel(Point(1.0 + 2.0j, 3.0))
+    assert mixed_types.dtype == jnp.complex64
+    assert unravel(mixed_types).y.dtype == jnp.float32
+    refused(lambda: pg.ravel({"a": 1.0})[1](jnp.ones(2)), ValueError, "Expected shape (1,), got (2,)")
+
+
+def test_unravel_under_jit_and_grad_and_with_scipy(x64):
+    model = Sum(RBF(0.5, 0.7), Periodic(1.0, 1.3, 1.0))
+    vector, unravel = pg.ravel(model)
+    objective = lambda v: ((loss(unravel(v)) - 3.0) ** 2) + 0.01 * (v**2).sum()
+    gradient = jax.jit(jax.grad(objective))(vector)
+    tree_gradient = pg.grad(lambda m: (loss(m) - 3.0) ** 2)(model)
+    np.testing.assert_allclose(gradient - 0.02 * vector, pg.ravel(tree_gradient)[0], rtol=1e-4, atol=1e-5)
+    best = scipy.optimize.minimize(
+        jax.jit(jax.value_and_grad(objective)), vector, jac=True, method="BFGS", options={"maxiter": 30}
+    )
+    assert best.fun < objective(vector)
+    assert unravel(best.x).b.period == 1.0
