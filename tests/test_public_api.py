@@ -1,13 +1,17 @@
 """What importing the package gives and costs."""
 
+import pathlib
+import re
 import subprocess
 import sys
+
+import pytest
 
 import partgrad as pg
 
 
 def test_public_names():
-    public = {name for name in vars(pg) if not name.startswith("_")}
+    public = set(pg.__all__)
     assert public == {
         *("NonDiff", "Static", "unwrap", "dataclass", "field"),
         *("Selection", "each", "path", "of_type", "matching", "exclude"),
@@ -18,6 +22,14 @@ def test_public_names():
     }
     for name in public - {"errors"}:
         assert getattr(pg, name).__doc__
+    assert public <= set(dir(pg))
+    with pytest.raises(AttributeError, match="module 'partgrad' has no attribute 'gard'"):
+        _ = pg.gard
+
+
+def test_type_checkers_see_the_same_names():
+    block = pathlib.Path(pg.__file__).read_text().partition("if TYPE_CHECKING:")[2].partition("__version__")[0]
+    assert sorted(re.findall(r"(\w+) as \1", block)) == sorted(pg.__all__)
 
 
 def test_every_error_derives_from_a_builtin_too():
@@ -39,6 +51,7 @@ def test_importing_starts_no_backend_and_imports_nothing_heavy():
 import sys, jax
 before = set(sys.modules)
 import partgrad
+from partgrad import *
 print(sorted({"equinox", "flax", "optax", "matplotlib", "scipy", "hypothesis"} & (set(sys.modules) - before)))
 jax.config.update("jax_platforms", "nowhere")
 try:
