@@ -7,6 +7,7 @@ import io
 import pathlib
 import pkgutil
 import re
+import tomllib
 
 import pytest
 
@@ -53,3 +54,16 @@ def test_pages(page):
             assert_printed(printed, block)
             printed = None
     assert any(language == "python" for language, _ in blocks)
+
+
+def test_the_two_commands_of_the_readme():
+    """They run in the project's own checks; here, what they name must be there."""
+    first, second = re.findall(r"^(?:python|pip|make|uv|nox).*", (ROOT / "README.md").read_text(), re.MULTILINE)[:2]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for command, extra, then in (
+        (first, "examples", "python examples/mauna_loa.py"),
+        (second, "tests", "python -m pytest"),
+    ):
+        assert command == f'python -m pip install -e ".[{extra}]" && {then}'
+        assert extra in project["optional-dependencies"]
+    assert (ROOT / "examples" / "mauna_loa.py").exists()

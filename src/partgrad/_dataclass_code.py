@@ -5,7 +5,7 @@ These run for every node of every tree on every call, so they are compiled for t
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from ._nondiff import CONCRETE, NonDiff, hold
@@ -46,7 +46,7 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
     """
     standard = cls.__init__
     signature = inspect.signature(standard)
-    parameters = [p for p in list(signature.parameters.values())[1:] if p.name != ORIGIN]
+    me_parameter, *parameters = (p for p in signature.parameters.values() if p.name != ORIGIN)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     me = "self" if all(p.name != "self" for p in parameters) else "_partgrad_self"
     scope: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": frozenset({NonDiff, Static})}
@@ -54,56 +54,54 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
     scope["_partgrad_simple_types"] = _SIMPLE
     scope |= {f"_partgrad_{name}": function for name, function in helpers.items()}
 
-    header, starred = [me], False
-    for p in parameters:
-        if p.kind is p.KEYWORD_ONLY and not starred:
-            header.append("*")
-            starred = True
-        default = ""
-        if p.default is not p.empty:
-            factory = p.name in fields and fields[p.name].default_factory is not dataclasses.MISSING
-            scope[f"_partgrad_default_{p.name}"] = FACTORY if factory else p.default
-            default = f"=_partgrad_default_{p.name}"
-        header.append(p.name + default)
-    header += [f"{ORIGIN}=None"] if starred else ["*", f"{ORIGIN}=None"]
-
-    lines = [f"def __init__({', '.join(header)}):", f"_partgrad_d = {me}.__dict__"]
     given = [p.name for p in parameters if p.name in fields]
-    for name, f in fields.items():
-        if f.default_factory is not dataclasses.MISSING:
-            scope[f"_partgrad_make_{name}"] = f.default_factory
-            made = f"_partgrad_make_{name}()"
-            lines.append(f"if {name} is _partgrad_factory: {name} = {made}" if name in given else f"{name} = {made}")
-        if name in given or f.default_factory is not dataclasses.MISSING:
-            lines.append(f"_partgrad_d[{name!r}] = {name}")
+    made = [name for name, f in fields.items() if f.default_factory is not dataclasses.MISSING]
+    scope |= {f"_partgrad_make_{name}": fields[name].default_factory for name in made}
+    scope |= {f"_partgrad_default_{p.name}": FACTORY if p.name in made else p.default for p in parameters}
+
+    lines = [f"def __init__({_header(me, parameters)}):", f"_partgrad_d = {me}.__dict__"]
+    for name in [name for name in fields if name in given or name in made]:
+        if name in made:
+            condition = f"if {name} is _partgrad_factory: " if name in given else ""
+            lines.append(f"{condition}{name} = _partgrad_make_{name}()")
+        lines.append(f"_partgrad_d[{name!r}] = {name}")
     has_post_init = hasattr(cls, "__post_init__")
-    parameter_names = {p.name for p in parameters}
-    declared: Iterable[str] = cls.__dataclass_fields__
-    variables = "".join(f"{name}, " for name in declared if name in parameter_names and name not in fields)
+    names = {p.name for p in parameters} - set(fields)
+    # In the order of declaration, which keyword-only ones leave in the signature.
+    variables = "".join(f"{name}, " for name in cls.__dataclass_fields__ if name in names)
     lines += [
         f"if {me}.__class__ is not _partgrad_cls:",
         f"    _partgrad_check_decorated({me})",
         *([f"    _partgrad_run_post_init({me}, None, ({variables}))"] if has_post_init else []),
         "    return",
     ]
-    lines += (
-        [f"_partgrad_run_post_init({me}, {ORIGIN}, ({variables}))"]
-        if has_post_init
-        else _settling(me, schema, [n for n in fields if n in given or f"_partgrad_make_{n}" in scope], given)
-    )
+    if has_post_init:
+        lines.append(f"_partgrad_run_post_init({me}, {ORIGIN}, ({variables}))")
+    else:
+        lines += _settling(me, schema, {*given, *made}, given)
     init: Any = _compile("__init__", lines, scope)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
     init.__annotations__ = {k: v for k, v in standard.__annotations__.items() if k != ORIGIN}
-    init.__signature__ = signature.replace(parameters=[next(iter(signature.parameters.values())), *parameters])
+    init.__signature__ = signature.replace(parameters=[me_parameter, *parameters])
     return init
 
 
-def _settling(me: str, schema: Schema, stored: list[str], given: list[str]) -> list[str]:
+def _header(me: str, parameters: list[inspect.Parameter]) -> str:
+    def write(p: inspect.Parameter) -> str:
+        return p.name if p.default is p.empty else f"{p.name}=_partgrad_default_{p.name}"
+
+    positional = [write(p) for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    return ", ".join(
+        [me, *positional, "*", *(write(p) for p in parameters if p.kind is p.KEYWORD_ONLY), f"{ORIGIN}=None"]
+    )
+
+
+def _settling(me: str, schema: Schema, stored: set[str], given: list[str]) -> list[str]:
     """The lines that settle the stored fields, in the cheapest way that is enough."""
-    if set(stored) != set(schema.names) or set(stored) != set(given):
+    if stored != set(schema.names) or stored != set(given):
         return [f"_partgrad_settle({me}, {ORIGIN})"]
-    wrapped = [f"{name}.__class__ in _partgrad_wrappers" for name in stored if name not in schema.static]
+    wrapped = [f"{name}.__class__ in _partgrad_wrappers" for name in given if name not in schema.static]
     special = " or ".join([f"{ORIGIN} is not None", *wrapped])
     held = [f"if {n}.__class__ is not float: _partgrad_d[{n!r}] = _partgrad_hold({n})" for n in schema.nondiff]
     if not schema.static:
