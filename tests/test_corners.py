@@ -218,3 +218,9 @@ def test_a_static_constant_says_so():
 def test_nested_wrappers_are_one_mark():
     assert repr(Pair(jax.tree.map(NonDiff, NonDiff(1.0)), 2.0)) == "Pair(w=NonDiff(1.0), b=2.0)"
     np.testing.assert_array_equal(jax.grad(lambda m: m.w * m.b)(Pair(NonDiff(3.0), 2.0)).b, 3.0)
+
+
+def test_each_on_a_tree_without_nodes():
+    for tree in (0.0, (), None):
+        with pytest.raises(errors.NoMatchError, match="fits no part of the tree"):
+            pg.partition(tree, pg.each(lambda n: n["a"]))

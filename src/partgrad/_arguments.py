@@ -43,14 +43,11 @@ class Target:
     @property
     def selected(self) -> list[Any]:
         """The differentiated leaves."""
-        return [self.leaves[i] for i in self.plan.indices]
+        return self.plan.selected(self.leaves)
 
     def with_selected(self, values: list[Any]) -> Any:
         """The argument with other values in the differentiated leaves."""
-        leaves = self.leaves.copy()
-        for i, value in zip(self.plan.indices, values, strict=True):
-            leaves[i] = value
-        return self.plan.structure(self.treedef).unflatten(leaves)
+        return self.plan.structure(self.treedef).unflatten(self.plan.inserted(self.leaves, values))
 
     def shaped(self, values: list[Any]) -> Any:
         """One value per differentiated leaf, in the shape of the gradient."""

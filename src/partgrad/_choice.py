@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
 from . import _words as words, errors
+from ._elements import Elements, joined, overlap
 from ._layout import Layout, Place
 from ._leaf import describe, is_differentiable
-from ._slot import SlotTree
+from ._slot import Pick, SlotTree
 
 
 class Subject:
@@ -82,13 +82,21 @@ class Chosen:
         selected: Those of them that are differentiated, each once; of a named part, in the part's order.
         thaw: Those of the selected that a mark holds, and that were named in spite of it.
         part: The named part, or None for a selector that describes leaves.
+        elements: For each of the selected, which of its elements; None for the whole leaf. A named part may have a leaf
+            more than once, with other elements.
     """
 
     def __init__(
-        self, considered: list[int], selected: list[int], thaw: Iterable[int] = (), part: NamedPart | None = None
+        self,
+        considered: list[int],
+        selected: list[int],
+        thaw: Iterable[int] = (),
+        part: NamedPart | None = None,
+        elements: list[Elements] | None = None,
     ):
         self.considered = considered
         self.selected = selected
+        self.elements = elements or [None] * len(selected)
         self.thaw = frozenset(thaw)
         self.part = part
 
@@ -144,38 +152,57 @@ def is_free(subject: Subject, leaf: int) -> bool:
     return not subject.is_held(leaf) and is_differentiable(subject.leaves[leaf])
 
 
-def choose_named(subject: Subject, places: list[Place], containers: Any, wrt: str) -> Chosen:
+def choose_named(subject: Subject, places: list[Place | Pick], containers: Any, wrt: str) -> Chosen:
     """Choose named places: a mark on or above a place gives way, one inside it keeps its leaves out."""
     considered: list[int] = []
     selected: list[int] = []
     held: list[int] = []
     nodes: list[tuple[tuple[int, ...], int, list[int], bool]] = []
-    for place in places:
+    elements: list[Elements] = []
+    for pick in places:
+        place, own = (pick.place, pick.elements) if isinstance(pick, Pick) else (pick, None)
         refuse_undifferentiable(subject, place)
         numbers = range(place.start, place.stop)
         differentiable = [i for i in numbers if is_differentiable(subject.leaves[i])]
         free = [i for i in differentiable if not subject.is_held(i, place.depth)]
         considered += numbers
         selected += free
+        elements += [own] * len(free)
         held += [i for i in differentiable if i not in set(free)]
         nodes.append((place.route, len(numbers), [i - place.start for i in free], place.alias is not place.value))
-    refuse_twice(subject, selected)
-    if not selected:
+    refuse_twice(subject, selected, elements)
+    if not any(own is None or own.size for own in elements):
         raise nothing_selected(subject, held, wrt, in_named_node=True)
-    is_leaf = containers == jax.tree.structure(0) and places[0].is_leaf
+    is_leaf = containers == jax.tree.structure(0) and (isinstance(places[0], Pick) or places[0].is_leaf)
     thaw = [i for i in selected if subject.layout.leaves[i].mark >= 0]
-    return Chosen(considered, selected, thaw, NamedPart(containers, nodes, is_leaf))
+    return Chosen(considered, selected, thaw, NamedPart(containers, nodes, is_leaf), elements)
 
 
-def choose_described(subject: Subject, places: Iterable[Place], wrt: str) -> Chosen:
+def choose_described(subject: Subject, places: Iterable[Place | Pick], wrt: str) -> Chosen:
     """Choose the leaves in places, in the tree's order; no mark gives way."""
-    leaves = sorted({i for place in places for i in range(place.start, place.stop)})
+    whole: set[int] = set()
+    parts: dict[int, list[Elements]] = {}
+    for pick in places:
+        if isinstance(pick, Pick):
+            parts.setdefault(pick.place.start, []).append(pick.elements)
+        else:
+            whole.update(range(pick.start, pick.stop))
+    for i, several in parts.items():
+        refuse_twice(subject, [i] * len(several) + [i] * (i in whole), [*several, *[None] * (i in whole)])
+    return choose_elements(subject, dict.fromkeys(whole) | {i: joined(own) for i, own in parts.items()}, wrt)
+
+
+def choose_elements(
+    subject: Subject, found: Mapping[int, Elements], wrt: str, considered: Iterable[int] | None = None
+) -> Chosen:
+    """Choose leaves, or elements of them, in the tree's order; no mark gives way."""
+    leaves = sorted(i for i, own in found.items() if own is None or own.size)
     selected = [i for i in leaves if is_free(subject, i)]
     if not selected:
-        raise nothing_selected(
-            subject, [i for i in leaves if is_differentiable(subject.leaves[i])], wrt, in_named_node=False
-        )
-    return Chosen(leaves, selected)
+        held = [i for i in leaves if is_differentiable(subject.leaves[i])]
+        raise nothing_selected(subject, held, wrt, in_named_node=False)
+    elements = [found[i] for i in selected]
+    return Chosen(sorted(leaves if considered is None else considered), selected, elements=elements)
 
 
 def nothing_selected(subject: Subject, held: list[int], wrt: str, *, in_named_node: bool) -> errors.NoMatchError:
@@ -192,8 +219,13 @@ def refuse_undifferentiable(subject: Subject, place: Place) -> None:
         raise words.not_differentiable(place.path, describe(subject.leaves[place.start]))
 
 
-def refuse_twice(subject: Subject, leaves: list[int]) -> None:
-    """Raise if a leaf is there twice."""
-    if len(set(leaves)) < len(leaves):
-        twice = collections.Counter(leaves).most_common(1)[0][0]
-        raise words.selected_twice(subject.layout.leaves[twice].path)
+def refuse_twice(subject: Subject, leaves: list[int], elements: list[Elements] | None = None) -> None:
+    """Raise if a leaf, or an element of one, is there twice."""
+    if elements is None and len(set(leaves)) == len(leaves):
+        return
+    several: dict[int, list[Elements]] = {}
+    for i, own in zip(leaves, elements or [None] * len(leaves), strict=True):
+        several.setdefault(i, []).append(own)
+    for i, parts in several.items():
+        if overlap(parts):
+            raise words.selected_twice(subject.layout.leaves[i].path)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from . import _words as words
 from ._arguments import Target, values_like
 from ._choice import Chosen, Subject
 from ._remark import remark
@@ -71,10 +72,7 @@ def replace(tree: T, wrt: Any, new: Any) -> T:
 
 
 def _with_values(target: Target, values: list[Any]) -> Any:
-    leaves = target.leaves.copy()
-    for i, value in zip(target.plan.indices, values, strict=True):
-        leaves[i] = value
-    return target.treedef.unflatten(leaves)
+    return target.treedef.unflatten(target.plan.inserted(target.leaves, values))
 
 
 def mask(tree: T, wrt: Any) -> T:
@@ -96,6 +94,7 @@ def mask(tree: T, wrt: Any) -> T:
         {'a': False, 'b': True, 'n': False}
     """
     target = Target(tree, as_selection(wrt))
+    target.plan.refuse_elements("mask", tree)
     chosen = set(target.plan.indices)
     return target.treedef.unflatten([i in chosen for i in range(len(target.leaves))])
 
@@ -225,6 +224,10 @@ def _through_marks(tree: Any, wrt: Any) -> tuple[Chosen, list[bool]]:
     leaves, treedef = jax.tree.flatten(tree)
     subject = Subject(tree, leaves, treedef, through_marks=True)
     try:
-        return as_selection(wrt).choose(subject), [place.mark >= 0 for place in subject.layout.leaves]
+        chosen = as_selection(wrt).choose(subject)
+        for i, elements in zip(chosen.selected, chosen.elements, strict=True):
+            if elements is not None:
+                raise words.elements_refused("freeze, thaw and is_nondiff", subject.layout.leaves[i].path)
+        return chosen, [place.mark >= 0 for place in subject.layout.leaves]
     finally:
         subject.release()

@@ -40,6 +40,7 @@ def partition(tree: T, wrt: Any = None) -> tuple[T, T]:
     """
     leaves, treedef = jax.tree.flatten(tree)
     resolved = plan(as_selection(wrt), tree, leaves, treedef)
+    resolved.refuse_elements("partition", tree)
     structure = resolved.structure(treedef)
     selected: list[Any] = [None] * len(leaves)
     rest = leaves.copy()

@@ -14,6 +14,8 @@ import jax
 
 from . import _words as words
 from ._choice import Chosen, Subject
+from ._elements import put, take
+from ._layout import Layout
 from ._leaf import dtype_of, is_differentiable, shape_of
 from ._reach import reaches_array
 from ._remark import remark
@@ -32,12 +34,14 @@ class Plan:
         chosen: What a selector chose in it.
 
     Attributes:
-        indices: The numbers of the differentiated leaves, each once.
+        indices: The numbers of the differentiated leaves.
+        elements: For each of them which elements are differentiated; None for all.
         thaws: Whether a mark gives way.
     """
 
     def __init__(self, subject: Subject, chosen: Chosen):
         self.indices = tuple(chosen.selected)
+        self.elements = tuple(chosen.elements)
         self.thaws = bool(chosen.thaw)
         self._size = len(subject.leaves)
         self._part = chosen.part
@@ -55,6 +59,23 @@ class Plan:
             if is_differentiable(leaves[i]) is not differentiable:
                 return False
         return not self._looked or all(_shape_and_dtype(leaves[i]) == looked for i, looked in self._looked)
+
+    def selected(self, leaves: list[Any]) -> list[Any]:
+        """The differentiated leaves or elements."""
+        return [take(leaves[i], elements) for i, elements in zip(self.indices, self.elements, strict=True)]
+
+    def inserted(self, leaves: list[Any], values: Iterable[Any]) -> list[Any]:
+        """The leaves with others in the place of the differentiated ones."""
+        leaves = leaves.copy()
+        for i, elements, value in zip(self.indices, self.elements, values, strict=True):
+            leaves[i] = put(leaves[i], elements, value)
+        return leaves
+
+    def refuse_elements(self, what: str, tree: Any) -> None:
+        """Raise if elements of a leaf are selected."""
+        for i, elements in zip(self.indices, self.elements, strict=True):
+            if elements is not None:
+                raise words.elements_refused(what, Layout(tree).leaves[i].path)
 
     def structure(self, treedef: Any) -> Any:
         """The structure of a tree, thawed where a mark was named."""

@@ -33,12 +33,14 @@ class Unravel:
     @property
     def names(self) -> tuple[str, ...]:
         """A name for each entry, the path of its leaf and its index there: `kernel.lengthscale[0]`."""
-        places = Layout(self._target.argument).leaves
-        return tuple(
-            f"{places[i].path}[{','.join(map(str, index))}]" if shape else places[i].path
-            for i, shape in zip(self._target.plan.indices, self._shapes, strict=True)
-            for index in np.ndindex(*shape)
-        )
+        places, plan = Layout(self._target.argument).leaves, self._target.plan
+        names = []
+        for i, elements in zip(plan.indices, plan.elements, strict=True):
+            shape = shape_of(self._target.leaves[i])
+            for at in np.arange(math.prod(shape)) if elements is None else elements.ravel():
+                index = ",".join(map(str, np.unravel_index(at, shape))) if shape else ""
+                names.append(f"{places[i].path}[{index}]" if index else places[i].path)
+        return tuple(names)
 
     def __call__(self, vector: Any) -> Any:
         """The tree with the entries of a vector in its selected leaves, in their shapes and dtypes.
@@ -69,7 +71,7 @@ def ravel(tree: Any, wrt: Any = None) -> tuple[jax.Array, Unravel]:
     Returns:
         The pair `(vector, unravel)`. The vector, of shape (n,), has the dtype to which those of the leaves promote.
         `unravel(vector)` is the tree with these entries, thawed where a held leaf was named; it works under `jit` and
-        `grad`. `unravel.names` labels the n entries.
+        `grad`. `unravel.names` labels the n entries with paths that are selectors.
 
     Raises:
         SelectionError: If the selector does not go with the tree.

@@ -6,8 +6,9 @@ gradient is the tree with None elsewhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -17,16 +18,18 @@ from ._choice import (
     Chosen,
     Subject,
     choose_described,
+    choose_elements,
     choose_named,
     is_free,
     nothing_selected,
     refuse_twice,
     refuse_undifferentiable,
 )
+from ._elements import Elements, common, joined, without
 from ._fingerprint import captures_nothing, fingerprint
 from ._layout import Layout, Place
-from ._leaf import is_differentiable
-from ._slot import Slot, SlotTree
+from ._leaf import is_differentiable, shape_of
+from ._slot import Pick, Slot, SlotTree
 
 
 class Selection:
@@ -82,39 +85,48 @@ class _Pair(Selection):
         # A held leaf counts as chosen until both are compared: what is taken away need not be free.
         through = subject.through_all_marks()
         first, second = self._first.choose(through), self._second.choose(through)
-        leaves = self._combined(subject, first.selected, second.selected)
-        free = [i for i in sorted(leaves) if is_free(subject, i)]
-        if not free:
-            raise nothing_selected(subject, sorted(leaves), repr(self), in_named_node=False)
-        return Chosen(sorted({*first.considered, *second.considered}), free)
+        found = self._combined(subject, _by_leaf(first), _by_leaf(second))
+        return choose_elements(subject, found, repr(self), {*first.considered, *second.considered})
 
-    def _combined(self, subject: Subject, first: list[int], second: list[int]) -> set[int]:
+    def _combined(self, subject: Subject, first: _ByLeaf, second: _ByLeaf) -> _ByLeaf:
         raise NotImplementedError
+
+
+_ByLeaf: TypeAlias = dict[int, Elements]
+
+
+def _by_leaf(chosen: Chosen) -> _ByLeaf:
+    several: dict[int, list[Elements]] = {}
+    for i, elements in zip(chosen.selected, chosen.elements, strict=True):
+        several.setdefault(i, []).append(elements)
+    return {i: joined(own) for i, own in several.items()}
 
 
 class _Union(_Pair):
     symbol = "|"
 
-    def _combined(self, subject: Subject, first: list[int], second: list[int]) -> set[int]:
+    def _combined(self, subject: Subject, first: _ByLeaf, second: _ByLeaf) -> _ByLeaf:
         for selection, leaves in ((self._first, first), (self._second, second)):
             if not any(is_free(subject, i) for i in leaves):
-                raise nothing_selected(subject, leaves, repr(selection), in_named_node=False)
-        refuse_twice(subject, [i for i in [*first, *second] if is_free(subject, i)])
-        return {*first, *second}
+                raise nothing_selected(subject, list(leaves), repr(selection), in_named_node=False)
+        both = [i for i in first if i in second and is_free(subject, i)]
+        refuse_twice(subject, [*both, *both], [*(first[i] for i in both), *(second[i] for i in both)])
+        return first | second | {i: joined([first[i], second[i]]) for i in both}
 
 
 class _Intersection(_Pair):
     symbol = "&"
 
-    def _combined(self, subject: Subject, first: list[int], second: list[int]) -> set[int]:
-        return {*first} & {*second}
+    def _combined(self, subject: Subject, first: _ByLeaf, second: _ByLeaf) -> _ByLeaf:
+        return {i: common(own, second[i]) for i, own in first.items() if i in second}
 
 
 class _Difference(_Pair):
     symbol = "-"
 
-    def _combined(self, subject: Subject, first: list[int], second: list[int]) -> set[int]:
-        return {*first} - {*second}
+    def _combined(self, subject: Subject, first: _ByLeaf, second: _ByLeaf) -> _ByLeaf:
+        sizes = {i: math.prod(shape_of(subject.leaves[i])) for i in first if i in second}
+        return {i: without(own, second[i], sizes[i]) if i in second else own for i, own in first.items()}
 
 
 class _Everything(Selection):
@@ -164,11 +176,11 @@ class CallableSelection(Selection):
                 misfit = _Misfit(str(error), error.name)
         return self._describe(subject, misfit)
 
-    def _parts(self, slots: SlotTree, node: Place) -> tuple[list[Place], Any]:
+    def _parts(self, slots: SlotTree, node: Place) -> tuple[list[Place | Pick], Any]:
         """The places that the function returns for a node, and the containers around them."""
         try:
             returned = self._function(node.value)
-        except errors.SlotError:
+        except (errors.SlotError, errors.ElementError):
             raise
         except (AttributeError, KeyError, IndexError, TypeError) as error:
             if Slot.__module__ in str(error):
@@ -177,7 +189,7 @@ class CallableSelection(Selection):
             raise _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None) from None
         places = _to_places(returned, slots)
         try:
-            return jax.tree.flatten(places)
+            return jax.tree.flatten(places, is_leaf=lambda node: isinstance(node, Pick))
         except (TypeError, ValueError) as error:
             raise words.containers_unsortable(error) from error
 
@@ -192,13 +204,14 @@ class CallableSelection(Selection):
                 misfit = misfit or _Misfit(str(error), error.name)
                 continue
             fitting = True
-            refuse_twice(subject, [i for p in places for i in range(p.start, p.stop) if is_free(subject, i)])
+            whole = [p for p in places if isinstance(p, Place)]
+            refuse_twice(subject, [i for p in whole for i in range(p.start, p.stop) if is_free(subject, i)])
             for place in places:
-                refuse_undifferentiable(subject, place)
+                refuse_undifferentiable(subject, place.place if isinstance(place, Pick) else place)
             found += places
         if not fitting:
-            assert misfit is not None
-            raise _fits_nowhere(subject, misfit, len(nodes) - 1)
+            misfit = misfit or _Misfit("it is one leaf, and a leaf is no node")
+            raise _fits_nowhere(subject, misfit, max(len(nodes) - 1, 0))
         return choose_described(subject, found, repr(self))
 
 
@@ -246,17 +259,21 @@ class Path(Selection):
         return "path", self._pattern
 
     def choose(self, subject: Subject) -> Chosen:
-        places = _matching(subject.layout, self._steps)
+        places: list[Place | Pick] = list(_matching(subject.layout, self._steps))
+        if not places and _path.is_exact(self._steps):
+            places = _elements_at(subject, self._steps)
         if not places:
             leaves = subject.layout.paths()
             nodes = [place.path for place in subject.layout.places if place.step is not None]
             raise words.path_not_found(self._pattern, subject.typed_paths(), nodes or leaves)
         if not _path.is_exact(self._steps):
-            if all(place.is_leaf and not is_differentiable(subject.leaves[place.start]) for place in places):
-                refuse_undifferentiable(subject, places[0])
+            found = [place for place in places if isinstance(place, Place)]
+            if all(place.is_leaf and not is_differentiable(subject.leaves[place.start]) for place in found):
+                refuse_undifferentiable(subject, found[0])
             return choose_described(subject, places, repr(self))
         if len(places) > 1:
-            raise words.path_ambiguous(self._pattern, places[0].path, places[1].path)
+            one, other = (place.place if isinstance(place, Pick) else place for place in places[:2])
+            raise words.path_ambiguous(self._pattern, one.path, other.path)
         return choose_named(subject, places, jax.tree.structure(0), repr(self))
 
 
@@ -276,6 +293,22 @@ def _matching(layout: Layout, steps: tuple[_path.Step, ...]) -> list[Place]:
         if len(steps) in at and not place.is_wrapper:
             found.append(place)
     return found
+
+
+def _elements_at(subject: Subject, steps: tuple[_path.Step, ...]) -> list[Place | Pick]:
+    """The elements that the last steps of a path take of the leaf that the others name."""
+    for count in range(1, len(steps)):
+        indices = [step.value for step in steps[-count:]]
+        if not all(type(part) is int for index in indices for part in (index if type(index) is tuple else (index,))):
+            return []
+        leaves = [place for place in _matching(subject.layout, steps[:-count]) if place.is_leaf]
+        leaf = subject.leaves[leaves[0].start] if leaves else None
+        if is_differentiable(leaf) and shape_of(leaf):
+            slot: Any = subject.slots.slot(leaves[0].start)
+            for index in indices:
+                slot = slot[index]
+            return [Pick(leaves[0], slot.elements)]
+    return []
 
 
 def _advance(steps: tuple[_path.Step, ...], positions: Iterable[int], place: Place) -> Iterator[int]:

@@ -2,11 +2,13 @@
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
+import numpy as np
 
 from . import _words as words
+from ._elements import positions
 from ._layout import Layout, Place, flatten_one_level
 from ._leaf import dtype_of, shape_of
 from ._schema import schema_of
@@ -60,10 +62,50 @@ class Slot:
             raise words.computed_on_slot(self.path, f"it reads `.{name}`")
         raise AttributeError(f"the leaf `{self.path}` has no attribute {name!r}", name=name, obj=None)
 
+    def __getitem__(self, index: Any) -> "ElementSlot":
+        if isinstance(index, str):
+            raise KeyError(index)
+        try:
+            shape = self.shape
+        except AttributeError:
+            raise TypeError(f"the leaf `{self.path}` has no elements") from None
+        if not shape:
+            raise TypeError(f"the leaf `{self.path}` is a single number, which has no elements")
+        try:
+            return ElementSlot(self, positions(shape, index))
+        except IndexError as error:
+            raise words.element_out_of_range(self.path, index, shape) from error
+
     def __repr__(self) -> str:
         return f"<slot {self.path}>"
 
     __hash__ = object.__hash__
+
+
+class ElementSlot(Slot):
+    """Stands for some elements of a leaf."""
+
+    __slots__ = ("_elements",)
+
+    def __init__(self, slot: Slot, elements: np.ndarray):
+        super().__init__(slot._owner, slot._number, slot._leaf)
+        self._elements = elements
+
+    @property
+    def elements(self) -> np.ndarray:
+        """Their positions in the flattened leaf."""
+        return self._elements
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the elements."""
+        return self._elements.shape
+
+    def __getitem__(self, index: Any) -> "ElementSlot":
+        try:
+            return ElementSlot(self, np.asarray(self._elements[index]))
+        except IndexError as error:
+            raise words.element_out_of_range(self.path, index, self.shape) from error
 
 
 def _refuse(operation: str) -> Any:
@@ -88,6 +130,13 @@ for _name, _words in {
     **{"len": "it calls `len`", "call": "it calls it", "array": "it converts it to an array"},
 }.items():
     setattr(Slot, f"__{_name}__", _refuse(_words))
+
+
+class Pick(NamedTuple):
+    """Some elements of the leaf at a place."""
+
+    place: Place
+    elements: np.ndarray
 
 
 class SlotTree:
@@ -126,8 +175,10 @@ class SlotTree:
             pass
         return _with_leaves(tree, iter(self._slots))
 
-    def find(self, value: Any) -> Place | None:
+    def find(self, value: Any) -> "Place | Pick | None":
         """The place of a slot or of a node of this tree (of what a wrapper holds, for a wrapper), else None."""
+        if isinstance(value, ElementSlot):
+            return Pick(self.layout.leaves[value._number], value.elements) if value._owner is self else None
         if isinstance(value, Slot):
             return self.layout.leaves[value._number] if value._owner is self else None
         if value is None or (type(value) is tuple and not value):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from .errors import (
     ArgumentError,
     DataclassError,
+    ElementError,
     NoMatchError,
     NotDifferentiableError,
     PartsError,
@@ -153,6 +154,28 @@ def all_marked(wrt: str, marked: Sequence[str], *, in_named_node: bool) -> NoMat
             f"{why}{'' if in_named_node else ' a mark'}.",
             fix=f"name the leaf itself, wrt={marked[0]!r}, or remove the mark first: "
             f"partgrad.thaw(tree, {marked[0]!r}).",
+        )
+    )
+
+
+def element_out_of_range(path: str, index: object, shape: tuple[int, ...]) -> ElementError:
+    """Word the error for an index into a leaf that is out of range."""
+    return ElementError(
+        _word(
+            f"The selector takes element {index!r} of {_at(path)}, which is out of range.",
+            f"Expected an index into shape {shape}.",
+            fix="select an element that is there, or the whole leaf.",
+        )
+    )
+
+
+def elements_refused(what: str, path: str) -> SelectionError:
+    """Word the error for elements of a leaf where only whole leaves will do."""
+    return SelectionError(
+        _word(
+            f"`{what}` works on whole leaves, and the selector takes elements of {_at(path)}.",
+            "Expected leaves or nodes.",
+            fix="select the whole leaf; for single elements use grad, select, replace, ravel or stop_gradient.",
         )
     )
 

@@ -7,6 +7,7 @@ that order. Every class also derives from the builtin that a caller would catch:
     ├── SelectionError(ValueError)          a selector and a tree do not go together
     │   ├── NoMatchError(LookupError)       it fits nowhere, or selects nothing
     │   ├── NotDifferentiableError(TypeError)   it names an int, a bool, a string, a function ...
+    │   ├── ElementError(IndexError)        it takes elements that a leaf does not have
     │   └── SelectorTypeError(TypeError)    it is not a selector at all
     ├── SlotError(TypeError)                a selector computed on what it should only point at
     ├── ArgumentError(TypeError, ValueError)    the arguments of a transform do not go together
@@ -30,6 +31,10 @@ class NoMatchError(SelectionError, LookupError):
 
 class NotDifferentiableError(SelectionError, TypeError):
     """A selector names a leaf that has no derivative: an int, a bool, a string, a key, a function."""
+
+
+class ElementError(SelectionError, IndexError):
+    """A selector takes elements that a leaf does not have."""
 
 
 class SelectorTypeError(SelectionError, TypeError):
