@@ -279,3 +279,33 @@ def test_sum_of_kernels_by_class():
     assert isinstance(gradient, Sum)
     assert (gradient.b.a.variance, gradient.b.b.period) == (None, None)
     assert gradient.b.b.variance is not None
+
+
+# --- unused leaves -----------------------------------------------------------------------------------------------
+
+
+def test_unused_leaves():
+    def g(p, q=2.0):
+        return p["a"] ** 2 * jax.lax.stop_gradient(p["b"]) + 0.0 * p["c"] + q, p["n"]
+
+    tree = {"a": 3.0, "b": 2.0, "c": 1.0, "d": 5.0, "n": 1}
+    zero, _ = pg.grad(g, has_aux=True)(tree)
+    assert (zero["b"], zero["c"], zero["d"], zero["n"]) == (0.0, 0.0, 0.0, None)
+    none, _ = pg.grad(g, has_aux=True, unused="none")(tree)
+    assert (none["a"], none["b"], none["c"], none["d"]) == (12.0, None, 0.0, None)
+    (value, _), both = jax.jit(pg.value_and_grad(g, has_aux=True, unused="none", argnums=(0, 1)))(tree, 1.0)
+    assert (value, both[0]["d"], both[1]) == (19.0, None, 1.0)
+    refused(
+        lambda: pg.grad(g, has_aux=True, unused="error")(tree),
+        ValueError,
+        "The output cannot depend on `['b']`, `['d']`.",
+        "unused='none'",
+    )
+    assert pg.grad(g, wrt=lambda p: (p["a"], p["c"]), has_aux=True, unused="error")(tree)[0] == (12.0, 0.0)
+    refused(lambda: pg.grad(g, unused="warn"), TypeError, "`unused` is 'warn'", "Expected 'zero', 'none' or 'error'")
+
+    @pg.value_and_grad(wrt="a", unused="error")
+    def h(p):
+        return p["b"] * 1.0
+
+    refused(lambda: h(tree), ValueError, "The output cannot depend on `['a']`.")

@@ -11,6 +11,7 @@ import jax
 from . import _words as words
 from ._choice import Subject
 from ._difference import first_difference
+from ._layout import Layout
 from ._plan import Plan, plan
 from ._select import Selection, as_selection
 
@@ -93,6 +94,16 @@ class Call:
             if target.is_empty:
                 subject = Subject(target.argument, target.leaves, target.treedef)
                 raise words.nothing_to_differentiate(f"argument {position}", subject.typed_paths())
+
+    def paths_where(self, flags: list[list[bool]], wanted: bool) -> list[str]:
+        """The paths of the differentiated leaves with a flag."""
+        return [
+            leaves[i].path
+            for target, own in zip(self.targets, flags, strict=True)
+            for leaves in [Layout(target.argument).leaves]
+            for i, flag in zip(target.plan.indices, own, strict=True)
+            if flag is wanted
+        ]
 
     @property
     def selected(self) -> list[list[Any]]:

@@ -11,8 +11,9 @@ from typing import Any, overload
 import jax
 
 from . import _words as words
-from ._arguments import Argnames, Argnums, Arguments, F
+from ._arguments import Argnames, Argnums, Arguments, Call, F
 from ._select import as_selection
+from ._unused import used_leaves
 
 
 def _named(transform: str, f: F, title: str, implementation: F) -> F:
@@ -30,16 +31,32 @@ def _refuse_uncallable(transform: str, f: Any) -> None:
         raise words.not_a_function(transform, f)
 
 
-def _value_and_grad(f: F, arguments: Arguments, has_aux: bool, holomorphic: bool) -> F:
+def _value_and_grad(f: F, arguments: Arguments, has_aux: bool, holomorphic: bool, unused: str) -> F:
+    if unused not in ("zero", "none", "error"):
+        raise words.unused_option(unused)
+
     def value_and_grad(*args: Any, **kwargs: Any) -> Any:
         call = arguments.on(args, kwargs)
         call.refuse_empty()
-        transformed = jax.value_and_grad(call.of_selected(f), has_aux=has_aux, holomorphic=holomorphic)
+        of_selected = call.of_selected(f)
+        used = None if unused == "zero" else _used(of_selected, call, has_aux)
+        if used is not None and unused == "error" and not all(map(all, used)):
+            raise words.unused_leaves(call.paths_where(used, False))
+        transformed = jax.value_and_grad(of_selected, has_aux=has_aux, holomorphic=holomorphic)
         value, gradients = transformed(call.selected)
+        if used is not None:
+            gradients = jax.tree.map(lambda gradient, flag: gradient if flag else None, gradients, used)
         shaped = call.shaped(gradients)
         return value, shaped if arguments.several else shaped[0]
 
     return value_and_grad
+
+
+def _used(of_selected: F, call: Call, has_aux: bool) -> list[list[bool]]:
+    """Which differentiated leaves of each argument the output can depend on."""
+    leaves, structure = jax.tree.flatten(call.selected)
+    flags = used_leaves(lambda flat: of_selected(structure.unflatten(flat)), leaves, has_aux=has_aux)
+    return structure.unflatten(flags)
 
 
 def _jacobian(name: str, order: int, f: F, arguments: Arguments, has_aux: bool, holomorphic: bool) -> F:
@@ -79,6 +96,7 @@ def grad(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    unused: str = "zero",
 ) -> F: ...
 
 
@@ -90,6 +108,7 @@ def grad(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    unused: str = "zero",
 ) -> Callable[[F], F]: ...
 
 
@@ -101,6 +120,7 @@ def grad(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    unused: str = "zero",
 ) -> Any:
     """The gradient of a function with respect to the selected leaves of an argument.
 
@@ -117,6 +137,8 @@ def grad(
             one gradient, as an int does.
         has_aux: As in `jax.grad`.
         holomorphic: As in `jax.grad`.
+        unused: What to do about selected leaves that the output cannot depend on, found by tracing: `"zero"` is JAX's
+            gradient, `"none"` puts None there, `"error"` raises and names them. `stop_gradient` counts as unused.
 
     Returns:
         A plain Python function of the same arguments that returns the gradient: in the shape of the part, if `wrt`
@@ -140,9 +162,9 @@ def grad(
     """
     options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
     if f is None:
-        return functools.partial(grad, wrt=wrt, **options)
+        return functools.partial(grad, wrt=wrt, unused=unused, **options)
     _refuse_uncallable("grad", f)
-    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), has_aux, holomorphic)
+    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), has_aux, holomorphic, unused)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, result = both(*args, **kwargs)
@@ -160,6 +182,7 @@ def value_and_grad(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    unused: str = "zero",
 ) -> F: ...
 
 
@@ -171,6 +194,7 @@ def value_and_grad(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    unused: str = "zero",
 ) -> Callable[[F], F]: ...
 
 
@@ -182,6 +206,7 @@ def value_and_grad(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    unused: str = "zero",
 ) -> Any:
     """The value of a function and its gradient with respect to the selected leaves of an argument.
 
@@ -192,6 +217,7 @@ def value_and_grad(
         argnames: As in `grad`.
         has_aux: As in `jax.value_and_grad`.
         holomorphic: As in `jax.value_and_grad`.
+        unused: As in `grad`.
 
     Returns:
         A plain Python function of the same arguments that returns `(value, gradient)`, or
@@ -209,9 +235,9 @@ def value_and_grad(
     """
     options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
     if f is None:
-        return functools.partial(value_and_grad, wrt=wrt, **options)
+        return functools.partial(value_and_grad, wrt=wrt, unused=unused, **options)
     _refuse_uncallable("value_and_grad", f)
-    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), has_aux, holomorphic)
+    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), has_aux, holomorphic, unused)
     return _named("value_and_grad", f, "Value and gradient", both)
 
 

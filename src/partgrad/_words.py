@@ -340,6 +340,28 @@ def not_a_function(transform: str, found: object) -> ArgumentError:
     )
 
 
+def unused_option(found: object) -> ArgumentError:
+    """Word the error for an unknown `unused`."""
+    return ArgumentError(
+        _word(
+            f"`unused` is {found!r}.",
+            "Expected 'zero', 'none' or 'error'.",
+            fix="leave it out for JAX's zeros, or write unused='error' to be told what the output cannot depend on.",
+        )
+    )
+
+
+def unused_leaves(paths: Sequence[str]) -> SelectionError:
+    """Word the error for selected leaves that the output cannot depend on."""
+    return SelectionError(
+        _word(
+            f"The output cannot depend on {_listed(f'`{path}`' for path in paths)}.",
+            "Expected a path to the output for every selected leaf; stop_gradient and conversion to int cut paths.",
+            fix="select what the function uses, or write unused='none' for None at these leaves.",
+        )
+    )
+
+
 # --- parts -------------------------------------------------------------------------------------------------------
 
 
