@@ -42,6 +42,7 @@ class Plan:
     def __init__(self, subject: Subject, chosen: Chosen):
         self.indices = tuple(chosen.selected)
         self.elements = tuple(chosen.elements)
+        self._whole = all(elements is None for elements in self.elements)
         self.thaws = bool(chosen.thaw)
         self._size = len(subject.leaves)
         self._part = chosen.part
@@ -62,20 +63,26 @@ class Plan:
 
     def selected(self, leaves: list[Any]) -> list[Any]:
         """The differentiated leaves or elements."""
+        if self._whole:
+            return [leaves[i] for i in self.indices]
         return [take(leaves[i], elements) for i, elements in zip(self.indices, self.elements, strict=True)]
 
     def inserted(self, leaves: list[Any], values: Iterable[Any]) -> list[Any]:
         """The leaves with others in the place of the differentiated ones."""
         leaves = leaves.copy()
+        if self._whole:
+            for i, value in zip(self.indices, values, strict=True):
+                leaves[i] = value
+            return leaves
         for i, elements, value in zip(self.indices, self.elements, values, strict=True):
             leaves[i] = put(leaves[i], elements, value)
         return leaves
 
     def refuse_elements(self, what: str, tree: Any) -> None:
         """Raise if elements of a leaf are selected."""
-        for i, elements in zip(self.indices, self.elements, strict=True):
-            if elements is not None:
-                raise words.elements_refused(what, Layout(tree).leaves[i].path)
+        if not self._whole:
+            i = next(i for i, elements in zip(self.indices, self.elements, strict=True) if elements is not None)
+            raise words.elements_refused(what, Layout(tree).leaves[i].path)
 
     def structure(self, treedef: Any) -> Any:
         """The structure of a tree, thawed where a mark was named."""
