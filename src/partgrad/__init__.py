@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         path as path,
     )
     from ._static import Static as Static
+    from ._summary import summary as summary
     from ._transform import (
         grad as grad,
         hessian as hessian,
@@ -54,6 +55,7 @@ _NAMES = {
     "_select": "Selection",
     "_selectors": "each exclude matching of_type path",
     "_static": "Static",
+    "_summary": "summary",
     "_transform": "grad hessian hvp jacfwd jacobian jacrev value_and_grad",
     "_unwrap": "unwrap",
 }

@@ -16,15 +16,25 @@ def is_differentiable(leaf: Any) -> bool:
     known = _SCALARS.get(leaf.__class__)
     if known is not None:
         return known
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return isinstance(leaf, float | complex)
     try:
-        dtype = leaf.dtype
         return _DTYPES[dtype]
     except KeyError:
-        # dtypes are few, so the table stays small; key types are extended dtypes, which numpy does not know.
-        _DTYPES[dtype] = found = bool(jnp.issubdtype(dtype, jnp.inexact))
+        # dtypes are few, so the table stays small.
+        _DTYPES[dtype] = found = _is_inexact(dtype)
         return found
-    except (AttributeError, TypeError):
-        return isinstance(leaf, float | complex)
+    except TypeError:
+        return False
+
+
+def _is_inexact(dtype: Any) -> bool:
+    try:
+        return bool(jnp.issubdtype(dtype, jnp.inexact))
+    except TypeError:
+        # Another library's dtype.
+        return False
 
 
 def is_array(value: Any) -> bool:

@@ -1,0 +1,332 @@
+"""A table of a tree: what each leaf is, what is differentiated, and what a gradient takes."""
+
+import html
+import itertools
+import math
+import unicodedata
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import SequenceKey
+
+from . import _path
+from ._arguments import Target
+from ._layout import Layout, Place
+from ._leaf import describe, dtype_of, is_differentiable, shape_of
+from ._schema import MARKS, schema_of
+from ._select import as_selection
+from ._static import Static
+
+_COLUMNS = 80
+_GAP = "  "
+# The most that a type and a status take of a line; the path has the rest.
+_WIDEST = 24
+_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+_ROOT = "(the tree itself)"
+
+
+class Row(NamedTuple):
+    """One leaf.
+
+    Attributes:
+        path: Its path; empty where the tree is one leaf.
+        type: Its shape and dtype, as `f32[3,4]`, or the name of its type.
+        status: What it is: `differentiated`, `held by a mark`, `static array`, `not selected`, `integer`, `bool`,
+            `key`, `string`, `function`, or the name of its type.
+    """
+
+    path: str
+    type: str
+    status: str
+
+
+class _Indices(NamedTuple):
+    """A step in a list or a tuple: one index, or a range of them."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"[{self.first}]" if self.first == self.last else f"[{self.first}..{self.last}]"
+
+
+class _Line(NamedTuple):
+    """A row of the printed table, which may stand for several leaves."""
+
+    steps: tuple[str | _Indices, ...]
+    type: str
+    status: str
+
+    def cells(self) -> tuple[str, str, str]:
+        path = "".join(map(str, self.steps)).removeprefix(".")
+        return path or _ROOT, self.type, self.status
+
+
+class _Size(NamedTuple):
+    """How much some leaves hold, and how large a gradient of them is."""
+
+    leaves: int
+    entries: int
+    gradient: int
+
+    @property
+    def adam(self) -> int:
+        """The bytes of Adam's two moments."""
+        return 2 * self.gradient
+
+
+class Summary:
+    """What each leaf of a tree is, as `partgrad.summary` returns it; it prints as a table.
+
+    Repeated layers are folded where it is shown: `layers[0..7].weight` stands for eight leaves that are alike.
+
+    Attributes:
+        rows: One row a leaf, in the order of `jax.tree.leaves`; nothing is folded in it.
+    """
+
+    def __init__(self, rows: tuple[Row, ...], lines: tuple[_Line, ...], selected: _Size, everything: _Size):
+        self.rows = rows
+        self._lines = lines
+        self._selected = selected
+        self._everything = everything
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rows and the totals in plain Python data; sizes are in bytes.
+
+        Returns:
+            Under `rows` a dict for each leaf; under `leaves` and `entries` how many are `differentiated` and how many
+            there are, `all`; under `gradient_bytes` and `adam_bytes` the size for what is `differentiated`, and for
+            `all` floating and complex leaves.
+        """
+        here, everything = self._selected, self._everything
+        return {
+            "rows": [row._asdict() for row in self.rows],
+            "leaves": {"differentiated": here.leaves, "all": everything.leaves},
+            "entries": {"differentiated": here.entries, "all": everything.entries},
+            "gradient_bytes": {"differentiated": here.gradient, "all": everything.gradient},
+            "adam_bytes": {"differentiated": here.adam, "all": everything.adam},
+        }
+
+    def __str__(self) -> str:
+        table = [tuple(map(_printable, line)) for line in [Row._fields, *self._cells()]]
+        widths = [min(_WIDEST, max(_width(line[column]) for line in table)) for column in (1, 2)]
+        room = _COLUMNS - sum(widths) - 2 * len(_GAP)
+        widths.insert(0, min(room, max(_width(line[0]) for line in table)))
+        table.insert(1, tuple("-" * width for width in widths))
+        lines = [_GAP.join(map(_fitted, line, widths)) for line in table]
+        label = max(len(name) for name, _ in self._totals())
+        lines += ["", *(_shortened(f"{name:{label}}{_GAP}{total}", _COLUMNS) for name, total in self._totals())]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        head = _html_row("th", Row._fields)
+        body = "\n".join(_html_row("td", line) for line in self._cells())
+        foot = "\n".join(
+            f"<tr><th>{html.escape(name)}</th><td colspan='2'>{html.escape(total)}</td></tr>"
+            for name, total in self._totals()
+        )
+        parts = (("thead", head), ("tbody", body), ("tfoot", foot))
+        return "\n".join(["<table>", *(f"<{tag}>\n{rows}\n</{tag}>" for tag, rows in parts), "</table>"])
+
+    def _cells(self) -> list[tuple[str, str, str]]:
+        return [line.cells() for line in _folded(list(self._lines))]
+
+    def _totals(self) -> list[tuple[str, str]]:
+        here, everything = self._selected, self._everything
+        without = "without marks and selection"
+        return [
+            (
+                "differentiated",
+                f"{here.leaves:,} of {everything.leaves:,} leaves, {here.entries:,} of {everything.entries:,} entries",
+            ),
+            ("gradient", f"{_bytes(here.gradient)} ({_bytes(everything.gradient)} {without})"),
+            ("Adam state", f"{_bytes(here.adam)} ({_bytes(everything.adam)} {without})"),
+        ]
+
+
+def summary(tree: Any, wrt: Any = None) -> Summary:
+    """Tell what each leaf of a tree is, what of it is differentiated, and what that takes.
+
+    A printed summary has one row a leaf: its path, its type, and whether it is differentiated, held by a mark, an array
+    in static data, not selected, or of a kind without a derivative. Repeated layers are folded into one. The totals
+    count the differentiated leaves and their entries among all, and the bytes of a gradient and of Adam's two moments:
+    for what is differentiated, and for every floating or complex leaf there is.
+
+    Args:
+        tree: Any pytree; its leaves may be tracers or `jax.ShapeDtypeStruct`.
+        wrt: A selector. None selects every floating or complex leaf that no mark holds.
+
+    Returns:
+        The summary: it prints as a table, shows as one in a notebook, and has the `rows` and a `to_dict()`.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import jax.numpy as jnp, partgrad as pg
+        >>> layer = {"w": jnp.ones((3, 3)), "b": jnp.ones(3)}
+        >>> print(pg.summary({"layers": [layer, layer], "scale": pg.NonDiff(2.0), "step": 0}))
+        path                   type      status
+        ---------------------  --------  --------------
+        ['layers'][0..1]['b']  f32[3]    differentiated
+        ['layers'][0..1]['w']  f32[3,3]  differentiated
+        ['scale']              float     held by a mark
+        ['step']               int       integer
+        <BLANKLINE>
+        differentiated  4 of 6 leaves, 24 of 26 entries
+        gradient        96 B (100 B without marks and selection)
+        Adam state      192 B (200 B without marks and selection)
+    """
+    target, layout = Target(tree, as_selection(wrt)), Layout(tree)
+    chosen = frozenset(target.plan.indices)
+    rows, lines = [], []
+    for i, (place, leaf) in enumerate(zip(layout.leaves, target.leaves, strict=True)):
+        steps = place.steps
+        kind, status = describe(leaf), "differentiated" if i in chosen else _status(place, leaf)
+        rows.append(Row(_path.write(steps), kind, status))
+        lines.append(_Line(tuple(map(_line_step, steps)), kind, status))
+    return Summary(tuple(rows), tuple(lines), _size(target.selected), _size(target.leaves))
+
+
+def _status(place: Place, leaf: Any) -> str:
+    """What a leaf is that is not differentiated."""
+    if place.mark >= 0:
+        return "static array" if _is_static(place) else "held by a mark"
+    if is_differentiable(leaf):
+        return "not selected"
+    if isinstance(leaf, bool | int):
+        return "bool" if isinstance(leaf, bool) else "integer"
+    if isinstance(leaf, str):
+        return "string"
+    # A type whose name says what it is, or `function`, where there is no dtype.
+    return _status_of_dtype(leaf.dtype) or type(leaf).__name__ if hasattr(leaf, "dtype") else describe(leaf)
+
+
+def _status_of_dtype(dtype: Any) -> str | None:
+    if getattr(dtype, "kind", None) in ("U", "T"):
+        return "string"
+    kinds = (("key", jax.dtypes.prng_key), ("bool", jnp.bool_), ("integer", jnp.integer))
+    try:
+        return next((name for name, kind in kinds if jax.dtypes.issubdtype(dtype, kind)), None)
+    except TypeError:
+        # The dtype of another library.
+        return None
+
+
+def _is_static(place: Place) -> bool:
+    """Whether a place is in static data."""
+    while place.parent is not None:
+        node = place.parent.value
+        if isinstance(node, Static):
+            return True
+        if schema_of(node) is not None and place.step.name in dict(getattr(node, MARKS).static):
+            return True
+        place = place.parent
+    return False
+
+
+def _size(leaves: list[Any]) -> _Size:
+    gradient = sum(_entries(leaf) * _itemsize(leaf) for leaf in leaves if is_differentiable(leaf))
+    return _Size(len(leaves), sum(map(_entries, leaves)), gradient)
+
+
+def _entries(leaf: Any) -> int:
+    """How many numbers or keys a leaf holds."""
+    try:
+        return math.prod(shape_of(leaf))
+    except (AttributeError, TypeError):
+        return 0
+
+
+def _itemsize(leaf: Any) -> int:
+    # A gradient has the dtype that JAX gives the leaf: float32 for a float64 of numpy, where x64 is off.
+    return jax.dtypes.canonicalize_dtype(dtype_of(leaf)).itemsize
+
+
+def _line_step(step: Any) -> str | _Indices:
+    return _Indices(step.idx, step.idx) if isinstance(step, SequenceKey) else _path.write_step(step)
+
+
+def _folded(lines: list[_Line]) -> list[_Line]:
+    """Show neighbours in a list or a tuple once where all lines in them are alike, the innermost first."""
+    depths = {depth for line in lines for depth, step in enumerate(line.steps) if isinstance(step, _Indices)}
+    for depth in sorted(depths, reverse=True):
+        lines = _folded_at(lines, depth)
+    return lines
+
+
+def _folded_at(lines: list[_Line], depth: int) -> list[_Line]:
+    folded: list[_Line] = []
+    # The block before: its steps above, its index, and what its lines are below.
+    above: Any = None
+    index, below = _Indices(0, 0), None
+    for prefix, block in itertools.groupby(lines, lambda line: line.steps[: depth + 1]):
+        own = list(block)
+        if len(prefix) <= depth or not isinstance(prefix[depth], _Indices):
+            folded, above = folded + own, None
+            continue
+        step, inner = prefix[depth], [line._replace(steps=line.steps[depth + 1 :]) for line in own]
+        if prefix[:depth] == above and step.first == index.last + 1 and inner == below:
+            index = _Indices(index.first, step.last)
+            del folded[-len(own) :]
+        else:
+            above, index, below = prefix[:depth], step, inner
+        folded += [line._replace(steps=(*above, index, *line.steps)) for line in inner]
+    return folded
+
+
+def _bytes(count: int) -> str:
+    """Write a number of bytes, in powers of 1000."""
+    if count < 1000:
+        return f"{count} B"
+    size, units = float(count), list(_UNITS)
+    while units:
+        size, unit = size / 1000, units.pop(0)
+        # What rounds to 1000.0 belongs to the next unit.
+        if size < 999.95:
+            break
+    return f"{size:,.1f} {unit}"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _width(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    return len(text) if text.isascii() else sum(map(_character_width, text))
+
+
+def _character_width(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _shortened(text: str, width: int) -> str:
+    """Cut the middle out of a text that is too wide."""
+    if _width(text) <= width:
+        return text
+    kept = width - len("...")
+    start = _within(text, kept - kept // 2)
+    return f"{start}...{_within(text[::-1], kept // 2)[::-1]}"
+
+
+def _within(text: str, width: int) -> str:
+    """The start of a text that takes no more than a width."""
+    taken = itertools.accumulate(map(_character_width, text))
+    return text[: sum(1 for _ in itertools.takewhile(lambda columns: columns <= width, taken))]
+
+
+def _fitted(text: str, width: int) -> str:
+    text = _shortened(text, width)
+    return text + " " * (width - _width(text))
+
+
+def _html_row(tag: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
