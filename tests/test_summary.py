@@ -102,8 +102,10 @@ def test_every_status():
 
 def test_dtypes_of_other_libraries():
     class Foreign:
-        dtype, shape = "foreign", (2,)
+        dtype, shape = ["foreign"], (2,)
 
+    assert statuses([Foreign()]) == {"[0]": "Foreign"}
+    Foreign.dtype = "foreign"
     assert summary([Foreign()]).rows == (Row("[0]", "foreign[2]", "Foreign"),)
     assert statuses([np.zeros(2, jax.dtypes.float0), np.zeros(2, "M8[s]")]) == {"[0]": "ndarray", "[1]": "ndarray"}
 

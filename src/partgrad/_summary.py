@@ -152,10 +152,9 @@ class Summary:
 def summary(tree: Any, wrt: Any = None) -> Summary:
     """Tell what each leaf of a tree is, what of it is differentiated, and what that takes.
 
-    A printed summary has one row a leaf: its path, its type, and whether it is differentiated, held by a mark, an array
-    in static data, not selected, or of a kind without a derivative. Repeated layers are folded into one. The totals
-    count the differentiated leaves and their entries among all, and the bytes of a gradient and of Adam's two moments:
-    for what is differentiated, and for every floating or complex leaf there is.
+    The table has one row a leaf, repeated layers folded into one. The totals count the differentiated leaves and their
+    entries among all, and the bytes of a gradient and of Adam's two moments: for what is differentiated, and for every
+    floating or complex leaf there is.
 
     Args:
         tree: Any pytree; its leaves may be tracers or `jax.ShapeDtypeStruct`.
@@ -169,28 +168,26 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
-        >>> layer = {"w": jnp.ones((3, 3)), "b": jnp.ones(3)}
-        >>> print(pg.summary({"layers": [layer, layer], "scale": pg.NonDiff(2.0), "step": 0}))
+        >>> print(pg.summary({"layers": [{"w": jnp.ones((3, 3))}] * 2, "scale": pg.NonDiff(2.0), "step": 0}))
         path                   type      status
         ---------------------  --------  --------------
-        ['layers'][0..1]['b']  f32[3]    differentiated
         ['layers'][0..1]['w']  f32[3,3]  differentiated
         ['scale']              float     held by a mark
         ['step']               int       integer
         <BLANKLINE>
-        differentiated  4 of 6 leaves, 24 of 26 entries
-        gradient        96 B (100 B without marks and selection)
-        Adam state      192 B (200 B without marks and selection)
+        differentiated  2 of 4 leaves, 18 of 20 entries
+        gradient        72 B (76 B without marks and selection)
+        Adam state      144 B (152 B without marks and selection)
     """
     target, layout = Target(tree, as_selection(wrt)), Layout(tree)
     chosen = frozenset(target.plan.indices)
-    rows, lines = [], []
-    for i, (place, leaf) in enumerate(zip(layout.leaves, target.leaves, strict=True)):
-        steps = place.steps
-        kind, status = describe(leaf), "differentiated" if i in chosen else _status(place, leaf)
-        rows.append(Row(_path.write(steps), kind, status))
-        lines.append(_Line(tuple(map(_line_step, steps)), kind, status))
-    return Summary(tuple(rows), tuple(lines), _size(target.selected), _size(target.leaves))
+    described = [
+        (place.steps, describe(leaf), "differentiated" if i in chosen else _status(place, leaf))
+        for i, (place, leaf) in enumerate(zip(layout.leaves, target.leaves, strict=True))
+    ]
+    rows = tuple(Row(_path.write(steps), kind, status) for steps, kind, status in described)
+    lines = tuple(_Line(tuple(map(_line_step, steps)), kind, status) for steps, kind, status in described)
+    return Summary(rows, lines, _size(target.selected), _size(target.leaves))
 
 
 def _status(place: Place, leaf: Any) -> str:
