@@ -168,7 +168,7 @@ def choose_named(subject: Subject, places: list[Place | Pick], containers: Any, 
         considered += numbers
         selected += free
         elements += [own] * len(free)
-        held += [i for i in differentiable if i not in set(free)]
+        held += [i for i in differentiable if subject.is_held(i, place.depth)]
         nodes.append((place.route, len(numbers), [i - place.start for i in free], place.alias is not place.value))
     refuse_twice(subject, selected, elements)
     if not any(own is None or own.size for own in elements):
