@@ -128,3 +128,31 @@ def test_the_gradient_has_none_exactly_where_nothing_was_differentiated(tree):
 def test_replace_keeps_marks_and_values(variance, lengthscale, marked):
     kernel = RBF(variance, lengthscale) if marked is None else pg.freeze(RBF(variance, lengthscale), marked)
     assert dataclasses.replace(kernel) == kernel
+
+
+@given(smooth, st.data())
+@settings(deadline=None, max_examples=40)
+def test_every_transform_is_that_of_jax_closed_over_the_rest(tree, data):
+    leaves, places = jax.tree.leaves(tree), paths(tree)
+    free = [place.path for place, leaf in zip(places, leaves, strict=True) if place.mark < 0 and jnp.size(leaf)]
+    if not free:
+        return
+    chosen = data.draw(st.sets(st.sampled_from(free), min_size=1))
+    wrt = pg.matching(lambda path, leaf: path in chosen)
+    selected, rest = pg.partition(tree, wrt)
+    arrays = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), selected)
+    tree = pg.combine(arrays, rest)
+    closed = lambda part: f(pg.combine(part, rest))
+    tangent = jax.tree.map(lambda x: jnp.full(jnp.shape(x), 0.25), arrays)
+
+    def same(one, other):
+        assert jax.tree.structure(one) == jax.tree.structure(other)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
+
+    same(pg.grad(f, wrt=wrt)(tree), jax.grad(closed)(arrays))
+    same(pg.jacfwd(f, wrt=wrt)(tree), jax.jacfwd(closed)(arrays))
+    same(pg.jvp(f, (tree,), (tangent,), wrt=wrt), jax.jvp(closed, (arrays,), (tangent,)))
+    same(pg.vjp(f, tree, wrt=wrt)[1](1.0), jax.vjp(closed, arrays)[1](1.0))
+    same(pg.hvp(f, wrt=wrt)(tree, tangent), jax.jvp(jax.grad(closed), (arrays,), (tangent,))[1])
+    same(pg.select(tree, wrt), arrays)
