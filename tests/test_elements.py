@@ -104,6 +104,13 @@ def test_the_names_of_ravel_are_selectors(number):
     assert pg.select(tree, unravel.names[number]) == vector[number]
 
 
+def test_elements_of_a_tree_that_is_one_array():
+    vector, unravel = pg.ravel(jnp.arange(3.0))
+    assert unravel.names == ("[0]", "[1]", "[2]")
+    assert pg.select(jnp.arange(3.0), "[1]") == vector[1]
+    assert pg.grad(lambda x: (x**2).sum(), wrt="[2]")(jnp.arange(3.0)) == 4.0
+
+
 def test_a_plan_holds_for_one_shape():
     wrt = lambda k: k.lengthscale[-1]
     for size in (3, 5, 2, 3):

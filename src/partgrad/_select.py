@@ -297,7 +297,7 @@ def _matching(layout: Layout, steps: tuple[_path.Step, ...]) -> list[Place]:
 
 def _elements_at(subject: Subject, steps: tuple[_path.Step, ...]) -> list[Place | Pick]:
     """The elements that the last steps of a path take of the leaf that the others name."""
-    for count in range(1, len(steps)):
+    for count in range(1, len(steps) + 1):
         indices = [step.value for step in steps[-count:]]
         if not all(type(part) is int for index in indices for part in (index if type(index) is tuple else (index,))):
             return []
