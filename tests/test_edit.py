@@ -247,3 +247,23 @@ def test_unravel_under_jit_and_grad_and_with_scipy(x64):
     )
     assert best.fun < objective(vector)
     assert unravel(best.x).b.period == 1.0
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    w = {"w": jnp.arange(6.0).reshape(2, 3)}
+    element = pg.grad(lambda t: (t["w"] ** 2).sum(), wrt=pg.each(lambda t: t["w"][1, 2]))(w)
+    refused(lambda: pg.apply_updates(w, element), ValueError, "at `['w']`", "Expected shape (2, 3), got shape ()")
+    refused(lambda: pg.replace(w, "w[0]", 7.0), ValueError, "Expected shape (3,), got ()")
+    stop = lambda a: pg.stop_gradient({"a": a}, "a", when=jnp.array([True, False]))["a"]
+    refused(lambda: jax.jit(stop)(2.0), ValueError, "broadcast to shape (), got shape (2,)")
+    precise = pg.replace({"w": np.array([1 + 1e-12, 2.0])}, "w[1]", 5.0)["w"]
+    assert (precise.dtype, precise[0]) == (np.float64, 1 + 1e-12)
+
+
+def test_held_leaves_do_not_count_in_nested_combinations():
+    tree = {"p": {"h": NonDiff(1.0), "x": 2.0}, "q": {"y": 4.0}, "z": 5.0}
+    first = {"p": {"h": True, "x": True}, "q": False, "z": False}
+    second = {"p": {"h": True, "x": False}, "q": True, "z": False}
+    union = (pg.exclude({"p": False, "q": True, "z": True}) | second) | "z"
+    assert pg.select(tree, union)["q"]["y"] == 4.0
+    assert pg.mask(tree, ~(pg.exclude(pg.exclude(first)) | second))["z"] is True

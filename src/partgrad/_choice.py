@@ -29,6 +29,8 @@ class Subject:
         self.leaves = leaves
         self.treedef = treedef
         self.through_marks = through_marks
+        # Whether it is compared with another selection: then a held leaf is chosen for now, but does not count.
+        self.compared = False
         self._layout: Layout | None = None
         self._slots: SlotTree | None = None
 
@@ -51,6 +53,7 @@ class Subject:
         """The same tree, on which leaves that a mark holds are selected like others."""
         other = Subject(self.tree, self.leaves, self.treedef, through_marks=True)
         other._slots, other._layout = self.slots, self.layout
+        other.compared = self.compared or not self.through_marks
         return other
 
     def is_held(self, leaf: int, depth: int = -1) -> bool:
@@ -150,6 +153,12 @@ def _none_for_constants(child: Any) -> Any:
 def is_free(subject: Subject, leaf: int) -> bool:
     """Whether a leaf can be differentiated and no mark keeps it out."""
     return not subject.is_held(leaf) and is_differentiable(subject.leaves[leaf])
+
+
+def counts(subject: Subject, leaf: int) -> bool:
+    """Whether a leaf can be differentiated and no mark keeps it out in the end."""
+    held = subject.compared and subject.layout.leaves[leaf].mark >= 0
+    return not held and is_free(subject, leaf)
 
 
 def choose_named(subject: Subject, places: list[Place | Pick], containers: Any, wrt: str) -> Chosen:

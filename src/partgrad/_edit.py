@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import _words as words
 from ._arguments import Target, values_like
@@ -162,6 +163,8 @@ def _stopped(leaf: Any, when: Any) -> Any:
     # Nothing flows through what is not traced, and stopping it would change its type.
     if not isinstance(leaf, jax.core.Tracer) or when is False:
         return leaf
+    if when is not True and np.broadcast_shapes(jnp.shape(when), leaf.shape) != leaf.shape:
+        raise words.condition_shape(leaf.shape, jnp.shape(when))
     stopped = jax.lax.stop_gradient(leaf)
     return stopped if when is True else jnp.where(when, stopped, leaf)
 

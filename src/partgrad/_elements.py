@@ -6,8 +6,11 @@ None stands for the whole leaf.
 
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+
+from . import _words as words
 
 Elements: TypeAlias = np.ndarray | None
 
@@ -26,7 +29,16 @@ def put(leaf: Any, elements: Elements, value: Any) -> Any:
     """The leaf with other elements."""
     if elements is None:
         return value
+    if jnp.shape(value) != elements.shape:
+        raise words.elements_shape(elements.shape, jnp.shape(value))
+    if isinstance(leaf, np.ndarray) and not isinstance(value, jax.Array):
+        # Stays NumPy's: a jax array may have less precision.
+        new = leaf.astype(np.result_type(leaf, value))
+        new.reshape(-1)[elements] = value
+        return new
     flat = jnp.asarray(leaf).reshape(-1)
+    if jnp.iscomplexobj(value) and not jnp.iscomplexobj(flat):
+        flat = flat.astype(jnp.result_type(flat, value))
     return flat.at[elements].set(value, unique_indices=True).reshape(leaf.shape)
 
 

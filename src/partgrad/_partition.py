@@ -123,5 +123,8 @@ def apply_updates(tree: T, updates: Any) -> T:
             if leaves[i] is None:
                 raise words.updates_structure(Layout(_filled(tree)).leaves[i].path, "None", describe(change))
             old = jnp.asarray(leaves[i])
+            if jnp.shape(change) != old.shape:
+                path = Layout(_filled(tree)).leaves[i].path
+                raise words.updates_structure(path, f"shape {old.shape}", f"shape {jnp.shape(change)}")
             leaves[i] = (old + change).astype(old.dtype) if jnp.result_type(old, change) != old.dtype else old + change
     return treedef.unflatten(leaves)

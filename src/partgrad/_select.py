@@ -20,6 +20,7 @@ from ._choice import (
     choose_described,
     choose_elements,
     choose_named,
+    counts,
     is_free,
     nothing_selected,
     refuse_twice,
@@ -107,9 +108,11 @@ class _Union(_Pair):
 
     def _combined(self, subject: Subject, first: _ByLeaf, second: _ByLeaf) -> _ByLeaf:
         for selection, leaves in ((self._first, first), (self._second, second)):
+            if leaves and subject.compared:
+                continue
             if not any(is_free(subject, i) for i in leaves):
                 raise nothing_selected(subject, list(leaves), repr(selection), in_named_node=False)
-        both = [i for i in first if i in second and is_free(subject, i)]
+        both = [i for i in first if i in second and counts(subject, i)]
         refuse_twice(subject, [*both, *both], [*(first[i] for i in both), *(second[i] for i in both)])
         return first | second | {i: joined([first[i], second[i]]) for i in both}
 
@@ -403,7 +406,7 @@ class Matching(Selection):
         return known and ("matching", known)
 
     def choose(self, subject: Subject) -> Chosen:
-        leaves = [(i, subject.slots.slot(i)) for i in range(len(subject.leaves)) if is_free(subject, i)]
+        leaves = [(i, subject.slots.slot(i)) for i in range(len(subject.leaves)) if counts(subject, i)]
         chosen = [i for i, slot in leaves if self._function(slot.path, slot)]
         if not chosen:
             raise nothing_selected(subject, [], repr(self), in_named_node=False)

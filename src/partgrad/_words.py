@@ -403,6 +403,28 @@ def updates_structure(path: str, expected: str, found: str) -> PartsError:
     )
 
 
+def elements_shape(expected: tuple[int, ...], found: tuple[int, ...]) -> PartsError:
+    """Word the error for new elements of another shape than the selected ones."""
+    return PartsError(
+        _word(
+            "The new elements do not fit the selected ones.",
+            f"Expected shape {expected}, got {found}.",
+            fix="give one value for each selected element, in their shape.",
+        )
+    )
+
+
+def condition_shape(expected: tuple[int, ...], found: tuple[int, ...]) -> PartsError:
+    """Word the error for a condition that does not broadcast to a leaf."""
+    return PartsError(
+        _word(
+            "The condition of `stop_gradient` does not fit a selected leaf.",
+            f"Expected a bool, or bools that broadcast to shape {expected}, got shape {found}.",
+            fix="give one bool, or a tree of conditions in the shape of the gradient.",
+        )
+    )
+
+
 def vector_length(expected: int, found: tuple[int, ...]) -> PartsError:
     """Word the error for a vector of another length than the selection."""
     return PartsError(
