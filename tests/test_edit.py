@@ -9,20 +9,13 @@ import scipy.optimize
 from hypothesis import given, settings, strategies as st
 
 import partgrad as pg
+from messages import refused
 from models import RBF, Config, Linear, Periodic, Point, Sum, composite, loss
 from partgrad import NonDiff, errors
 from partgrad._equal import trees_equal
 from test_laws import mixed
 
 TREE = {"k": RBF(1.0, NonDiff(2.0)), "lin": Linear(jnp.ones(2), 3.0), "n": 4}
-
-
-def refused(call, error, *fragments):
-    with pytest.raises(error) as caught:
-        call()
-    assert isinstance(caught.value, errors.PartgradError)
-    for fragment in (*fragments, "\n  Fix: "):
-        assert fragment in str(caught.value)
 
 
 # --- select and replace ------------------------------------------------------------------------------------------

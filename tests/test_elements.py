@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import partgrad as pg
+from messages import refused
 from models import RBF, Config, Sum
 from partgrad import NonDiff, errors
 
@@ -117,14 +118,6 @@ def test_a_plan_holds_for_one_shape():
         kernel = RBF(1.0, jnp.arange(1.0, size + 1))
         assert pg.grad(f, wrt=wrt)(kernel) == 2.0 * size
         assert pg.grad(f, wrt="lengthscale[-1]")(kernel) == 2.0 * size
-
-
-def refused(call, error, *fragments):
-    with pytest.raises(error) as caught:
-        call()
-    assert isinstance(caught.value, errors.PartgradError)
-    for fragment in (*fragments, "\n  Fix: "):
-        assert fragment in str(caught.value)
 
 
 def test_bad_elements():

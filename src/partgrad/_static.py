@@ -110,10 +110,6 @@ class StaticData:
             leaves[i] = np.zeros(0)
         return self._treedef.unflatten(leaves) if self.arrays else self.constant
 
-    def constants(self) -> list[Any]:
-        """What the structure of a tree holds of the value."""
-        return [self._constants, self._treedef]
-
     def __reduce__(self) -> Any:
         # Rebuilt from the skeleton: the key holds types, not all of which can be pickled.
         return _static_data, (self.skeleton(), self.live)
