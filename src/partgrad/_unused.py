@@ -7,15 +7,17 @@ follows the cotangent to the leaves.
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from ._jaxpr import any_equation, inner_jaxprs, is_mutating, opened
+
 # What a value depends on: a set of bits, one for each source, so that a union is `|`. The empty set is a known zero.
-_CONSTANT = 1
+CONSTANT = 1
 _CALLS = frozenset(
     (
         "jit",
@@ -72,12 +74,12 @@ def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any], *, ha
     differentiated = _first(function) if has_aux else function
     jaxpr, shape = _staged(_linear_map, differentiated, selected, selected)
     count = len(selected)
-    if _any_equation(jaxpr, _is_mutating):
+    if any_equation(jaxpr, is_mutating):
         return [True] * count
-    sources = [_CONSTANT] * (len(jaxpr.invars) - count) + [2 << i for i in range(count)]
-    reaching = _union(_outputs(jaxpr, sources))
+    sources = [CONSTANT] * (len(jaxpr.invars) - count) + [2 << i for i in range(count)]
+    reaching = _union(dependencies(jaxpr, sources))
     used = [bool(reaching & source) for source in sources[-count:]] if count else []
-    if any(used) and _any_equation(jaxpr, _has_own_rule):
+    if any(used) and any_equation(jaxpr, _has_own_rule):
         used = list(map(operator.and_, used, _reached_in_reverse(differentiated, selected, shape)))
     return used
 
@@ -106,7 +108,7 @@ def _staged(derivative: Callable[..., Any], function: Any, leaves: list[Any], ar
         # As arrays, so that a leaf of value zero is no literal zero in the jaxpr.
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         closed, shape = jax.make_jaxpr(derivative(function, arrays), return_shape=True)(argument)
-    return _open(closed), shape
+    return opened(closed)[0], shape
 
 
 def _reached_in_reverse(function: Callable[[list[Any]], Any], selected: list[Any], shape: Any) -> list[bool]:
@@ -116,43 +118,23 @@ def _reached_in_reverse(function: Callable[[list[Any]], Any], selected: list[Any
     except ValueError:
         # Reverse mode does not apply to the function, a `while_loop` for one; then the linear map is all there is.
         return [True] * len(selected)
-    if _any_equation(jaxpr, _is_mutating):
+    if any_equation(jaxpr, is_mutating):
         return [True] * len(selected)
     # A rule may ignore its cotangent and return a constant: that is a gradient, hence used.
-    return [bool(mask) for mask in _outputs(jaxpr, [_CONSTANT] * (len(jaxpr.invars) - 1) + [2])]
-
-
-def _open(jaxpr: Any) -> Any:
-    return getattr(jaxpr, "jaxpr", jaxpr)
+    return [bool(mask) for mask in dependencies(jaxpr, [CONSTANT] * (len(jaxpr.invars) - 1) + [2])]
 
 
 def _union(masks: Iterable[int]) -> int:
     return functools.reduce(operator.or_, masks, 0)
 
 
-def _any_equation(jaxpr: Any, predicate: Callable[[Any], bool]) -> bool:
-    return any(predicate(e) or any(_any_equation(j, predicate) for j in _inner_jaxprs(e)) for e in jaxpr.eqns)
-
-
-def _inner_jaxprs(equation: Any) -> Iterator[Any]:
-    for parameter in equation.params.values():
-        for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
-            if hasattr(_open(item), "eqns"):
-                yield _open(item)
-
-
-def _is_mutating(equation: Any) -> bool:
-    """Whether an equation works on a mutable reference: what is written there does not show in its outputs."""
-    return any(hasattr(v.aval, "inner_aval") for v in (*equation.invars, *equation.outvars))
-
-
 def _has_own_rule(equation: Any) -> bool:
     return "bwd" in equation.params
 
 
-def _outputs(jaxpr: Any, masks: list[int]) -> list[int]:
-    """What each output of a jaxpr depends on, given what its inputs depend on."""
-    known = dict.fromkeys(jaxpr.constvars, _CONSTANT)
+def dependencies(jaxpr: Any, masks: list[int]) -> list[int]:
+    """What each output of a jaxpr depends on, given what its inputs depend on; 0 is what is known to be zero."""
+    known = dict.fromkeys(jaxpr.constvars, CONSTANT)
     known.update(zip(jaxpr.invars, masks, strict=True))
 
     def read(atom: Any) -> int:
@@ -167,27 +149,27 @@ def _outputs(jaxpr: Any, masks: list[int]) -> list[int]:
 def _of_literal(value: Any) -> int:
     # An array may be a value of the user's that happens to be zero; what JAX and rules write as zero is a number.
     is_zero = not isinstance(value, jax.Array) and not getattr(value, "shape", ()) and value == 0
-    return 0 if is_zero else _CONSTANT
+    return 0 if is_zero else CONSTANT
 
 
 def _of_equation(equation: Any, masks: list[int]) -> list[int]:
-    name, inner = equation.primitive.name, list(_inner_jaxprs(equation))
+    name, inner = equation.primitive.name, list(inner_jaxprs(equation))
     if name == "scan":
         return _of_scan(equation, inner[0], masks)
     if name == "while":
         return _of_while(equation, masks)
     if name == "cond":
-        branches = zip(*(_outputs(branch, masks[1:]) for branch in inner), strict=True)
+        branches = zip(*(dependencies(branch, masks[1:]) for branch in inner), strict=True)
         return [_union(each) | _sources(masks[0]) for each in branches]
     if name in _CALLS and len(inner) == 1 and len(inner[0].invars) == len(masks):
-        return _outputs(inner[0], masks)
+        return dependencies(inner[0], masks)
     if name == "optimization_barrier":
         return masks
     return [_of_primitive(name, masks)] * len(equation.outvars)
 
 
 def _sources(mask: int) -> int:
-    return mask & ~_CONSTANT
+    return mask & ~CONSTANT
 
 
 def _of_primitive(name: str, masks: list[int]) -> int:
@@ -201,7 +183,7 @@ def _of_primitive(name: str, masks: list[int]) -> int:
         return _union(masks[1:]) | _sources(masks[0])
     if name in {"div", "dynamic_slice"}:
         return masks[0] | _sources(union)
-    return union | _CONSTANT
+    return union | CONSTANT
 
 
 def _of_scan(equation: Any, body: Any, masks: list[int]) -> list[int]:
@@ -210,7 +192,7 @@ def _of_scan(equation: Any, body: Any, masks: list[int]) -> list[int]:
     carried = sum(not _is_stacked(*pair) for pair in zip(equation.outvars, body.outvars, strict=True))
     constants = len(masks) - scanned - carried
     consts, carry, xs = masks[:constants], masks[constants : constants + carried], masks[constants + carried :]
-    step = lambda carry: _outputs(body, [*consts, *carry, *xs])
+    step = lambda carry: dependencies(body, [*consts, *carry, *xs])
     stacked = [0] * (len(equation.outvars) - carried)
     # Step by step first: what the first step overwrites is unused, and a union over all lengths would not tell.
     for _ in range(min(equation.params["length"], 2 * carried + 2)):
@@ -230,15 +212,15 @@ def _is_stacked(outside: Any, inside: Any) -> bool:
 
 
 def _of_while(equation: Any, masks: list[int]) -> list[int]:
-    condition, body = _open(equation.params["cond_jaxpr"]), _open(equation.params["body_jaxpr"])
+    condition, body = opened(equation.params["cond_jaxpr"])[0], opened(equation.params["body_jaxpr"])[0]
     carried = len(equation.outvars)
     of_condition = len(condition.invars) - carried
     of_body = len(body.invars) - carried
     tested, consts, carry = masks[:of_condition], masks[of_condition:][:of_body], masks[of_condition + of_body :]
 
     def step(carry: list[int]) -> list[int]:
-        predicate = _sources(_union(_outputs(condition, [*tested, *carry])))
-        return [mask | predicate for mask in _outputs(body, [*consts, *carry])]
+        predicate = _sources(_union(dependencies(condition, [*tested, *carry])))
+        return [mask | predicate for mask in dependencies(body, [*consts, *carry])]
 
     return _fixed_point(step, carry)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from .errors import (
     ArgumentError,
     DataclassError,
+    DrawError,
     ElementError,
     NoMatchError,
     NotDifferentiableError,
@@ -340,6 +341,17 @@ def not_a_function(transform: str, found: object) -> ArgumentError:
     )
 
 
+def not_a_callable(wrapper: str, found: object) -> ArgumentError:
+    """Word the error for following something that cannot be called."""
+    return ArgumentError(
+        _word(
+            f"`partgrad.{wrapper}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
+            "Expected a function of arrays.",
+            fix=f"pass the function itself: partgrad.{wrapper}(f)(x), not partgrad.{wrapper}(f(x)).",
+        )
+    )
+
+
 def unused_option(found: object) -> ArgumentError:
     """Word the error for an unknown `unused`."""
     return ArgumentError(
@@ -358,6 +370,139 @@ def unused_leaves(paths: Sequence[str]) -> SelectionError:
             f"The output cannot depend on {_listed(f'`{path}`' for path in paths)}.",
             "Expected a path to the output for every selected leaf; stop_gradient and conversion to int cut paths.",
             fix="select what the function uses, or write unused='none' for None at these leaves.",
+        )
+    )
+
+
+# --- draws -------------------------------------------------------------------------------------------------------
+
+
+def draw_word(found: object, known: Sequence[str]) -> ArgumentError:
+    """Word the error for a `gradient=` that is none of the words."""
+    near = _near(found, known) if isinstance(found, str) else []
+    return ArgumentError(
+        _word(
+            f"`draw` got gradient={found!r:.60}.",
+            f"Expected one of {_listed(map(repr, known))}.",
+            fix=f"write gradient={near[0]!r}." if near else "write gradient='pathwise' for JAX's own derivative.",
+        )
+    )
+
+
+def draw_differentiated(sampler: str, site: str, parameter: str) -> DrawError:
+    """Word the error for a derivative through a draw with `gradient="error"`."""
+    return DrawError(
+        _word(
+            f"`{sampler}` is drawn with gradient='error' and differentiated through {parameter}.",
+            f"At: {site}.",
+            "Expected no derivative through the parameters of this draw.",
+            fix="write gradient='fixed' to hold the draw, 'pathwise' for JAX's own derivative, or 'score' inside "
+            "`pg.expectation` for that of the mean.",
+        )
+    )
+
+
+def score_without_log_prob(sampler: str, site: str) -> ArgumentError:
+    """Word the error for a score function without the log-probability it is the gradient of."""
+    return ArgumentError(
+        _word(
+            f"`{sampler}` is drawn with gradient='score' and no `log_prob`.",
+            f"At: {site}.",
+            "Expected a function of the draw and the sampler's arguments to the log-probability of the draw.",
+            fix="pass it: log_prob=jax.scipy.stats.bernoulli.logpmf, or log_prob=distribution.log_prob.",
+        )
+    )
+
+
+def score_outside(sampler: str, site: str) -> DrawError:
+    """Word the error for a derivative that reaches a score draw before its expectation is taken."""
+    return DrawError(
+        _word(
+            f"`{sampler}` is drawn with gradient='score' and differentiated outside of `pg.expectation`.",
+            f"At: {site}.",
+            "Expected the expectation between the draw and the derivative: only the mean has this gradient.",
+            fix="differentiate the expectation, jax.grad(pg.expectation(f, samples=100), argnums=1)(key, params), also "
+            "where this is a derivative inside of `f`.",
+        )
+    )
+
+
+def score_hidden(draw: str, primitive: str) -> DrawError:
+    """Word the error for a score draw where it cannot be counted, or would be counted twice."""
+    places = {
+        "while": "a `while` loop",
+        "shard_map": "`shard_map`",
+        "checkpoint differentiated": "a checkpoint that a derivative inside of the function runs again",
+    }
+    rule = "a custom derivative rule" if primitive.startswith("custom_") else f"`{primitive}`"
+    fix = {
+        "custom_jvp_call": "draw outside of it and pass the draw in. `pg.double_where` makes such a rule: put it "
+        "around `pg.expectation`, or around the part of the function that follows the draw.",
+        "while": "write the loop as `jax.lax.scan`, with a `jax.lax.cond` in each step.",
+        "checkpoint differentiated": "leave out the `jax.checkpoint` around the draw, or draw outside of it.",
+    }
+    return DrawError(
+        _word(
+            f"{draw} is drawn with gradient='score' inside {places.get(primitive, rule)}.",
+            "Expected draws where `pg.expectation` can count them: in calls, vmap, scan, cond and checkpoints.",
+            fix=fix.get(primitive, "draw outside of it and pass the draw in."),
+        )
+    )
+
+
+def score_shared_key(draw: str) -> DrawError:
+    """Word the error for score draws under `vmap` that are not independent."""
+    return DrawError(
+        _word(
+            f"{draw} is drawn with gradient='score' under `vmap` with one key for all elements.",
+            "Expected independent draws, hence a key for each: with one key the gradient is biased.",
+            fix="map over keys as well: jax.vmap(draw_one)(jax.random.split(key, n), params).",
+        )
+    )
+
+
+def score_independent(draw: str) -> DrawError:
+    """Word the error for a log-probability that does not see what is differentiated."""
+    return DrawError(
+        _word(
+            f"{draw} is drawn with gradient='score', and its `log_prob` does not depend on what is differentiated.",
+            "Expected the log-probability as a function of the parameters that the sampler gets; its gradient is zero.",
+            fix="compute it from those parameters, without stop_gradient; or write gradient='fixed' for a zero.",
+        )
+    )
+
+
+def not_a_log_probability(sampler: str, site: str, found: Sequence[str], drawn: int) -> DrawError:
+    """Word the error for a `log_prob` that returns something else."""
+    return DrawError(
+        _word(
+            f"The `log_prob` of `{sampler}` does not return the log-probability of the draw.",
+            f"At: {site}.",
+            f"Expected a real floating array of at most {drawn} elements, one for each number drawn; got "
+            f"{_listed(found) or 'no array'}.",
+            fix="check that draw and parameters broadcast to the shape of the draw.",
+        )
+    )
+
+
+def no_mean(dtype: object) -> DrawError:
+    """Word the error for an output of which there is no mean."""
+    return DrawError(
+        _word(
+            f"The function given to `expectation` returns {dtype}, which has no mean.",
+            "Expected arrays of numbers or bools.",
+            fix="return what is to be averaged, a number.",
+        )
+    )
+
+
+def not_a_count(name: str, found: object) -> ArgumentError:
+    """Word the error for a count that is none."""
+    return ArgumentError(
+        _word(
+            f"`{name}` is {type(found).__name__} {found!r:.60}.",
+            "Expected a positive integer, known when the function is built.",
+            fix=f"write {name}=100.",
         )
     )
 
@@ -595,5 +740,52 @@ def static_unsortable(where: str, error: Exception) -> StaticError:
             f"{where} holds a container that JAX cannot flatten: {str(error).splitlines()[0]:.100}",
             "Expected dicts whose keys can be sorted.",
             fix="use keys of one type, such as strings.",
+        )
+    )
+
+
+# --- safe --------------------------------------------------------------------------------------------------------
+
+
+def at_singular_dtype(name: str, found: object, real: bool) -> ArgumentError:
+    """Word the error for a derivative at the singular point that is no number, or complex where all is real."""
+    return ArgumentError(
+        _word(
+            f"`at_singular` of `safe.{name}` is {type(found).__name__} {found!r:.60}.",
+            f"Expected a {'real ' if real else ''}number or array{'' if real else ', real or complex'}.",
+            fix=f"write safe.{name}(..., at_singular=0.0).",
+        )
+    )
+
+
+def at_singular_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> ArgumentError:
+    """Word the error for a derivative at the singular point that does not fit."""
+    return ArgumentError(
+        _word(
+            f"`at_singular` of `safe.{name}` has shape {found}.",
+            f"Expected a shape that broadcasts to {expected}.",
+            fix="give one number, or one for each element.",
+        )
+    )
+
+
+def safe_where_not_callable(which: str, found: object) -> ArgumentError:
+    """Word the error for a branch of `safe.where` that is a value."""
+    return ArgumentError(
+        _word(
+            f"`{which}` of `safe.where` is {type(found).__name__} {found!r:.60}, which is not callable.",
+            "Expected a function of the operands.",
+            fix="write safe.where(pred, lambda x: ..., lambda x: ..., x); for arrays that exist there is jnp.where.",
+        )
+    )
+
+
+def safe_where_trees(true_tree: object, false_tree: object) -> ArgumentError:
+    """Word the error for branches of `safe.where` whose results do not go together."""
+    return ArgumentError(
+        _word(
+            "the functions of `safe.where` return trees of different structures.",
+            f"`true_fun` returned {true_tree!s:.200}, `false_fun` returned {false_tree!s:.200}.",
+            fix="return the same containers from both.",
         )
     )

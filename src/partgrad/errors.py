@@ -13,7 +13,8 @@ that order. Every class also derives from the builtin that a caller would catch:
     ├── ArgumentError(TypeError, ValueError)    the arguments of a transform do not go together
     ├── PartsError(ValueError)              parts that `combine` cannot put together
     ├── DataclassError(TypeError)           a class, or the building of an instance
-    └── StaticError(TypeError)              a value that cannot be static
+    ├── StaticError(TypeError)              a value that cannot be static
+    └── DrawError(TypeError)                a derivative through a draw that has none, or would be wrong
 """
 
 
@@ -59,3 +60,7 @@ class DataclassError(PartgradError, TypeError):
 
 class StaticError(PartgradError, TypeError):
     """A value cannot be static."""
+
+
+class DrawError(PartgradError, TypeError):
+    """A derivative through a draw was refused, or would be wrong."""
