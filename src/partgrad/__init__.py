@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors as errors
     from ._dataclass import dataclass as dataclass, field as field
+    from ._double_where import double_where as double_where
     from ._edit import (
         freeze as freeze,
         is_nondiff as is_nondiff,
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "_dataclass": "dataclass field",
+    "_double_where": "double_where",
     "_edit": "freeze is_nondiff mask replace select stop_gradient thaw",
     "_linear": "jvp linearize vjp",
     "_nondiff": "NonDiff",
@@ -65,7 +67,7 @@ __all__ = ["errors", *_HOMES]
 
 def __getattr__(name: str) -> Any:
     if name == "errors":
-        return importlib.import_module(".errors", __name__)
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -7,6 +7,7 @@ import jax
 
 from . import _words as words
 from ._arguments import Call, F
+from ._double_where import taken_paths
 from ._select import as_selection
 
 
@@ -35,7 +36,15 @@ def _directions(call: Call, tangents: Any) -> list[list[Any]]:
     ]
 
 
-def jvp(f: F, primals: Sequence[Any], tangents: Sequence[Any], *, wrt: Any = None, has_aux: bool = False) -> Any:
+def jvp(
+    f: F,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    wrt: Any = None,
+    has_aux: bool = False,
+    double_where: bool = False,
+) -> Any:
     """The value of a function and its derivative along a direction (forward mode).
 
     Args:
@@ -46,6 +55,7 @@ def jvp(f: F, primals: Sequence[Any], tangents: Sequence[Any], *, wrt: Any = Non
         wrt: None for every primal, a selector for the first primal alone (the others are constants), or a tuple of
             selectors, one for each primal.
         has_aux: As in `jax.jvp`.
+        double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
 
     Returns:
         The pair of value and derivative; with `has_aux` also the auxiliary data.
@@ -63,10 +73,15 @@ def jvp(f: F, primals: Sequence[Any], tangents: Sequence[Any], *, wrt: Any = Non
         18.0 12.0
     """
     call = _call(f, "jvp", primals, wrt)
-    return jax.jvp(call.of_selected(f), (call.selected,), (_directions(call, tangents),), has_aux=has_aux)
+    return jax.jvp(
+        call.of_selected(taken_paths(f, double_where)),
+        (call.selected,),
+        (_directions(call, tangents),),
+        has_aux=has_aux,
+    )
 
 
-def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False) -> Any:
+def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_where: bool = False) -> Any:
     """The value of a function and the function that pulls cotangents back to the selected leaves (reverse mode).
 
     Args:
@@ -74,6 +89,7 @@ def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False) -> Any:
         *primals: The arguments of `f`.
         wrt: As in `jvp`.
         has_aux: As in `jax.vjp`.
+        double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
 
     Returns:
         The pair of value and a function from a cotangent of the value to a tuple of pulled-back cotangents, one for
@@ -90,11 +106,11 @@ def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False) -> Any:
         18.0 ({'a': Array(12., dtype=float32, weak_type=True), 'n': None}, Array(9., dtype=float32, weak_type=True))
     """
     call = _call(f, "vjp", primals, wrt)
-    value, pull, *aux = jax.vjp(call.of_selected(f), call.selected, has_aux=has_aux)
+    value, pull, *aux = jax.vjp(call.of_selected(taken_paths(f, double_where)), call.selected, has_aux=has_aux)
     return value, lambda cotangent: call.shaped(pull(cotangent)[0]), *aux
 
 
-def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False) -> Any:
+def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_where: bool = False) -> Any:
     """The value of a function and its linear approximation in the selected leaves, for many directions.
 
     Args:
@@ -102,6 +118,7 @@ def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False) -> An
         *primals: The arguments of `f`.
         wrt: As in `jvp`.
         has_aux: As in `jax.linearize`.
+        double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
 
     Returns:
         The pair of value and a function from tangents, one for each selected primal in the shape of its gradient, to
@@ -119,5 +136,5 @@ def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False) -> An
         9.0 6.0 60.0
     """
     call = _call(f, "linearize", primals, wrt)
-    value, linear, *aux = jax.linearize(call.of_selected(f), call.selected, has_aux=has_aux)
+    value, linear, *aux = jax.linearize(call.of_selected(taken_paths(f, double_where)), call.selected, has_aux=has_aux)
     return value, lambda *tangents: linear(_directions(call, tangents)), *aux

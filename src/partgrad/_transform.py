@@ -12,6 +12,7 @@ import jax
 
 from . import _words as words
 from ._arguments import Argnames, Argnums, Arguments, Call, F
+from ._double_where import taken_paths
 from ._select import as_selection
 from ._unused import used_leaves
 
@@ -31,14 +32,15 @@ def _refuse_uncallable(transform: str, f: Any) -> None:
         raise words.not_a_function(transform, f)
 
 
-def _value_and_grad(f: F, arguments: Arguments, has_aux: bool, holomorphic: bool, unused: str) -> F:
+def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holomorphic: bool, double_where: bool) -> F:
+    taken = taken_paths(f, double_where)
     if unused not in ("zero", "none", "error"):
         raise words.unused_option(unused)
 
     def value_and_grad(*args: Any, **kwargs: Any) -> Any:
         call = arguments.on(args, kwargs)
         call.refuse_empty()
-        of_selected = call.of_selected(f)
+        of_selected = call.of_selected(taken)
         used = None if unused == "zero" else _used(of_selected, call, has_aux)
         if used is not None and unused == "error" and not all(map(all, used)):
             raise words.unused_leaves(call.paths_where(used, False))
@@ -59,8 +61,12 @@ def _used(of_selected: F, call: Call, has_aux: bool) -> list[list[bool]]:
     return structure.unflatten(flags)
 
 
-def _jacobian(name: str, order: int, f: F, arguments: Arguments, has_aux: bool, holomorphic: bool) -> F:
+def _jacobian(
+    name: str, order: int, f: F, arguments: Arguments, has_aux: bool, holomorphic: bool, double_where: bool
+) -> F:
     """A Jacobian (order 1) or a Hessian (order 2) by the transform of JAX of that name."""
+    _refuse_uncallable(name, f)
+    taken = taken_paths(f, double_where)
 
     def shaped(call: Any, values: list[list[Any]], order: int) -> Any:
         if order == 2:
@@ -71,7 +77,7 @@ def _jacobian(name: str, order: int, f: F, arguments: Arguments, has_aux: bool, 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         call = arguments.on(args, kwargs)
         call.refuse_empty()
-        of_selected, structures = call.of_selected(f), []
+        of_selected, structures = call.of_selected(taken), []
 
         def observed(selected: list[list[Any]]) -> Any:
             output = of_selected(selected)
@@ -84,7 +90,7 @@ def _jacobian(name: str, order: int, f: F, arguments: Arguments, has_aux: bool, 
         derivative = structures[-1].unflatten([shaped(call, values, order) for values in outputs])
         return (derivative, result[1]) if has_aux else derivative
 
-    return jacobian
+    return _named(name, f, "Hessian" if order == 2 else "Jacobian", jacobian)
 
 
 @overload
@@ -97,6 +103,7 @@ def grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     unused: str = "zero",
+    double_where: bool = False,
 ) -> F: ...
 
 
@@ -109,6 +116,7 @@ def grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     unused: str = "zero",
+    double_where: bool = False,
 ) -> Callable[[F], F]: ...
 
 
@@ -121,6 +129,7 @@ def grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     unused: str = "zero",
+    double_where: bool = False,
 ) -> Any:
     """The gradient of a function with respect to the selected leaves of an argument.
 
@@ -139,6 +148,7 @@ def grad(
         holomorphic: As in `jax.grad`.
         unused: What to do about selected leaves that the output cannot depend on, found by tracing: `"zero"` is JAX's
             gradient, `"none"` puts None there, `"error"` raises and names them. `stop_gradient` counts as unused.
+        double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
 
     Returns:
         A plain Python function of the same arguments that returns the gradient: in the shape of the part, if `wrt`
@@ -160,11 +170,11 @@ def grad(
         >>> pg.grad(loss, argnames="x")({"w": 2.0, "b": 3.0}, x=5.0)
         Array(2., dtype=float32, weak_type=True)
     """
-    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
     if f is None:
-        return functools.partial(grad, wrt=wrt, unused=unused, **options)
+        return functools.partial(grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
     _refuse_uncallable("grad", f)
-    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), has_aux, holomorphic, unused)
+    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), unused=unused, **options)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, result = both(*args, **kwargs)
@@ -183,6 +193,7 @@ def value_and_grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     unused: str = "zero",
+    double_where: bool = False,
 ) -> F: ...
 
 
@@ -195,6 +206,7 @@ def value_and_grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     unused: str = "zero",
+    double_where: bool = False,
 ) -> Callable[[F], F]: ...
 
 
@@ -207,6 +219,7 @@ def value_and_grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     unused: str = "zero",
+    double_where: bool = False,
 ) -> Any:
     """The value of a function and its gradient with respect to the selected leaves of an argument.
 
@@ -218,6 +231,7 @@ def value_and_grad(
         has_aux: As in `jax.value_and_grad`.
         holomorphic: As in `jax.value_and_grad`.
         unused: As in `grad`.
+        double_where: As in `grad`.
 
     Returns:
         A plain Python function of the same arguments that returns `(value, gradient)`, or
@@ -233,11 +247,11 @@ def value_and_grad(
         >>> print(value, gradient)
         6.0 3.0
     """
-    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
     if f is None:
-        return functools.partial(value_and_grad, wrt=wrt, unused=unused, **options)
+        return functools.partial(value_and_grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
     _refuse_uncallable("value_and_grad", f)
-    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), has_aux, holomorphic, unused)
+    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), unused=unused, **options)
     return _named("value_and_grad", f, "Value and gradient", both)
 
 
@@ -249,6 +263,7 @@ def jacfwd(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    double_where: bool = False,
 ) -> Any:
     """The Jacobian of a function with respect to the selected leaves, column by column (forward mode).
 
@@ -259,6 +274,7 @@ def jacfwd(
         argnames: As in `grad`.
         has_aux: As in `jax.jacfwd`.
         holomorphic: As in `jax.jacfwd`.
+        double_where: As in `grad`.
 
     Returns:
         A function of the same arguments that returns the tree of the output with, in the place of each array, the
@@ -275,12 +291,10 @@ def jacfwd(
         >>> print(jacobian({"a": 2.0, "n": 1}))
         [0. 1. 2.]
     """
-    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
     if f is None:
-        return functools.partial(jacfwd, wrt=wrt, **options)
-    _refuse_uncallable("jacfwd", f)
-    arguments = Arguments(f, wrt, argnums, argnames)
-    return _named("jacfwd", f, "Jacobian", _jacobian("jacfwd", 1, f, arguments, has_aux, holomorphic))
+        return functools.partial(jacfwd, wrt=wrt, argnums=argnums, argnames=argnames, **options)
+    return _jacobian("jacfwd", 1, f, Arguments(f, wrt, argnums, argnames), **options)
 
 
 def jacrev(
@@ -291,6 +305,7 @@ def jacrev(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    double_where: bool = False,
 ) -> Any:
     """The Jacobian of a function with respect to the selected leaves, row by row (reverse mode).
 
@@ -301,6 +316,7 @@ def jacrev(
         argnames: As in `grad`.
         has_aux: As in `jax.jacrev`.
         holomorphic: As in `jax.jacrev`.
+        double_where: As in `grad`.
 
     Returns:
         As `jacfwd`.
@@ -314,12 +330,10 @@ def jacrev(
         >>> print(pg.jacrev(lambda p: {"y": p["a"] * jnp.arange(3.0)})({"a": 2.0, "n": 1})["y"]["a"])
         [0. 1. 2.]
     """
-    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
     if f is None:
-        return functools.partial(jacrev, wrt=wrt, **options)
-    _refuse_uncallable("jacrev", f)
-    arguments = Arguments(f, wrt, argnums, argnames)
-    return _named("jacrev", f, "Jacobian", _jacobian("jacrev", 1, f, arguments, has_aux, holomorphic))
+        return functools.partial(jacrev, wrt=wrt, argnums=argnums, argnames=argnames, **options)
+    return _jacobian("jacrev", 1, f, Arguments(f, wrt, argnums, argnames), **options)
 
 
 jacobian = jacrev
@@ -333,6 +347,7 @@ def hessian(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    double_where: bool = False,
 ) -> Any:
     """The second derivatives of a function with respect to the selected leaves (forward over reverse).
 
@@ -343,6 +358,7 @@ def hessian(
         argnames: As in `grad`.
         has_aux: As in `jax.hessian`.
         holomorphic: As in `jax.hessian`.
+        double_where: As in `grad`.
 
     Returns:
         A function of the same arguments that returns, for each array of the output, a tree in the shape of the gradient
@@ -358,20 +374,19 @@ def hessian(
         >>> print(second["a"]["a"], second["a"]["b"], second["a"]["n"])
         6.0 4.0 None
     """
-    options: dict[str, Any] = {"argnums": argnums, "argnames": argnames, "has_aux": has_aux, "holomorphic": holomorphic}
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
     if f is None:
-        return functools.partial(hessian, wrt=wrt, **options)
-    _refuse_uncallable("hessian", f)
-    arguments = Arguments(f, wrt, argnums, argnames)
-    return _named("hessian", f, "Hessian", _jacobian("hessian", 2, f, arguments, has_aux, holomorphic))
+        return functools.partial(hessian, wrt=wrt, argnums=argnums, argnames=argnames, **options)
+    return _jacobian("hessian", 2, f, Arguments(f, wrt, argnums, argnames), **options)
 
 
-def hvp(f: F, wrt: Any = None) -> F:
+def hvp(f: F, wrt: Any = None, *, double_where: bool = False) -> F:
     """The product of a function's Hessian and a vector, without forming the Hessian.
 
     Args:
         f: A function of any pytrees to a real scalar; the first argument is differentiated.
         wrt: A selector for the first argument.
+        double_where: As in `grad`.
 
     Returns:
         A function `(x, v, *args, **kwargs)` that returns H·v for `f(x, *args, **kwargs)`. Both `v` and the result have
@@ -389,13 +404,13 @@ def hvp(f: F, wrt: Any = None) -> F:
         6.0 4.0
     """
     _refuse_uncallable("hvp", f)
-    arguments = Arguments(f, as_selection(wrt), None, None)
+    arguments, taken = Arguments(f, as_selection(wrt), None, None), taken_paths(f, double_where)
 
     def product(x: Any, v: Any, *args: Any, **kwargs: Any) -> Any:
         call = arguments.on((x, *args), kwargs)
         call.refuse_empty()
         direction = [call.targets[0].values(v, "The vector of `hvp`")]
-        _, along = jax.jvp(jax.grad(call.of_selected(f)), (call.selected,), (direction,))
+        _, along = jax.jvp(jax.grad(call.of_selected(taken)), (call.selected,), (direction,))
         return call.shaped(along)[0]
 
     return product

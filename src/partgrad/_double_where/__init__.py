@@ -1,0 +1,51 @@
+"""Derivatives along the paths that the value used: no NaN from a branch that was not taken.
+
+The rooms, in the order of the data: `_derivative` linearizes a traced function, in which `_competition` has made lost
+maxima selections. `_program` takes the linear jaxpr apart; `_mask` and `_trim` say which of its elements are live, by
+a table of rules per primitive: `_structural`, `_products`, `_coupled`, and for what contains jaxprs `_scan` and `_cond`
+(with `_body`), and `_inside`. `_batched` runs what is left under `vmap`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import _words as words
+from .._trace import rewritten
+from ._derivative import Program
+
+
+def double_where(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose derivatives flow only along paths that its value used.
+
+    A derivative is a sum over paths of products of local derivatives. A path ends where the value does not depend on
+    it: in the case of a `where` or the branch of a `cond` that was not selected, at an element that was sliced, masked
+    or indexed away, overwritten, or lost a `max`, a `clip` or a `sort`. JAX multiplies what lies on such a path by
+    zero, and `0 * inf` is NaN. Here it is removed, as if every selection had been written with the double-where trick.
+
+    Where the function has no derivative (`sqrt(x) ** 2` at zero, a product with the number 0.0) NaN stays. A gradient
+    that JAX computes as finite is not changed. Every transform of JAX applies, in any order and to any depth.
+
+    Args:
+        f: A function of any arguments to any pytree. It must be traceable, as under `jax.jit`, and is traced once for
+            each structure, shape and dtype of its arguments; Python numbers stay Python numbers.
+
+    Returns:
+        A function of the same arguments with the same values, bit for bit.
+
+    Raises:
+        ArgumentError: If `f` is not callable.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, partgrad as pg
+        >>> f = lambda x: jnp.where(x > 0, jnp.log(x), 0.0)
+        >>> print(jax.grad(f)(0.0), jax.grad(pg.double_where(f))(0.0))
+        nan 0.0
+    """
+    if not callable(f):
+        raise words.not_a_callable("double_where", f)
+    return rewritten(f, Program)
+
+
+def taken_paths(f: Callable[..., Any], double_where_option: bool) -> Callable[..., Any]:
+    """What a transform with the option `double_where=` differentiates."""
+    return double_where(f) if double_where_option else f

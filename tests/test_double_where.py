@@ -1,0 +1,722 @@
+import functools
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+import partgrad as pg
+from messages import refused
+from zoo import ZOO
+
+MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: f"{case.category}-{case.name}")
+def test_zoo(case):
+    x = jnp.asarray(case.x, float)
+    f = pg.double_where(case.f)
+    gradient, plain = jax.grad(f)(x), jax.grad(case.f)(x)
+    if case.category in "SIP":
+        close(gradient, case.expected)
+        close(jax.jacfwd(f)(x), case.expected)
+    elif case.category in "NV":
+        assert not np.all(np.isfinite(gradient))
+        np.testing.assert_array_equal(np.isfinite(gradient), np.isfinite(plain))
+    else:
+        close(gradient, plain)
+    close(jax.jit(jax.grad(f))(x), gradient)
+    np.testing.assert_array_equal(jax.value_and_grad(f)(x)[0], case.f(x))
+
+
+# --- loops, branches and everything else that contains a program --------------------------------------------------------
+
+
+class Case(NamedTuple):
+    name: str
+    f: Any
+    x: Any
+    expected: Any
+    forward: bool = True
+
+
+def shard(f, out):
+    return jax.shard_map(f, mesh=MESH, in_specs=PartitionSpec("i"), out_specs=out)
+
+
+def custom_jvp_sqrt(x):
+    @jax.custom_jvp
+    def f(x):
+        return jnp.sqrt(x)
+
+    f.defjvp(lambda p, t: (jnp.sqrt(p[0]), t[0] / (2 * jnp.sqrt(p[0]))))
+    return f(x)
+
+
+def custom_vjp_sqrt(x):
+    f = jax.custom_vjp(jnp.sqrt)
+    f.defvjp(lambda x: (jnp.sqrt(x), x), lambda x, c: (c / (2 * jnp.sqrt(x)),))
+    return f(x)
+
+
+def clipped(clip):
+    f = jax.custom_vjp(lambda x: 1.0 * x)
+    f.defvjp(lambda x: (1.0 * x, None), lambda _, c: (clip(c),))
+    return f
+
+
+log_if_positive = lambda v: jnp.where(v > 0, jnp.log(v), 0.0)
+kept_sum = lambda keep, y: jnp.where(keep, y, 0.0).sum()
+add_log = lambda c, v: (c + log_if_positive(v), None)
+
+CASES = [
+    Case("scan", lambda x: lax.scan(add_log, 0.0, x)[0], [0, 1, 2], [0, 1, 0.5]),
+    Case(
+        "scan that stacks, masked outside",
+        lambda x: kept_sum(x > 0, lax.scan(lambda c, v: (c, jnp.sqrt(v)), 0.0, x)[1]),
+        [0, 1, 4],
+        [0, 0.5, 0.25],
+    ),
+    Case(
+        "scan with a constant",
+        lambda x: lax.scan(
+            lambda c, m: (c + jnp.where(m & (x > 0), jnp.log(x), 0.0), None), 0 * x, np.array([True, False])
+        )[0].sum(),
+        [0, 1, 2],
+        [0, 1, 0.5],
+    ),
+    Case(
+        "scan with a counter in the carry",
+        lambda x: lax.fori_loop(0, 3, lambda i, c: c + log_if_positive(x[i]), 0.0),
+        [0, 1, 2],
+        [0, 1, 0.5],
+    ),
+    Case(
+        "scan in a scan, in reverse",
+        lambda x: lax.scan(
+            lambda c, v: (lax.scan(lambda d, w: (d + log_if_positive(w) * v, None), c, x)[0], None),
+            0.0,
+            np.array([1.0, 2.0]),
+            reverse=True,
+        )[0],
+        [0, 1, 2],
+        [0, 3, 1.5],
+    ),
+    Case(
+        "scan, the carry decides",
+        lambda x: lax.scan(lambda c, v: (jnp.where(c > 2, c, c * jnp.sqrt(v)), None), 3.0, x)[0],
+        [0, 1],
+        [0, 0],
+    ),
+    Case("unrolled scan", lambda x: lax.scan(add_log, 0.0, x, unroll=2)[0], [0, 1, 2], [0, 1, 0.5]),
+    Case(
+        "cond in a scan",
+        lambda x: lax.scan(lambda c, v: (c + lax.cond(v > 0, jnp.log, jnp.zeros_like, v), None), 0.0, x)[0],
+        [0, 1, 2],
+        [0, 1, 0.5],
+    ),
+    Case(
+        "cond in a scan, computed outside of the cond",
+        lambda x: lax.scan(
+            lambda c, v: ((lambda y: c + lax.cond(v > 0, lambda: y, lambda: 0.0))(jnp.log(v)), None), 0.0, x
+        )[0],
+        [0, 1, 2],
+        [0, 1, 0.5],
+    ),
+    Case("cond", lambda x: lax.cond(x[0] > 0, lambda y: y.sum(), lambda y: y[1], jnp.log(x)), [0, 2], [0, 0.5]),
+    Case(
+        "cond whose result is locally constant",
+        lambda x: jnp.sqrt(lax.cond(x > 0, lambda x: x, lambda x: 0.0, x)),
+        -1.0,
+        0.0,
+    ),
+    Case(
+        "switch",
+        lambda x: lax.switch(jnp.argmax(x), [lambda y: y[0], lambda y: 2 * y[1], jnp.sum], 1 / x),
+        [0, 2],
+        [0, -0.5],
+    ),
+    Case(
+        "cond under vmap",
+        lambda x: jax.vmap(lambda v: (lambda y: lax.cond(v > 0, lambda: y, lambda: 0.0))(jnp.log(v)))(x).sum(),
+        [0, 2],
+        [0, 0.5],
+    ),
+    Case(
+        "cond in a scan under vmap",
+        lambda x: jax.vmap(
+            lambda v: lax.scan(
+                lambda c, w: ((lambda y: c + lax.cond(v > w, lambda: y, lambda: 0.0))(jnp.log(v)), None),
+                0.0,
+                np.array([0.0, 1.0]),
+            )[0]
+        )(x).sum(),
+        [0, 2],
+        [0, 1],
+    ),
+    Case("checkpoint", lambda x: jax.checkpoint(lambda x: jnp.sin(log_if_positive(x)))(x).sum(), [0, 1], [0, 1]),
+    Case(
+        "checkpoint, masked outside",
+        lambda x: kept_sum(x > 0, jax.checkpoint(lambda x: jnp.sin(jnp.sqrt(x)))(x)),
+        [0, 4],
+        [0, np.cos(2) / 4],
+    ),
+    Case(
+        "checkpoint in a scan",
+        lambda x: lax.scan(jax.checkpoint(lambda c, v: (c + jnp.sin(log_if_positive(v)), None)), 0.0, x)[0],
+        [0, 1],
+        [0, 1],
+    ),
+    Case("jit", lambda x: jax.jit(lambda x: jax.jit(log_if_positive)(x).sum())(x), [0, 2], [0, 0.5]),
+    Case("custom_jvp", lambda x: kept_sum(x > 0, custom_jvp_sqrt(x)), [0, 4], [0, 0.25]),
+    Case("custom_vjp", lambda x: kept_sum(x > 0, custom_vjp_sqrt(x)), [0, 4], [0, 0.25]),
+    Case(
+        "custom_vjp that is not linear",
+        lambda x: kept_sum(x > 0, 3 * clipped(lambda c: jnp.clip(c, -0.1, 0.1))(jnp.sqrt(x))),
+        [0, 4],
+        [0, 0.025],
+        forward=False,
+    ),
+    Case(
+        "custom_vjp that clips the norm",
+        lambda x: kept_sum(x > 0, 3 * clipped(lambda c: c * jnp.minimum(1, 0.1 / jnp.linalg.norm(c)))(jnp.sqrt(x))),
+        [0, 4],
+        [0, 0.025],
+        forward=False,
+    ),
+    Case(
+        "shard_map",
+        lambda x: shard(lambda x: lax.psum(log_if_positive(x).sum(), "i"), PartitionSpec())(x),
+        [0, 2],
+        [0, 0.5],
+    ),
+    Case(
+        "shard_map, masked outside", lambda x: kept_sum(x > 0, shard(jnp.log, PartitionSpec("i"))(x)), [0, 2], [0, 0.5]
+    ),
+    Case(
+        "scan in a shard_map",
+        lambda x: shard(
+            lambda x: lax.psum(lax.scan(add_log, lax.pcast(0.0, ("i",), to="varying"), x)[0], "i"), PartitionSpec()
+        )(x),
+        [0, 2],
+        [0, 0.5],
+    ),
+    # linear algebra, one problem of the batch being singular
+    Case(
+        "solve",
+        lambda x: kept_sum(x[:, None] > 0, jnp.linalg.solve(np.eye(2) * x[:, None, None], np.ones((2, 2, 1)))[..., 0]),
+        [0, 2],
+        [0, -0.5],
+    ),
+    Case(
+        "solve under vmap",
+        lambda x: kept_sum(x > 0, jax.vmap(lambda v: jnp.linalg.solve(np.eye(2) * v, np.ones(2)).sum())(x)),
+        [0, 2],
+        [0, -0.5],
+    ),
+    Case(
+        "cholesky",
+        lambda x: kept_sum(x[:, None, None] > 0, jnp.linalg.cholesky(np.eye(2) * x[:, None, None])),
+        [0, 4],
+        [0, 0.5],
+    ),
+    Case(
+        "inv", lambda x: kept_sum(x[:, None, None] > 0, jnp.linalg.inv(np.eye(2) * x[:, None, None])), [0, 2], [0, -0.5]
+    ),
+    Case("slogdet", lambda x: kept_sum(x > 0, jnp.linalg.slogdet(np.eye(2) * x[:, None, None])[1]), [0, 2], [0, 1]),
+    Case(
+        "eigvalsh",
+        lambda x: kept_sum(x > 0, jnp.linalg.eigvalsh(np.diag([1.0, 2.0]) * jnp.log(x)[:, None, None]).sum(-1)),
+        [0, 2],
+        [0, 1.5],
+    ),
+    Case(
+        "svd",
+        lambda x: kept_sum(
+            x > 0, jnp.linalg.svd(np.diag([1.0, 2.0]) * jnp.sqrt(x)[:, None, None], compute_uv=False).sum(-1)
+        ),
+        [0, 4],
+        [0, 0.75],
+    ),
+    Case(
+        "solve with assume_a",
+        lambda x: jax.vmap(
+            lambda v: jnp.where(v > 0, jax.scipy.linalg.solve(np.eye(2) * v, np.ones(2), assume_a="pos")[0], 0.0)
+        )(x).sum(),
+        [0, 2],
+        [0, -0.25],
+    ),
+    Case(
+        "triangular_solve in a scan",
+        lambda x: lax.scan(
+            lambda c, keep: (
+                c
+                + jnp.where(
+                    keep, jax.scipy.linalg.solve_triangular(x[0] * jnp.eye(2), x[1:] * c, lower=True).sum(), 0.0
+                ),
+                None,
+            ),
+            1.0,
+            np.array([True, False]),
+        )[0],
+        [2, 3, 4],
+        [-1.75, 0.5, 0.5],
+    ),
+    Case(
+        "custom_vjp in a checkpoint",
+        lambda x: jax.checkpoint(lambda x: kept_sum(x > 0, custom_vjp_sqrt(x)))(x),
+        [0, 4],
+        [0, 0.25],
+    ),
+    Case(
+        "subtract out of bounds",
+        lambda x: jnp.zeros(2).at[np.array([7, 1])].subtract(jnp.sqrt(x), mode="drop").sum(),
+        [0, 4],
+        [0, -0.25],
+    ),
+    Case(
+        "custom_vjp that clips large cotangents",
+        lambda x: kept_sum(x > 0, 3 * clipped(lambda c: jnp.where(jnp.abs(c) > 1, jnp.sign(c), c))(jnp.sqrt(x))),
+        [0, 4],
+        [0, 0.25],
+        forward=False,
+    ),
+    Case(
+        "custom_vjp that divides by the norm",
+        lambda x: kept_sum(x > 0, 3 * clipped(lambda c: c / jnp.maximum(1.0, jnp.linalg.norm(c)))(jnp.sqrt(x))),
+        [0, 4],
+        [0, 0.25],
+        forward=False,
+    ),
+    Case(
+        "triangular_solve",
+        lambda x: kept_sum(
+            x[:, None] > 0, jax.scipy.linalg.solve_triangular(np.eye(2) * x[:, None, None], np.ones((2, 2, 1)))[..., 0]
+        ),
+        [0, 2],
+        [0, -0.5],
+    ),
+    Case("fft", lambda x: kept_sum(x[:, :1] > 0, jnp.fft.fft(jnp.log(x)).real), [[0, 0], [2, 3]], [[0, 0], [1, 0]]),
+    # products
+    Case(
+        "dot with padded data",
+        lambda w: kept_sum(np.array([True, False]), np.array([[1, 2], [np.nan, np.nan]]) @ w),
+        [3, 4],
+        [1, 2],
+    ),
+    Case(
+        "batched dot",
+        lambda x: kept_sum(x[:, :1] > 0, jnp.einsum("bi,bi->b", jnp.log(x), np.ones((2, 2)))[:, None]),
+        [[0, 0], [2, 4]],
+        [[0, 0], [0.5, 0.25]],
+    ),
+    Case("convolve", lambda x: jnp.convolve(jnp.log(x), np.ones(2), mode="valid")[1:].sum(), [0, 1, 2], [0, 1, 0.5]),
+    Case(
+        "convolve with padded data",
+        lambda w: jnp.convolve(np.array([1, 2, np.nan]), w, mode="valid")[:1].sum(),
+        [3, 4],
+        [2, 1],
+    ),
+    # moves
+    Case(
+        "max pooling",
+        lambda x: lax.reduce_window(jnp.sqrt(x), -jnp.inf, lax.max, (2,), (2,), "VALID").sum(),
+        [0, 4, 1, 0],
+        [0, 0.25, 0.5, 0],
+    ),
+    Case(
+        "mean pooling",
+        lambda x: lax.reduce_window(jnp.sqrt(x), 0.0, lax.add, (2,), (2,), "VALID")[1],
+        [0, 4, 1, 4],
+        [0, 0, 0.5, 0.25],
+    ),
+    Case("sort", lambda x: jnp.sort(jnp.sqrt(x))[1:].sum(), [4, 0, 1], [0.25, 0, 0.5]),
+    Case("top_k", lambda x: lax.top_k(jnp.sqrt(x), 2)[0].sum(), [4, 0, 1], [0.25, 0, 0.5]),
+    Case("set", lambda x: jnp.log(x).at[np.array([0, 0])].set(np.array([3.0, 4.0])).sum(), [0, 2], [0, 0.5]),
+    Case(
+        "set, the last one wins",
+        lambda x: jnp.zeros(3).at[np.array([0, 1, 1])].set(jnp.sqrt(x)).sum(),
+        [1, 0, 4],
+        [0.5, 0, 0.25],
+    ),
+    Case("add out of bounds", lambda x: jnp.zeros(2).at[np.array([0, 5])].add(jnp.sqrt(x)).sum(), [1, 0], [0.5, 0]),
+    Case(
+        "get out of bounds, then a singular function",
+        lambda x: jnp.log(x.at[np.array([0, 5])].get(mode="fill", fill_value=0.0))[0],
+        [1, 0],
+        [1, 0],
+    ),
+    Case(
+        "take_along_axis",
+        lambda x: jnp.take_along_axis(jnp.sqrt(x), np.array([[1], [0]]), 1).sum(),
+        [[0, 1], [4, 0]],
+        [[0, 0.5], [0.25, 0]],
+    ),
+    Case(
+        "segment_max",
+        lambda x: jax.ops.segment_max(jnp.sqrt(x), np.array([0, 0, 1]), 2).sum(),
+        [0, 4, 1],
+        [0, 0.25, 0.5],
+    ),
+    Case(
+        "segment_sum with an empty segment",
+        lambda x: kept_sum(np.array([True, False]), jnp.log(jax.ops.segment_sum(x, np.array([0, 0]), 2))),
+        [1, 1],
+        [0.5, 0.5],
+    ),
+    Case("split", lambda x: jnp.split(jnp.sqrt(x), 2)[1].sum(), [0, 4], [0, 0.25]),
+    Case("pad", lambda x: lax.pad(jnp.sqrt(x), 0.0, [(-1, 2, 0)]).sum(), [0, 4], [0, 0.25]),
+    Case("cumsum", lambda x: jnp.cumsum(jnp.sqrt(x))[0], [4, 0], [0.25, 0]),
+    Case("cummin", lambda x: lax.cummin(jnp.sqrt(x))[1], [1, 4, 0], [0.5, 0, 0]),
+    Case("cumprod", lambda x: lax.cumprod(jnp.sqrt(x))[0], [4, 0], [0.25, 0]),
+    Case("cumlogsumexp", lambda x: lax.cumlogsumexp(jnp.log(x))[0], [4, 0], [0.25, 0]),
+    Case("optimization_barrier", lambda x: lax.optimization_barrier(jnp.sqrt(x))[1], [0, 4], [0, 0.25]),
+    Case("complex", lambda x: kept_sum(x > 0, jnp.abs(jnp.sqrt(x + 0j))), [0, 4], [0, 0.25]),
+    Case(
+        "float32 inside", lambda x: kept_sum(x > 0, jnp.sqrt(x.astype(jnp.float32)).astype(x.dtype)), [0, 4], [0, 0.25]
+    ),
+    Case("relu", lambda x: jnp.sqrt(jax.nn.relu(x)).sum(), [-1, 4], [0, 0.25]),
+    # the classics
+    Case(
+        "norm",
+        lambda x: kept_sum((x**2).sum(1) > 0, jnp.linalg.norm(x, axis=1)),
+        [[0, 0], [3, 4]],
+        [[0, 0], [0.6, 0.8]],
+    ),
+    Case(
+        "distances without the diagonal",
+        lambda x: kept_sum(~np.eye(2, dtype=bool), jnp.sqrt(((x[:, None] - x[None]) ** 2).sum(-1))),
+        [[0, 0], [3, 4]],
+        [[-1.2, -1.6], [1.2, 1.6]],
+    ),
+    Case(
+        "softmax with a row that is all masked",
+        lambda x: kept_sum(
+            np.array([[True], [False]]),
+            jax.nn.softmax(jnp.where(np.array([[True, True], [False, False]]), x, -jnp.inf)) * np.array([1.0, 0]),
+        ),
+        [[0, 0], [0, 0]],
+        [[0.25, -0.25], [0, 0]],
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_cases(case):
+    x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
+    value, gradient = jax.value_and_grad(f)(x)
+    np.testing.assert_array_equal(value, case.f(x))
+    close(gradient, case.expected)
+    if not case.forward:
+        return
+    close(jax.jit(jax.jacfwd(f))(x), case.expected)
+    forward_over_reverse = jax.jit(jax.jacfwd(jax.grad(f)))(x)
+    assert np.all(np.isfinite(forward_over_reverse))
+    close(jax.jit(jax.jacrev(jax.grad(f)))(x), forward_over_reverse)
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
+def test_vmap_inside_and_outside(case):
+    x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
+    both = jnp.stack([x, x])
+    if "shard_map" not in case.name:
+        close(jax.vmap(jax.grad(f))(both)[1], case.expected)
+        close(jax.grad(lambda x: jax.vmap(f)(x).sum())(both)[0], case.expected)
+        close(jax.grad(pg.double_where(lambda x: jax.vmap(case.f)(x).sum()))(both)[0], case.expected)
+    close(jax.grad(jax.checkpoint(jax.jit(pg.double_where(f))))(x), case.expected)
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("f", "x"),
+    [
+        (lambda x: jnp.sqrt(x) ** 2, 0.0),
+        (lambda x: 0.0 * jnp.log(x), 0.0),
+        (lambda x: jnp.where(x >= 0, jnp.sqrt(x), 0.0), 0.0),
+        (lambda x: lax.cond(x >= 0, jnp.sqrt, jnp.zeros_like, x), 0.0),
+        (lambda x: lax.scan(lambda c, _: (c * jnp.sqrt(x), None), 0.0, None, length=2)[0], 0.0),
+        (lambda x: jnp.max(jnp.stack([jnp.sqrt(x), x])), 0.0),
+    ],
+)
+def test_a_number_that_is_zero_is_no_selection(f, x):
+    assert not np.isfinite(jax.grad(pg.double_where(f))(x))
+
+
+@pytest.mark.parametrize("name", ["max", "min", "reduce", "clip", "scatter", "cummax", "pool", "abs", "sort"])
+def test_ties_are_shared_as_jax_shares_them(name):
+    functions = {
+        "max": lambda x: jnp.maximum(x[0], x[1]) * 3,
+        "min": lambda x: jnp.minimum(x, x[::-1]) @ np.arange(3.0),
+        "reduce": lambda x: jnp.max(x) + 2 * jnp.min(x),
+        "clip": lambda x: jnp.clip(x, 1.0, 1.0) @ np.arange(3.0),
+        "scatter": lambda x: x.at[np.array([0, 1, 1])].max(x[::-1]) @ np.arange(1, 4.0),
+        "cummax": lambda x: lax.cummax(x) @ np.arange(1, 4.0),
+        "pool": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2,), (1,), "SAME") @ np.arange(1, 4.0),
+        "abs": lambda x: jnp.abs(x - 1).sum(),
+        "sort": lambda x: jnp.sort(x) @ np.arange(3.0),
+    }
+    f, x = functions[name], jnp.array([1.0, 1.0, 1.0])
+    close(jax.grad(pg.double_where(f))(x), jax.grad(f)(x))
+    close(jax.jacfwd(pg.double_where(f))(x), jax.jacfwd(f)(x))
+
+
+def test_a_zero_the_user_makes_of_nothing_stays():
+    f = jax.custom_vjp(lambda x: 1.0 * x)
+    f.defvjp(lambda x: (1.0 * x, None), lambda _, c: (c + 1,))
+    loss = lambda x: kept_sum(np.array([True, False]), f(x * np.array([2.0, 3.0])))
+    close(jax.grad(pg.double_where(loss))(jnp.ones(2)), jax.grad(loss)(jnp.ones(2)))
+
+
+def test_a_constant_part_of_a_backward_pass_stays():
+    f = jax.custom_vjp(lambda y, aux: y)
+    f.defvjp(lambda y, aux: (y, None), lambda _, c: (c, jnp.ones(())))
+    assert jax.grad(pg.double_where(lambda x: f(2 * x, x**2)))(3.0) == 8
+
+
+@pytest.mark.parametrize("solve", ["solve", "inv", "positive", "masked", "likelihood"])
+def test_second_derivatives_of_linear_solves(solve):
+    y = jnp.array([1.0, 2.0])
+    matrix = lambda p: jnp.exp(p[0]) * jnp.array([[2.0, 0.5], [0.3, 1.0]]) + jnp.exp(p[1]) * jnp.eye(2)
+    symmetric = lambda p: matrix(p) + matrix(p).T
+    f = {
+        "solve": lambda p: jnp.linalg.solve(matrix(p), y)[0],
+        "inv": lambda p: jnp.linalg.inv(matrix(p))[0, 0],
+        "positive": lambda p: jax.scipy.linalg.solve(symmetric(p), y, assume_a="pos")[0],
+        "masked": lambda p: jnp.where(np.array([True, False]), jnp.linalg.solve(matrix(p), y), 0.0).sum(),
+        "likelihood": lambda p: 0.5 * y @ jnp.linalg.solve(symmetric(p), y) + 0.5 * jnp.linalg.slogdet(symmetric(p))[1],
+    }[solve]
+    p = jnp.array([0.1, 0.2])
+    close(jax.hessian(pg.double_where(f))(p), jax.hessian(f)(p))
+    close(jax.jacrev(jax.grad(pg.double_where(f)))(p), jax.hessian(f)(p))
+
+
+def test_solvers_that_are_loops_are_transposed_as_the_user_says():
+    a = jnp.array([[2.0, 1.0], [0.5, 3.0]])
+    iterate = lambda mv, b: lax.fori_loop(0, 3, lambda i, x: x + 0.3 * (b - mv(x)), jnp.zeros_like(b))
+    exact = lambda mv, b: jnp.linalg.inv(a.T) @ b
+    solve = lambda b: lax.custom_linear_solve(lambda v: a @ v, b, iterate, transpose_solve=exact)
+    b = jnp.array([1.0, -1.0])
+    for f in (
+        lambda b: solve(b)[0],
+        lambda b: jnp.where(b > 0, solve(b), 1.0).sum(),
+        lambda b: jax.scipy.sparse.linalg.cg(lambda v: (a + a.T) @ v, b)[0].sum(),
+    ):
+        close(jax.grad(pg.double_where(f))(b), jax.grad(f)(b))
+
+
+def test_a_loop_that_is_not_selected_comes_to_an_end():
+    def f(x):
+        return jnp.where(x > 10, lax.while_loop(lambda c: c > 0.5, lambda c: c * c, x), 2 * x)
+
+    close(jax.jvp(pg.double_where(f), (0.9,), (1.0,)), (1.8, 2.0))
+
+
+def test_mutable_references_are_jaxs():
+    def f(x):
+        reference = jax.new_ref(x * 2)
+        reference[0] = x[1]
+        return (reference[...] * x).sum()
+
+    x = jnp.array([3.0, 5.0])
+    close(jax.grad(pg.double_where(f))(x), [5, 23])
+    close(jax.jit(jax.grad(pg.double_where(f)))(x), [5, 23])
+
+
+def test_no_tracer_outlives_its_trace():
+    cond = lambda x: lax.cond(x > 0, jnp.sin, jnp.cos, x)
+    scan = lambda x: lax.scan(lambda c, v: (jnp.where(v > 0, c * x, c), None), x, jnp.arange(3.0))[0]
+    checkpoint = jax.checkpoint(lambda x: jnp.where(x > 0, jnp.sin(x), x))
+    for f in (cond, scan, checkpoint):
+        with jax.checking_leaks():
+            found = jax.grad(pg.double_where(f))(1.0)
+        close(found, jax.grad(f)(1.0))
+
+
+def test_what_nothing_is_known_of_is_live_as_a_whole():
+    groups = np.array([1, 2])
+    f = lambda x: lax.ragged_dot(x, np.ones((2, 2, 2)), groups).sum()
+    x = jnp.arange(6.0).reshape(3, 2)
+    close(jax.grad(pg.double_where(f))(x), jax.grad(f)(x))
+    masked = jax.grad(pg.double_where(lambda x: f(jnp.where(x > 0, jnp.sqrt(x), 0))))(x)
+    close(masked.ravel(), [0, *1 / np.sqrt(np.arange(1, 6))])
+
+
+def test_nothing_is_computed_without_a_selection():
+    weights = [jnp.eye(8) * 0.5] * 3
+    f = lambda ws: functools.reduce(lambda h, w: jnp.tanh(h @ w), ws, jnp.ones((4, 8))).sum()
+    flops = lambda g: jax.jit(g).lower(weights).compile().cost_analysis()["flops"]
+    assert flops(jax.grad(pg.double_where(f))) == flops(jax.grad(f))
+
+
+# --- functions as users write them --------------------------------------------------------------------------------------
+
+
+def test_any_arguments_and_outputs():
+    @pg.double_where
+    def f(model, n, *, kind, scale=2.0):
+        assert isinstance(n, int)
+        y = jnp.where(model["x"][:n] > 0, getattr(jnp, kind)(model["x"][:n]), 0.0) * scale
+        return y.sum(), {"kind": kind, "n": n, "y": y, "none": None}
+
+    model = {"x": jnp.array([0.0, 4.0, 9.0]), "label": "data", "count": 3}
+    value, aux = f(model, 2, kind="sqrt")
+    assert (value, aux["kind"], aux["n"], aux["none"]) == (4.0, "sqrt", 2, None)
+    (value, aux), gradient = pg.value_and_grad(f, wrt="x", has_aux=True)(model, 2, kind="sqrt", scale=3.0)
+    close(gradient, [0, 0.75, 0])
+    assert (value, aux["kind"]) == (6.0, "sqrt")
+    close(pg.grad(f, wrt="x", has_aux=True)(model, 3, kind="log")[0], [0, 0.5, 2 / 9])
+
+
+def test_equal_numbers_of_other_types_are_other_calls():
+    f = pg.double_where(
+        lambda x, n: x * (2.0 if n is True else 3.0 if isinstance(n, float) else 5.0) + np.copysign(1, n)
+    )
+    gradient = jax.value_and_grad(f)
+    assert [gradient(1.0, n)[1] for n in (1, True, 1.0)] == [5, 2, 3]
+    assert gradient(1.0, 0.0)[0] - gradient(1.0, -0.0)[0] == 2
+
+
+def test_method_and_module():
+    class Model(eqx.Module):
+        scale: jax.Array
+        act: Any = eqx.field(static=True)
+
+        @pg.double_where
+        def loss(self, x):
+            return kept_sum(x > 0, self.act(self.scale * x))
+
+    model, x = Model(jnp.array(2.0), jnp.sqrt), jnp.array([0.0, 2.0])
+    close(jax.grad(lambda m: m.loss(x))(model).scale, 0.5)
+    close(jax.grad(model.loss)(x), [0, 0.5])
+    network = eqx.nn.MLP(2, "scalar", 4, 1, key=jax.random.key(0))
+    loss = lambda m: jnp.where(m(jnp.ones(2)) > jnp.inf, jnp.log(-(m(jnp.ones(2)) ** 2)), m(jnp.ones(2)))
+    plain = eqx.filter_grad(lambda m: m(jnp.ones(2)))(network)
+    close(jax.tree.leaves(pg.grad(loss, double_where=True)(network))[0], jax.tree.leaves(plain)[0])
+
+
+def test_closing_over_what_is_differentiated():
+    outer = lambda y: pg.double_where(lambda x: jnp.where(y > 0, jnp.log(y) * x, 0.0))(3.0)
+    assert jax.grad(outer)(0.0) == 0
+    close(jax.jit(jax.grad(outer))(2.0), 1.5)
+    scanned = lambda y: lax.scan(
+        lambda c, v: (c + pg.double_where(lambda x: jnp.where(y > x, jnp.log(y), 0.0))(v), None), 0.0, jnp.arange(2.0)
+    )[0]
+    assert jax.grad(scanned)(0.0) == 0
+    close(jax.grad(scanned)(2.0), 1)
+
+
+def test_values_from_numpy_that_the_function_needs():
+    keep = np.array([True, False, True])
+    select = pg.double_where(lambda x, keep, n: (x[keep] ** 2).sum() + x[: int(n)].sum())
+    close(jax.grad(select)(jnp.arange(3.0), keep, np.int64(1)), [1, 0, 4])
+    aux = jax.grad(pg.double_where(lambda x: (x * x, np.zeros(2))), has_aux=True)
+    aux(1.0)[1][0] = 7
+    assert aux(1.0)[1][0] == 0
+
+
+def test_python_runs_once_for_each_shape():
+    calls = []
+    inside = jax.grad(lambda x: pg.double_where(lambda: (calls.append(()), x * x)[1])())
+    close(inside(2.0), 4)
+    assert calls == [()]
+    calls.clear()
+
+    @pg.double_where
+    def f(x):
+        calls.append(x.shape)
+        return log_if_positive(x).sum()
+
+    gradient = jax.grad(f)
+    for _ in range(3):
+        gradient(jnp.zeros(2))
+        gradient(jnp.ones(3))
+    assert calls == [(2,), (3,)]
+
+
+def test_dtypes_and_weak_types():
+    f = lambda x, n, key: (jnp.where(x > 0, jnp.log(x), 0.0), n + 1, x > 0, jax.random.normal(key, dtype=x.dtype) * x)
+    g = pg.double_where(f)
+    for x in (jnp.float32(2), jnp.bfloat16(2), 2.0, jnp.ones((0, 3)), jnp.float16(0)):
+        given = (jnp.asarray(x), jnp.arange(3), jax.random.key(0))
+        plain, ours = (jax.eval_shape(h, *given) for h in (f, g))
+        assert [(o.dtype, o.weak_type) for o in plain] == [(o.dtype, o.weak_type) for o in ours]
+        total = lambda h: lambda x: h(x, *given[1:])[0].sum() + h(x, *given[1:])[3].sum()
+        plain, ours = (jax.grad(total(h))(given[0]) for h in (f, g))
+        assert (plain.dtype, plain.weak_type, plain.shape) == (ours.dtype, ours.weak_type, ours.shape)
+    _, tangent = jax.jvp(lambda x: g(x, jnp.arange(3), jax.random.key(0)), (2.0,), (1.0,))
+    assert [t.dtype for t in tangent] == [float, jax.dtypes.float0, jax.dtypes.float0, float]
+
+
+def test_third_derivative():
+    f = lambda x: jnp.where(x > 0, jnp.log(x), x**3)
+    third = jax.grad(jax.grad(jax.grad(pg.double_where(f))))
+    close([third(0.0), third(2.0)], [6, 2 / 8])
+
+
+def test_option_of_the_transforms():
+    f = lambda m: jnp.where(m["x"] > 0, jnp.log(m["x"]), 0.0)
+    model = {"x": jnp.array([0.0, 2.0]), "n": 1}
+    loss, expected = lambda m: f(m).sum(), np.array([0, 0.5])
+    close(pg.grad(loss, "x", double_where=True)(model), expected)
+    close(pg.grad(wrt="x", double_where=True)(loss)(model), expected)
+    close(pg.value_and_grad(loss, double_where=True)(model)[1]["x"], expected)
+    for jacobian in (pg.jacrev, pg.jacfwd, pg.jacobian):
+        close(jacobian(f, "x", double_where=True)(model), np.diag(expected))
+    close(pg.hessian(loss, "x", double_where=True)(model), np.diag([0, -0.25]))
+    close(pg.hvp(loss, "x", double_where=True)(model, jnp.ones(2)), [0, -0.25])
+    close(pg.jvp(f, (model,), (jnp.ones(2),), wrt="x", double_where=True)[1], expected)
+    close(pg.vjp(f, model, wrt="x", double_where=True)[1](jnp.ones(2))[0], expected)
+    close(pg.linearize(f, model, wrt="x", double_where=True)[1](jnp.ones(2)), expected)
+    assert np.isnan(pg.grad(loss, "x")(model)[0])
+
+
+def test_source_lines_are_the_users():
+    def f(x):
+        return jnp.where(x > 0, jnp.log(x), 0.0)
+
+    from jax.extend import source_info_util
+
+    jaxpr = jax.make_jaxpr(jax.grad(pg.double_where(f)))(1.0)
+    lines = [
+        source_info_util.summarize(equation.source_info)
+        for equation in jaxpr.eqns
+        if equation.primitive.name in {"log", "mul", "div"}
+    ]
+    assert lines
+    assert all("test_double_where.py" in line for line in lines)
+
+
+def test_not_a_function():
+    refused(
+        lambda: pg.double_where(3.0), TypeError, "`partgrad.double_where` got float 3.0", "pass the function itself"
+    )
+
+
+def test_errors_of_the_function_are_its_own():
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        jax.grad(pg.double_where(lambda x: x / (_ for _ in ()).throw(ZeroDivisionError("mine"))))(1.0)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.grad(pg.double_where(lambda x: x if x > 0 else -x))(1.0)
+
+
+def test_reverse_mode_through_while_is_jaxs_error():
+    f = lambda x: lax.while_loop(lambda c: c < 10, lambda c: c * jnp.maximum(x, 1.0) * 2, x)
+    close(jax.jvp(pg.double_where(f), (2.0,), (1.0,))[1], jax.jvp(f, (2.0,), (1.0,))[1])
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work for lax.while_loop"):
+        jax.grad(pg.double_where(f))(2.0)
