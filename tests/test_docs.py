@@ -14,7 +14,7 @@ import pytest
 import partgrad
 
 ROOT = pathlib.Path(__file__).parent.parent
-MODULES = ["partgrad", *(f"partgrad.{module.name}" for module in pkgutil.iter_modules(partgrad.__path__))]
+MODULES = ["partgrad", *(module.name for module in pkgutil.walk_packages(partgrad.__path__, "partgrad."))]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -25,8 +25,9 @@ def test_docstrings(name):
 
 
 def test_every_public_function_has_an_example():
-    for name in set(partgrad.__all__) - {"errors", "Selection"}:
-        assert ">>> " in getattr(partgrad, name).__doc__, name
+    public = [getattr(partgrad, name) for name in set(partgrad.__all__) - {"errors", "Selection"}]
+    for example in (*public, *(getattr(partgrad.safe, name) for name in partgrad.safe.__all__)):
+        assert ">>> " in example.__doc__, example
 
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[-+]\d+)?")

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import errors as errors
+    from . import errors as errors, safe as safe
     from ._dataclass import dataclass as dataclass, field as field
     from ._double_where import double_where as double_where
     from ._edit import (
@@ -62,11 +62,11 @@ _NAMES = {
     "_unwrap": "unwrap",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = ["errors", *_HOMES]
+__all__ = ["errors", "safe", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
+    if name in ("errors", "safe"):
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)

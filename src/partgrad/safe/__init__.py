@@ -1,0 +1,34 @@
+"""Functions of `jax.numpy` with a derivative at their singular points.
+
+Values are those of `jax.numpy`, to the bit, everywhere: an infinity stays an infinity, and NaN stays NaN. Only where
+the derivative has no value, as that of `sqrt` at 0, it is what `at_singular` says, by default 0. Everywhere else it is
+JAX's. At a singular point the function counts as locally linear, so that its second derivative there is 0.
+
+Example:
+    >>> import jax, jax.numpy as jnp
+    >>> from partgrad import safe
+    >>> def distance(x, y): return safe.norm(x - y)
+    >>> print(jax.grad(distance)(jnp.array([1.0, 2.0]), jnp.array([1.0, 2.0])))
+    [0. 0.]
+"""
+
+from ._elementwise import arccos, arcsin, arctan2, cbrt, divide, log, power, reciprocal, sqrt
+from ._reductions import logsumexp, norm, std, var
+from ._where import where
+
+__all__ = [
+    "arccos",
+    "arcsin",
+    "arctan2",
+    "cbrt",
+    "divide",
+    "log",
+    "logsumexp",
+    "norm",
+    "power",
+    "reciprocal",
+    "sqrt",
+    "std",
+    "var",
+    "where",
+]
