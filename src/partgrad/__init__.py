@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         stop_gradient as stop_gradient,
         thaw as thaw,
     )
+    from ._indexing import consistent_indexing as consistent_indexing
     from ._linear import jvp as jvp, linearize as linearize, vjp as vjp
     from ._nondiff import NonDiff as NonDiff
     from ._partition import apply_updates as apply_updates, combine as combine, partition as partition
@@ -50,6 +51,7 @@ _NAMES = {
     "_dataclass": "dataclass field",
     "_double_where": "double_where",
     "_edit": "freeze is_nondiff mask replace select stop_gradient thaw",
+    "_indexing": "consistent_indexing",
     "_linear": "jvp linearize vjp",
     "_nondiff": "NonDiff",
     "_partition": "apply_updates combine partition",
