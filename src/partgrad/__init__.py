@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from . import errors as errors, safe as safe
     from ._dataclass import dataclass as dataclass, field as field
     from ._double_where import double_where as double_where
+    from ._draw import draw as draw
     from ._edit import (
         freeze as freeze,
         is_nondiff as is_nondiff,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         stop_gradient as stop_gradient,
         thaw as thaw,
     )
+    from ._expectation import expectation as expectation
     from ._indexing import consistent_indexing as consistent_indexing
     from ._linear import jvp as jvp, linearize as linearize, vjp as vjp
     from ._nondiff import NonDiff as NonDiff
@@ -50,7 +52,9 @@ __version__ = "0.1.0"
 _NAMES = {
     "_dataclass": "dataclass field",
     "_double_where": "double_where",
+    "_draw": "draw",
     "_edit": "freeze is_nondiff mask replace select stop_gradient thaw",
+    "_expectation": "expectation",
     "_indexing": "consistent_indexing",
     "_linear": "jvp linearize vjp",
     "_nondiff": "NonDiff",
