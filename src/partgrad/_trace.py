@@ -50,7 +50,7 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[ClosedJaxpr], Run
         jaxpr, shape = jax.make_jaxpr(functools.partial(_flat, function, call), return_shape=True)(*operands)
         return _restored(rewrite(jaxpr)(*operands), jax.tree.structure(shape))
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         leaves, treedef = jax.tree.flatten((args, kwargs))
         inside = _closes_over_tracers(function)
