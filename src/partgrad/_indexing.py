@@ -25,8 +25,10 @@ from ._jaxpr import (
     interpret,
     is_floating,
     opened,
+    reading_dimensions,
     rebind,
     source_of,
+    written_window,
     zeros_like_aval,
 )
 from ._trace import Run, rewritten
@@ -295,17 +297,9 @@ def _clipped_write(equation: JaxprEqn, operands: Operands) -> Operands:
     return bind(equation, [operand, indices, updates], mode=GatherScatterMode.FILL_OR_DROP, unique_indices=unique)
 
 
-def _window(equation: JaxprEqn) -> list[int]:
-    """The shape of what a write writes at one index vector."""
-    numbers, (operand, _, updates) = equation.params["dimension_numbers"], (atom.aval for atom in equation.invars)
-    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    sizes = iter(updates.shape[axis] for axis in numbers.update_window_dims)
-    return [1 if axis in single else next(sizes) for axis in range(operand.ndim)]
-
-
 def _upper_bound(equation: JaxprEqn, indices: Any) -> Any:
     """The last index vector at which the window of a write fits."""
-    shape, window = equation.invars[0].aval.shape, _window(equation)
+    shape, window = equation.invars[0].aval.shape, written_window(equation)
     axes = equation.params["dimension_numbers"].scatter_dims_to_operand_dims
     # An index of few bits cannot count to the end of a long axis; one of an empty axis is dropped wherever it points.
     most = int(jnp.iinfo(indices.dtype).max)
@@ -349,14 +343,8 @@ def _places(equation: JaxprEqn, indices: Any) -> Any:
     return lax.gather(
         jnp.arange(operand.size).reshape(operand.shape),
         indices,
-        lax.GatherDimensionNumbers(
-            offset_dims=numbers.update_window_dims,
-            collapsed_slice_dims=numbers.inserted_window_dims,
-            start_index_map=numbers.scatter_dims_to_operand_dims,
-            operand_batching_dims=numbers.operand_batching_dims,
-            start_indices_batching_dims=numbers.scatter_indices_batching_dims,
-        ),
-        slice_sizes=_window(equation),
+        reading_dimensions(numbers),
+        slice_sizes=written_window(equation),
         mode=GatherScatterMode.CLIP,
     )
 

@@ -290,3 +290,22 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 def float0_zeros(value: Any) -> np.ndarray[Any, Any]:
     """The tangent of a value of a dtype that has none."""
     return np.zeros(value.shape, jax.dtypes.float0)
+
+
+def reading_dimensions(writing: Any) -> lax.GatherDimensionNumbers:
+    """The dimension numbers of the gather that reads where a scatter writes."""
+    return lax.GatherDimensionNumbers(
+        offset_dims=writing.update_window_dims,
+        collapsed_slice_dims=writing.inserted_window_dims,
+        start_index_map=writing.scatter_dims_to_operand_dims,
+        operand_batching_dims=writing.operand_batching_dims,
+        start_indices_batching_dims=writing.scatter_indices_batching_dims,
+    )
+
+
+def written_window(equation: JaxprEqn) -> list[int]:
+    """The shape of what a scatter writes at one index vector."""
+    numbers, (operand, _, updates) = equation.params["dimension_numbers"], (atom.aval for atom in equation.invars)
+    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    sizes = iter(updates.shape[axis] for axis in numbers.update_window_dims)
+    return [1 if axis in single else next(sizes) for axis in range(operand.ndim)]

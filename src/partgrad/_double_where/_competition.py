@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from .._jaxpr import Operands, bind, interpret, is_floating
+from .._jaxpr import Operands, bind, interpret, is_floating, reading_dimensions, written_window
 
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call")
 
@@ -96,14 +96,8 @@ def _scatter(equation: JaxprEqn, operand: Any, indices: Any, updates: Any) -> An
     read = lambda result, indices: lax.gather(
         result,
         indices,
-        lax.GatherDimensionNumbers(
-            offset_dims=dimensions.update_window_dims,
-            collapsed_slice_dims=dimensions.inserted_window_dims,
-            start_index_map=dimensions.scatter_dims_to_operand_dims,
-            operand_batching_dims=dimensions.operand_batching_dims,
-            start_indices_batching_dims=dimensions.scatter_indices_batching_dims,
-        ),
-        _window(dimensions, operand.ndim, updates.shape),
+        reading_dimensions(dimensions),
+        written_window(equation),
         mode=mode,
     )
     add = lambda indices, values: lax.scatter_add(
@@ -125,13 +119,6 @@ def _scatter(equation: JaxprEqn, operand: Any, indices: Any, updates: Any) -> An
         return result, moved / jnp.where(count == 0, jnp.ones_like(count), count)
 
     return function(operand, indices, updates)
-
-
-def _window(dimensions: Any, rank: int, updates: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what one index of a scatter writes."""
-    sizes = iter([updates[axis] for axis in dimensions.update_window_dims])
-    single = {*dimensions.inserted_window_dims, *dimensions.operand_batching_dims}
-    return tuple(1 if axis in single else next(sizes) for axis in range(rank))
 
 
 _max, _min = _of_two(lax.max), _of_two(lax.min)
