@@ -14,24 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from ._jaxpr import any_equation, inner_jaxprs, is_mutating, opened
+from ._jaxpr import CALLS, CHECKPOINTS, any_equation, inner_jaxprs, is_mutating, opened, scan_counts
 
 # What a value depends on: a set of bits, one for each source, so that a union is `|`. The empty set is a known zero.
 CONSTANT = 1
-_CALLS = frozenset(
-    (
-        "jit",
-        "pjit",
-        "closed_call",
-        "core_call",
-        "remat",
-        "remat2",
-        "checkpoint",
-        "custom_jvp_call",
-        "custom_vjp_call",
-        "custom_vjp_call_jaxpr",
-    )
-)
+_CALLS = CALLS | CHECKPOINTS | {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 _LINEAR = frozenset(
     (
         "add",
@@ -187,10 +174,7 @@ def _of_primitive(name: str, masks: list[int]) -> int:
 
 
 def _of_scan(equation: Any, body: Any, masks: list[int]) -> list[int]:
-    # Only what is scanned has an axis more outside of the body; how else the parts are told changes with JAX.
-    scanned = sum(_is_stacked(*pair) for pair in zip(equation.invars, body.invars, strict=True))
-    carried = sum(not _is_stacked(*pair) for pair in zip(equation.outvars, body.outvars, strict=True))
-    constants = len(masks) - scanned - carried
+    constants, carried = scan_counts(equation)
     consts, carry, xs = masks[:constants], masks[constants : constants + carried], masks[constants + carried :]
     step = lambda carry: dependencies(body, [*consts, *carry, *xs])
     stacked = [0] * (len(equation.outvars) - carried)
@@ -205,10 +189,6 @@ def _of_scan(equation: Any, body: Any, masks: list[int]) -> list[int]:
         return [*carry, *stacked]
     outputs = _fixed_point(step, carry)
     return [*outputs[:carried], *(before | now for before, now in zip(stacked, outputs[carried:], strict=True))]
-
-
-def _is_stacked(outside: Any, inside: Any) -> bool:
-    return len(outside.aval.shape) > len(inside.aval.shape)
 
 
 def _of_while(equation: Any, masks: list[int]) -> list[int]:

@@ -10,8 +10,8 @@ from jax import lax
 from .._jaxpr import Operands, evaluate
 from ._body import TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
 from ._mask import Mask, arrays_in, restored
-from ._program import LinearProgram, Step, Wire
-from ._trim import RULES, Emit, Guard, Rule, feed
+from ._program import LinearProgram, Step
+from ._trim import RULES, Emit, Guard, Rule, outputs_fed
 
 
 class _Branches:
@@ -19,13 +19,11 @@ class _Branches:
 
     def __init__(self, step: Step):
         self.index, self.jaxprs = step.operands[0], step.equation.params["branches"]
-        self.operands, self.known = step.operands[1:], step.known[1:]
+        self.linear, self.known = step.linear[1:], step.known[1:]
         self.wires, self.results = step.wires, step.results
 
     def program(self, jaxpr: Any, known: Operands) -> LinearProgram:
-        rest = iter(known)
-        operands = [Wire(o.aval) if isinstance(o, Wire) else next(rest) for o in self.operands]
-        return LinearProgram.of(jaxpr, operands)
+        return LinearProgram.at(jaxpr, self.linear, known)
 
     def probed(self, of_branch: Callable[..., Any], *operands: Any) -> list[Any]:
         """What a function of each branch returns, as far as it is known while tracing."""
@@ -47,9 +45,7 @@ def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     branches, masks = _Branches(step), step.of_wires(fed)
 
     def one(jaxpr: Any, known: Operands, arrays: Operands) -> list[Mask]:
-        program = branches.program(jaxpr, known)
-        found = feed(program, restored(masks, arrays))
-        return [found[output] if isinstance(output, Wire) else False for output in program.outputs]
+        return outputs_fed(branches.program(jaxpr, known), restored(masks, arrays))
 
     given = (branches.known, arrays_in(masks))
     found = branches.probed(lambda *values: list(map(state_of, one(*values))), *given)

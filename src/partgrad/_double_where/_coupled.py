@@ -13,7 +13,7 @@ from .._jaxpr import CALLS, Operands, any_equation, inner_jaxprs, opened
 from ._mask import Mask, anywhere, both, spread
 from ._program import LinearProgram, Step, Wire, read_by_values
 from ._structural import lanes_fed
-from ._trim import POINTWISE, RULES, UNKNOWN, Emit, Guard, Recorder, Rule, feed, trim
+from ._trim import POINTWISE, RULES, UNKNOWN, Emit, Guard, Recorder, Rule, feed, outputs_fed, trim
 
 
 def _batch_axes(step: Step) -> int:
@@ -87,7 +87,7 @@ def _solve_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     right = step.of_wires(fed)
     if all(mask is True for mask in right) or not _is_direct(step):
         return _coupled_fed(step, fed)
-    return _outputs_of(_programs(step)["solve"], right)
+    return outputs_fed(_programs(step)["solve"], right)
 
 
 def _solve_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
@@ -97,7 +97,7 @@ def _solve_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard)
     if not _is_direct(step):
         return coupled_trim(step, fed, demanded, guard)
     programs, recorder = _programs(step), Recorder(guard, step.known)
-    solved = _outputs_of(programs["solve"], right)
+    solved = outputs_fed(programs["solve"], right)
     of_wires, _ = trim(programs["solve"], feed(programs["solve"], right), demanded, recorder)
     # What the others need counts when the solve is differentiated again, or transposed.
     masks = {"matvec": (solved, of_wires), "vecmat": (of_wires, solved), "transpose_solve": (demanded, right)}
@@ -106,11 +106,6 @@ def _solve_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard)
     for value in _read(step):
         recorder.coefficient(value, True)
     return of_wires, _between(of_wires, step.with_known(recorder.replaced(guard)), solved)
-
-
-def _outputs_of(program: LinearProgram, fed: Sequence[Mask]) -> list[Mask]:
-    masks = feed(program, fed)
-    return [masks[output] if isinstance(output, Wire) else False for output in program.outputs]
 
 
 def _parts(step: Step) -> Iterator[tuple[str, Any, list[Any]]]:
@@ -136,8 +131,7 @@ def _read(step: Step) -> Iterator[Any]:
 def _is_direct(step: Step) -> bool:
     """Whether only the right-hand side is a tangent, and the solver is free of loops and of what may be a callback."""
     constants = sum(step.equation.params["const_lengths"])
-    is_wire = [isinstance(operand, Wire) for operand in step.operands]
-    if any(is_wire[:constants]) or not all(is_wire[constants:]) or len(step.wires) != len(step.results):
+    if any(step.linear[:constants]) or not all(step.linear[constants:]) or len(step.wires) != len(step.results):
         return False
     opaque = lambda equation: equation.primitive.name not in CALLS and any(inner_jaxprs(equation))
     return not any(jaxpr is not None and any_equation(opened(jaxpr)[0], opaque) for _, jaxpr, _ in _parts(step))

@@ -38,11 +38,9 @@ def _linear_part(step: Step, known: Operands) -> LinearProgram:
     body, avals = step.equation.params["jaxpr"], _avals(step)
     if _has_backward_pass(step):
         # JAX does not differentiate these; without loops around them the equations tell values from tangents.
-        rest = iter(known)
-        pairs = zip(avals, step.operands, strict=True)
-        return LinearProgram.of(body, [Wire(a) if isinstance(o, Wire) else next(rest) for a, o in pairs])
+        return LinearProgram.at(body, step.linear, known)
     # A loop in there carries values and tangents; JAX's own linearization parts them.
-    zeros = [zeros_like_aval(a) for a, operand in zip(avals, step.operands, strict=True) if isinstance(operand, Wire)]
+    zeros = list(map(zeros_like_aval, step.of_wires(avals)))
     operands = step.with_known(known).operands_with
     _, linear = jax.linearize(lambda *tangents: evaluate(*opened(body), operands(tangents)), *zeros)
     closed = jax.make_jaxpr(linear)(*zeros)
@@ -109,20 +107,17 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
     fed, demanded = whole(step.of_wires(fed), step.wires), whole(demanded, step.results)
     step = guard.whole(step)
     specs, out_specs = tuple(step.equation.params["in_specs"]), tuple(step.equation.params["out_specs"])
-    is_wire = [isinstance(operand, Wire) for operand in step.operands]
-    of_wires = [spec for spec, wire in zip(specs, is_wire, strict=True) if wire]
-    of_known = [spec for spec, wire in zip(specs, is_wire, strict=True) if not wire]
+    of_wires = step.of_wires(specs)
+    of_known = [spec for spec, linear in zip(specs, step.linear, strict=True) if not linear]
     of_masks = [s for s, m in zip((*of_wires, *out_specs), (*fed, *demanded), strict=True) if not isinstance(m, bool)]
     count = len(step.known)
     known = [*step.known, *arrays_in(fed), *arrays_in(demanded)]
-    body_avals = _avals(step)
-    avals = [aval for aval, wire in zip(body_avals, is_wire, strict=True) if wire]
+    avals = step.of_wires(_avals(step))
 
     def trimmed(known: Operands) -> tuple[list[Mask], Emit]:
-        masks, values = iter(known[count:]), iter(known[:count])
+        masks = iter(known[count:])
         fed_inside, demanded_inside = restored(fed, masks), restored(demanded, masks)
-        inputs = [Wire(aval) if wire else next(values) for aval, wire in zip(body_avals, is_wire, strict=True)]
-        program = LinearProgram.of(step.equation.params["jaxpr"], inputs)
+        program = LinearProgram.at(step.equation.params["jaxpr"], step.linear, known[:count])
         return trim(program, feed(program, fed_inside), demanded_inside, Guard(guard.protected))
 
     def masks_inside(known: Operands) -> Operands:

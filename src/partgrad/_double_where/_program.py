@@ -55,6 +55,11 @@ class Step:
         return [operand for operand in self.operands if isinstance(operand, Wire)]
 
     @property
+    def linear(self) -> list[bool]:
+        """For each operand, whether it is a tangent."""
+        return [isinstance(operand, Wire) for operand in self.operands]
+
+    @property
     def position(self) -> int:
         """Which operand the first tangent is."""
         # Not by `index`, which would compare it with arrays.
@@ -65,10 +70,9 @@ class Step:
         """The operands that are not."""
         return [operand for operand in self.operands if not isinstance(operand, Wire)]
 
-    def of_wires(self, masks: Sequence[Mask]) -> list[Mask]:
-        """Of one mask for each operand those of the tangents."""
-        pairs = zip(self.operands, masks, strict=True)
-        return [mask for operand, mask in pairs if isinstance(operand, Wire)]
+    def of_wires(self, values: Sequence[Any]) -> list[Any]:
+        """Of one value for each operand, a mask for one, those of the tangents."""
+        return [value for value, linear in zip(values, self.linear, strict=True) if linear]
 
     @property
     def shape(self) -> Shape:
@@ -121,6 +125,13 @@ class LinearProgram:
         steps: list[Step] = []
         outputs = _taken_apart(*opened(jaxpr), list(operands), steps)
         return cls([operand for operand in operands if isinstance(operand, Wire)], steps, outputs)
+
+    @classmethod
+    def at(cls, jaxpr: Any, linear: Sequence[bool], known: Sequence[Any]) -> "LinearProgram":
+        """Take a jaxpr apart, given which of its inputs are tangents and the values of the others."""
+        rest = iter(known)
+        pairs = zip(opened(jaxpr)[0].invars, linear, strict=True)
+        return cls.of(jaxpr, [Wire(v.aval) if is_linear else next(rest) for v, is_linear in pairs])
 
 
 def _taken_apart(jaxpr: Jaxpr, consts: Operands, operands: Operands, steps: list[Step]) -> list[Any]:

@@ -37,7 +37,7 @@ class _Scan:
         self.known = [*consts, *stacked, *xs]
 
     def _linear_in_body(self) -> list[bool]:
-        linear = [isinstance(operand, Wire) for operand in self.step.operands]
+        linear = self.step.linear
         start, stop = self.consts, self.consts + self.carried
         while True:
             # A carry that begins with a constant may take up a tangent.
@@ -63,9 +63,7 @@ class _Scan:
 
     def program(self, known: Operands) -> LinearProgram:
         """The body as a linear program, given the known inputs of one step."""
-        rest = iter(known)
-        pairs = zip(self.avals, self.linear, strict=True)
-        return LinearProgram.of(self.body, [Wire(aval) if linear else next(rest) for aval, linear in pairs])
+        return LinearProgram.at(self.body, self.linear, known)
 
     @property
     def carries(self) -> list[bool]:

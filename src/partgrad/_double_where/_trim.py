@@ -134,6 +134,12 @@ def feed(program: LinearProgram, fed: Sequence[Mask]) -> dict[Wire, Mask]:
     return masks
 
 
+def outputs_fed(program: LinearProgram, fed: Sequence[Mask]) -> list[Mask]:
+    """The masks of a program's outputs, given those of its inputs."""
+    masks = feed(program, fed)
+    return [masks[output] if isinstance(output, Wire) else False for output in program.outputs]
+
+
 def _fed_rule(step: Step) -> Rule:
     # An index that depends on a tangent: not linear, but the backward pass of a `custom_vjp` may be anything.
     steered = any(not is_floating(wire.aval) for wire in step.wires) and step.name not in POINTWISE
