@@ -14,7 +14,8 @@ that order. Every class also derives from the builtin that a caller would catch:
     ├── PartsError(ValueError)              parts that `combine` cannot put together
     ├── DataclassError(TypeError)           a class, or the building of an instance
     ├── StaticError(TypeError)              a value that cannot be static
-    └── DrawError(TypeError)                a derivative through a draw that has none, or would be wrong
+    ├── DrawError(TypeError)                a derivative through a draw that has none, or would be wrong
+    └── CheckError(AssertionError)          a gradient that did not pass its check
 """
 
 
@@ -64,3 +65,7 @@ class StaticError(PartgradError, TypeError):
 
 class DrawError(PartgradError, TypeError):
     """A derivative through a draw was refused, or would be wrong."""
+
+
+class CheckError(PartgradError, AssertionError):
+    """A gradient did not pass its check."""

@@ -1,0 +1,33 @@
+"""How a message is put together."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+_LISTED = 10
+_STRING_KEY = re.compile(r"\['(\w+)'\]")
+
+
+def word(what: str, *details: str, fix: str) -> str:
+    """A message: what went wrong, then where, what was expected and found, and how to mend it."""
+    return "\n  ".join([what, *details, f"Fix: {fix}"])
+
+
+def at(path: str) -> str:
+    """A path in a message."""
+    return f"`{path}`" if path else "the tree itself"
+
+
+def listed(items: Iterable[str]) -> str:
+    """The first of some items, and how many more there are."""
+    items = list(items)
+    shown = ", ".join(items[:_LISTED])
+    return shown if len(items) <= _LISTED else f"{shown}, ... {len(items) - _LISTED} more"
+
+
+def near_misses(name: str, candidates: Iterable[str]) -> list[str]:
+    """The candidates that a name may be a misspelling of."""
+    # `['a'].b` and `a.b` are one path, so they are compared in one spelling.
+    spelled = {_STRING_KEY.sub(r".\1", candidate).removeprefix("."): candidate for candidate in candidates}
+    found = difflib.get_close_matches(_STRING_KEY.sub(r".\1", name), list(spelled), n=4, cutoff=0.5)
+    return [spelled[near] for near in found]
