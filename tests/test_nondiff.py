@@ -159,3 +159,40 @@ def test_placeholders_of_any_kind_are_leaves():
     structure = jax.tree.structure({"a": NonDiff(1.0)})
     for placeholder in (None, object(), True, "x", jax.ShapeDtypeStruct((2,), jnp.float32)):
         assert jax.tree.unflatten(structure, [placeholder])["a"].value is placeholder
+
+
+def holds(f, *args):
+    """The scopes of the equations that hold something, in the jaxpr of a function."""
+    equations = jax.make_jaxpr(f)(*args).eqns
+    return [str(e.source_info.name_stack) for e in equations if e.primitive.name == "stop_gradient"]
+
+
+def test_a_traced_program_says_which_mark_holds_what():
+    @pg.dataclass
+    class Wave:
+        size: float
+        period: float = pg.field(nondiff=True, default=1.0)
+        grid: object = pg.field(static=True, default=0)
+
+    size, period, grid, wrapped = (
+        f"partgrad.held {name}" for name in ("Wave.size", "Wave.period", "Wave.grid", "NonDiff")
+    )
+    assert holds(lambda w: w.size, Wave(1.0)) == [period]
+    assert holds(lambda w: w.size, Wave(NonDiff(1.0))) == [size, period]
+    assert holds(lambda w: w.size, pg.freeze(Wave(1.0), "size")) == [size, period]
+    assert holds(lambda w: w.size, Wave(1.0, grid=jnp.ones(2))) == [period, grid]
+    assert holds(lambda x: Wave(1.0, x).period, 2.0) == [period]
+    assert holds(lambda x: Wave(1.0, 2.0, x).grid, 2.0) == [grid]
+    assert holds(lambda x: Wave(NonDiff(x)).size, 2.0) == [wrapped, size]
+    assert holds(lambda x: Wave({"a": x}, {"b": x}).size, 2.0) == [period]
+    assert holds(lambda t: t["a"].value, {"a": NonDiff(1.0)}) == [wrapped]
+    assert holds(lambda x: NonDiff({"a": x}).value, 1.0) == [wrapped]
+    assert holds(lambda t: t.value, pg.Static(jnp.ones(2))) == ["partgrad.held Static"]
+
+
+def test_the_mark_is_named_in_a_derivative_and_under_jit():
+    def loss(x):
+        return x * NonDiff(x).value
+
+    assert "partgrad.held NonDiff" in str(jax.jit(jax.grad(loss)).trace(1.0).jaxpr.pretty_print(name_stack=True))
+    assert jax.jit(jax.grad(loss))(3.0) == 3.0

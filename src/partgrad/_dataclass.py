@@ -62,10 +62,10 @@ def _settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
                 new = StaticData(value, f"`{schema.cls.__name__}.{name}`")
                 data = new.with_live(data.live) if data is not None and new == data.with_live(frozenset()) else new
             static.append((name, data))
-            value = data.value(data.child(value)) if data.arrays else data.constant
+            value = data.value(data.child(value), schema.labels[name]) if data.arrays else data.constant
         elif is_nondiff:
             nondiff.append(name)
-            value = hold(value)
+            value = hold(value, schema.labels[name])
         values[name] = value
     marks = schema.marks(tuple(nondiff), tuple(static))
     values.pop(MARKS, None)
@@ -84,7 +84,7 @@ def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
                 nondiff += (name,)
         if value is Static or value.__class__ is Static:
             return False
-        plain[name] = hold(value) if name in nondiff else value
+        plain[name] = hold(value, schema.labels[name]) if name in nondiff else value
     values.update(plain)
     if nondiff is not schema.nondiff:
         values[MARKS] = schema.marks(tuple(n for n in schema.names if n in nondiff), ())

@@ -103,7 +103,10 @@ def _settling(me: str, schema: Schema, stored: set[str], given: list[str]) -> li
         return [f"_partgrad_settle({me}, {ORIGIN})"]
     wrapped = [f"{name}.__class__ in _partgrad_wrappers" for name in given if name not in schema.static]
     special = " or ".join([f"{ORIGIN} is not None", *wrapped])
-    held = [f"if {n}.__class__ is not float: _partgrad_d[{n!r}] = _partgrad_hold({n})" for n in schema.nondiff]
+    held = [
+        f"if {n}.__class__ is not float: _partgrad_d[{n!r}] = _partgrad_hold({n}, {schema.labels[n]!r})"
+        for n in schema.nondiff
+    ]
     if not schema.static:
         lines = [f"if {special}:", f"    _partgrad_settle({me}, {ORIGIN})"]
         return [*lines, "else:", *(f"    {line}" for line in held)] if held else lines
@@ -139,7 +142,13 @@ def compile_tree_functions(
         The functions `flatten(instance) -> (children, marks)` and `unflatten(marks, children) -> instance`.
     """
     scope: dict[str, Any] = {"irregular": flatten_irregular, "rebuild": rebuild, "schema": schema, "hold": hold}
-    scope |= {"concrete": CONCRETE, "new": object.__new__, "cls": schema.cls, "default": schema.default}
+    scope |= {
+        "concrete": CONCRETE,
+        "new": object.__new__,
+        "cls": schema.cls,
+        "default": schema.default,
+        "labels": schema.labels,
+    }
     values = "".join(f"x.{name}, " for name in schema.dynamic)
     flatten = _compile(
         "flatten",
@@ -161,13 +170,16 @@ def compile_tree_functions(
             "d = x.__dict__",
             *([f"{targets}= children"] if targets else []),
             "if marks is default:",
-            *(f"    if d[{n!r}].__class__ not in concrete: d[{n!r}] = hold(d[{n!r}])" for n in schema.nondiff),
+            *(
+                f"    if d[{n!r}].__class__ not in concrete: d[{n!r}] = hold(d[{n!r}], {schema.labels[n]!r})"
+                for n in schema.nondiff
+            ),
             "    return x",
             f"d[{MARKS!r}] = marks",
             *(["for name, data in marks.static: d[name] = data.constant"] if schema.static else []),
             "for name in marks.nondiff:",
             "    value = d[name]",
-            "    if value.__class__ not in concrete: d[name] = hold(value)",
+            "    if value.__class__ not in concrete: d[name] = hold(value, labels[name])",
             "return x",
         ],
         scope,

@@ -17,20 +17,34 @@ _Tracer = jax.core.Tracer
 CONCRETE: set[type] = {type(None), int, float, complex, bool, str, np.ndarray}
 
 
-def hold(value: Any) -> Any:
-    """Stop gradients through every tracer in a value; anything concrete stays the object it is."""
+# Begins the scope, in the name stack of a traced equation, of what a mark does; the label of the mark follows.
+HELD = "partgrad.held "
+
+
+def hold(value: Any, label: str = "NonDiff") -> Any:
+    """Stop gradients through every tracer in a value; anything concrete stays the object it is.
+
+    Args:
+        value: Any tree.
+        label: The mark, for those who read a traced program: `Periodic.period`, or the name of a wrapper.
+
+    Returns:
+        The value, held.
+    """
     if value.__class__ in CONCRETE:
         return value
     if isinstance(value, _Tracer):
-        return jax.lax.stop_gradient(value)
+        with jax.named_scope(HELD + label):
+            return jax.lax.stop_gradient(value)
     if isinstance(value, jax.Array):
         CONCRETE.add(value.__class__)
         return value
-    return jax.tree.map(_hold_leaf, value)
+    return _hold_leaves(value, label)
 
 
-def _hold_leaf(leaf: Any) -> Any:
-    return jax.lax.stop_gradient(leaf) if isinstance(leaf, _Tracer) else leaf
+def _hold_leaves(tree: Any, label: str) -> Any:
+    # Not in `hold`, where the closure would cost every call its cell.
+    return jax.tree.map(lambda leaf: hold(leaf, label) if isinstance(leaf, _Tracer) else leaf, tree)
 
 
 class NonDiff(Generic[T]):

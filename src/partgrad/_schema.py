@@ -62,6 +62,7 @@ class Schema:
         fields = dataclasses.fields(cls)
         self.cls = cls
         self.names = tuple(f.name for f in fields)
+        self.labels = {name: f"{cls.__name__}.{name}" for name in self.names}
         self.hidden = frozenset(f.name for f in fields if not f.repr)
         self.static = tuple(f.name for f in fields if _is_static(f))
         self.nondiff = tuple(f.name for f in fields if f.metadata.get("nondiff", False))
@@ -113,9 +114,9 @@ def rebuild(schema: Schema, marks: Marks, children: Any) -> Any:
         data = static.get(name)
         if data is None:
             value = next(rest)
-            values[name] = hold(value) if name in marks.nondiff else value
+            values[name] = hold(value, schema.labels[name]) if name in marks.nondiff else value
         else:
-            values[name] = data.value(next(rest)) if data.arrays else data.constant
+            values[name] = data.value(next(rest), schema.labels[name]) if data.arrays else data.constant
     if marks is not schema.default:
         values[MARKS] = marks
     return new

@@ -70,11 +70,11 @@ class StaticData:
         """The child that holds these in the place of the arrays."""
         return self._child_def.unflatten(arrays)
 
-    def value(self, child: Any) -> Any:
-        """Put a value together from what `child` returned, or from anything of that structure."""
+    def value(self, child: Any, label: str = "Static") -> Any:
+        """Put a value together from what `child` returned, or from anything of that structure, held as `label`."""
         leaves = list(self._constants)
         for number, (i, leaf) in enumerate(zip(self._positions, self.arrays_in(child), strict=True)):
-            leaves[i] = leaf if number in self.live else hold(leaf)
+            leaves[i] = leaf if number in self.live else hold(leaf, label)
         return self._treedef.unflatten(leaves)
 
     def with_live(self, live: frozenset[int]) -> "StaticData":
