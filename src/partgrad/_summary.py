@@ -3,28 +3,24 @@
 import html
 import itertools
 import math
-import unicodedata
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.tree_util import SequenceKey
 
 from . import _path
 from ._arguments import Target
-from ._layout import Layout, Place
+from ._columns import ROOT, columns, fitted, html_row, printable, shortened
+from ._layout import Layout
 from ._leaf import describe, dtype_of, is_differentiable, shape_of
-from ._schema import MARKS, schema_of
 from ._select import as_selection
-from ._static import Static
+from ._status import status_of
 
 _COLUMNS = 80
 _GAP = "  "
 # The most that a type and a status take of a line; the path has the rest.
 _WIDEST = 24
 _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
-_ROOT = "(the tree itself)"
 
 
 class Row(NamedTuple):
@@ -61,7 +57,7 @@ class _Line(NamedTuple):
 
     def cells(self) -> tuple[str, str, str]:
         path = "".join(map(str, self.steps)).removeprefix(".")
-        return path or _ROOT, self.type, self.status
+        return path or ROOT, self.type, self.status
 
 
 class _Size(NamedTuple):
@@ -110,22 +106,22 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        table = [tuple(map(_printable, line)) for line in [Row._fields, *self._cells()]]
-        widths = [min(_WIDEST, max(_width(line[column]) for line in table)) for column in (1, 2)]
+        table = [tuple(map(printable, line)) for line in [Row._fields, *self._cells()]]
+        widths = [min(_WIDEST, max(columns(line[column]) for line in table)) for column in (1, 2)]
         room = _COLUMNS - sum(widths) - 2 * len(_GAP)
-        widths.insert(0, min(room, max(_width(line[0]) for line in table)))
+        widths.insert(0, min(room, max(columns(line[0]) for line in table)))
         table.insert(1, tuple("-" * width for width in widths))
-        lines = [_GAP.join(map(_fitted, line, widths)) for line in table]
+        lines = [_GAP.join(map(fitted, line, widths)) for line in table]
         label = max(len(name) for name, _ in self._totals())
-        lines += ["", *(_shortened(f"{name:{label}}{_GAP}{total}", _COLUMNS) for name, total in self._totals())]
+        lines += ["", *(shortened(f"{name:{label}}{_GAP}{total}", _COLUMNS) for name, total in self._totals())]
         return "\n".join(line.rstrip() for line in lines)
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        head = _html_row("th", Row._fields)
-        body = "\n".join(_html_row("td", line) for line in self._cells())
+        head = html_row("th", Row._fields)
+        body = "\n".join(html_row("td", line) for line in self._cells())
         foot = "\n".join(
             f"<tr><th>{html.escape(name)}</th><td colspan='2'>{html.escape(total)}</td></tr>"
             for name, total in self._totals()
@@ -182,49 +178,12 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
     target, layout = Target(tree, as_selection(wrt)), Layout(tree)
     chosen = frozenset(target.plan.indices)
     described = [
-        (place.steps, describe(leaf), "differentiated" if i in chosen else _status(place, leaf))
+        (place.steps, describe(leaf), "differentiated" if i in chosen else status_of(place, leaf))
         for i, (place, leaf) in enumerate(zip(layout.leaves, target.leaves, strict=True))
     ]
     rows = tuple(Row(_path.write(steps), kind, status) for steps, kind, status in described)
     lines = tuple(_Line(tuple(map(_line_step, steps)), kind, status) for steps, kind, status in described)
     return Summary(rows, lines, _size(target.selected), _size(target.leaves))
-
-
-def _status(place: Place, leaf: Any) -> str:
-    """What a leaf is that is not differentiated."""
-    if place.mark >= 0:
-        return "static array" if _is_static(place) else "held by a mark"
-    if is_differentiable(leaf):
-        return "not selected"
-    if isinstance(leaf, bool | int):
-        return "bool" if isinstance(leaf, bool) else "integer"
-    if isinstance(leaf, str):
-        return "string"
-    # A type whose name says what it is, or `function`, where there is no dtype.
-    return _status_of_dtype(leaf.dtype) or type(leaf).__name__ if hasattr(leaf, "dtype") else describe(leaf)
-
-
-def _status_of_dtype(dtype: Any) -> str | None:
-    if getattr(dtype, "kind", None) in ("U", "T"):
-        return "string"
-    kinds = (("key", jax.dtypes.prng_key), ("bool", jnp.bool_), ("integer", jnp.integer))
-    try:
-        return next((name for name, kind in kinds if jax.dtypes.issubdtype(dtype, kind)), None)
-    except TypeError:
-        # The dtype of another library.
-        return None
-
-
-def _is_static(place: Place) -> bool:
-    """Whether a place is in static data."""
-    while place.parent is not None:
-        node = place.parent.value
-        if isinstance(node, Static):
-            return True
-        if schema_of(node) is not None and place.step.name in dict(getattr(node, MARKS).static):
-            return True
-        place = place.parent
-    return False
 
 
 def _size(leaves: list[Any]) -> _Size:
@@ -288,42 +247,3 @@ def _bytes(count: int) -> str:
         if size < 999.95:
             break
     return f"{size:,.1f} {unit}"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _width(text: str) -> int:
-    """How many columns of a terminal a text takes."""
-    return len(text) if text.isascii() else sum(map(_character_width, text))
-
-
-def _character_width(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def _shortened(text: str, width: int) -> str:
-    """Cut the middle out of a text that is too wide."""
-    if _width(text) <= width:
-        return text
-    kept = width - len("...")
-    start = _within(text, kept - kept // 2)
-    return f"{start}...{_within(text[::-1], kept // 2)[::-1]}"
-
-
-def _within(text: str, width: int) -> str:
-    """The start of a text that takes no more than a width."""
-    taken = itertools.accumulate(map(_character_width, text))
-    return text[: sum(1 for _ in itertools.takewhile(lambda columns: columns <= width, taken))]
-
-
-def _fitted(text: str, width: int) -> str:
-    text = _shortened(text, width)
-    return text + " " * (width - _width(text))
-
-
-def _html_row(tag: str, cells: Iterable[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
