@@ -48,6 +48,17 @@ def any_equation(jaxpr: Jaxpr, predicate: Callable[[JaxprEqn], bool]) -> bool:
     return any(predicate(e) or any(any_equation(inner, predicate) for inner in inner_jaxprs(e)) for e in jaxpr.eqns)
 
 
+def custom_rule_body(equation: JaxprEqn) -> Any:
+    """The function that a custom derivative rule is for, as a jaxpr, or None for an equation of another kind."""
+    parameters = equation.params
+    return parameters.get("call_jaxpr", parameters.get("fun_jaxpr")) if is_custom_rule(equation) else None
+
+
+def is_custom_rule(equation: JaxprEqn) -> bool:
+    """Whether an equation is the call of a function with a `custom_jvp` or a `custom_vjp`."""
+    return equation.primitive.name.startswith(("custom_jvp_call", "custom_vjp_call"))
+
+
 def is_mutating(equation: JaxprEqn) -> bool:
     """Whether an equation works on a mutable reference: what is written there does not show in its outputs."""
     return any(hasattr(v.aval, "inner_aval") for v in (*equation.invars, *equation.outvars))
@@ -147,13 +158,17 @@ def interpret(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def reenter(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands | None:
+def reenter(
+    equation: JaxprEqn, operands: Operands, run: Callable[..., Operands], *, counted: bool = False
+) -> Operands | None:
     """Run an equation that contains jaxprs, with each of them run in another way.
 
     Args:
         equation: A call, a loop, a conditional, a checkpoint or a `shard_map`.
         operands: The values of its operands.
         run: From an open jaxpr, its constants and its operands to its outputs; it may be staged.
+        counted: Whether `run` is given, for the body of a loop, the number of the step as a further argument `step`;
+            that of a scan is the place of what it reads and writes in the arrays, in either direction.
 
     Returns:
         The values of the results, or None for an equation of another kind.
@@ -162,7 +177,58 @@ def reenter(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]
     if enter is None:
         return None
     with source_of(equation):
-        return list(enter(equation, operands, run))
+        return list(enter(equation, operands, _CountedRun(run) if counted else run))
+
+
+def primal_jaxpr(equation: JaxprEqn) -> Any:
+    """The jaxpr, open or closed, that a call, a checkpoint or a custom rule computes its results by."""
+    return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+
+
+def solve_jaxpr(equation: JaxprEqn, operands: Operands) -> tuple[Any, Operands]:
+    """The jaxpr by which a `custom_linear_solve` solves, and its operands."""
+    counts = equation.params["const_lengths"]
+    before = counts.matvec + counts.vecmat
+    constants = operands[before : before + counts.solve]
+    right_sides = operands[before + counts.solve + counts.transpose_solve :]
+    return equation.params["jaxprs"].solve, [*constants, *right_sides]
+
+
+def expanded(equation: JaxprEqn) -> ClosedJaxpr | None:
+    """What a primitive that is not JAX's own, or that shows only its rules, computes.
+
+    Returns:
+        A jaxpr of the operands of the equation; None for JAX's other primitives, and where it cannot be traced.
+    """
+    implementation = equation.primitive.impl
+    home = getattr(getattr(implementation, "func", implementation), "__module__", None) or "jax"
+    if equation.primitive.name == "call_hi_primitive":
+        primitive = equation.params["_prim"]
+        unflattened = lambda operands: jax.tree.unflatten(primitive.in_tree, operands)
+        function: Callable[..., Any] = lambda *operands: jax.tree.leaves(primitive.expand(*unflattened(operands)))
+    elif home.split(".")[0] not in ("jax", "jaxlib"):
+        function = lambda *operands: implementation(*operands, **equation.params)
+    else:
+        return None
+    try:
+        with source_of(equation):
+            return jax.make_jaxpr(function)(*(atom.aval for atom in equation.invars))
+    except Exception:
+        # What runs Python code has nothing to show.
+        return None
+
+
+class _CountedRun:
+    """A way to run a jaxpr that is told the number of the step."""
+
+    def __init__(self, run: Callable[..., Operands]):
+        self._run = run
+
+    def __call__(self, jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
+        return self._run(jaxpr, consts, operands)
+
+    def at(self, step: Any) -> Callable[..., Operands]:
+        return functools.partial(self._run, step=step)
 
 
 def _body(jaxpr: Any, run: Callable[..., Operands]) -> Callable[..., Operands]:
@@ -171,7 +237,7 @@ def _body(jaxpr: Any, run: Callable[..., Operands]) -> Callable[..., Operands]:
 
 def _call(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
     parameters = equation.params
-    body = _body(parameters.get("jaxpr", parameters.get("call_jaxpr")), run)
+    body = _body(primal_jaxpr(equation), run)
     body.__name__ = parameters.get("name", "call")
     return jax.jit(body, inline=parameters.get("inline", False))(*operands)
 
@@ -179,13 +245,16 @@ def _call(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) 
 def _scan(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
     count_consts, count_carry = scan_counts(equation)
     consts, carry = operands[:count_consts], operands[count_consts:][:count_carry]
-    body = _body(equation.params["jaxpr"], run)
+    counted = isinstance(run, _CountedRun)
 
-    def step(carry: Operands, xs: Operands) -> tuple[Operands, Operands]:
-        outputs = body(*consts, *carry, *xs)
+    def step(carry: Operands, xs: tuple[Any, Operands]) -> tuple[Operands, Operands]:
+        number, own = xs
+        body = _body(equation.params["jaxpr"], run.at(number) if isinstance(run, _CountedRun) else run)
+        outputs = body(*consts, *carry, *own)
         return outputs[:count_carry], outputs[count_carry:]
 
-    carry, stacked = scan_like(equation, step, carry, operands[count_consts + count_carry :])
+    numbers = jnp.arange(equation.params["length"]) if counted else None
+    carry, stacked = scan_like(equation, step, carry, (numbers, operands[count_consts + count_carry :]))
     return [*carry, *stacked]
 
 
@@ -215,8 +284,24 @@ def _while(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands])
     p = equation.params
     tested, rest = operands[: p["cond_nconsts"]], operands[p["cond_nconsts"] :]
     consts, carry = rest[: p["body_nconsts"]], rest[p["body_nconsts"] :]
-    goes_on, body = _body(p["cond_jaxpr"], run), _body(p["body_jaxpr"], run)
-    return lax.while_loop(lambda carry: goes_on(*tested, *carry)[0], lambda carry: body(*consts, *carry), carry)
+    (predicate,) = opened(p["cond_jaxpr"])[0].outvars
+    first: tuple[Any, Operands] = (jnp.zeros((), int), carry)
+    at = run.at if isinstance(run, _CountedRun) else lambda number: run
+
+    def going(number: Any, carry: Operands) -> Any:
+        return _body(p["cond_jaxpr"], at(number))(*tested, *carry)[0]
+
+    def step(numbered: tuple[Any, Operands]) -> tuple[Any, Operands]:
+        number, carry = numbered
+        new = _body(p["body_jaxpr"], at(number))(*consts, *carry)
+        if predicate.aval.shape:
+            # Under `jax.vmap` each element of the batch, the leading axes of all that is carried, stops by itself.
+            mask = going(number, carry)
+            spread = lambda value: lax.broadcast_in_dim(mask, value.shape, range(mask.ndim))
+            new = [lax.select(spread(after), after, before) for after, before in zip(new, carry, strict=True)]
+        return number + 1, new
+
+    return lax.while_loop(lambda numbered: going(*numbered).any(), step, first)[1]
 
 
 def _cond(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
@@ -258,6 +343,8 @@ _REENTRIES = {
     "cond": _cond,
     "shard_map": _shard_map,
 }
+# The equations whose jaxprs `reenter` runs in another way.
+ENTERED = frozenset(_REENTRIES)
 
 
 def is_floating(aval: Any) -> bool:

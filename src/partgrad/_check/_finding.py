@@ -1,0 +1,42 @@
+"""What a check says: one finding for each thing that is wrong, or that one should know, of one leaf."""
+
+from typing import NamedTuple
+
+KINDS = (
+    "value",
+    "mismatch",
+    "nan",
+    "oob",
+    "zero",
+    "draw",
+    "tie",
+    "precision",
+    "nondeterminism",
+    "scale",
+)
+# The gravest first.
+SEVERITIES = ("error", "warning", "info")
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a gradient, or that one should know about it.
+
+    Attributes:
+        kind: `value`, `mismatch`, `nan`, `oob`, `zero`, `draw`, `tie`, `precision`, `nondeterminism` or `scale`.
+        severity: `error` where the gradient cannot be trusted, `warning` where it may not mean what one thinks, `info`
+            where there is nothing to mend.
+        leaf: The path of the leaf, as `partgrad.summary` writes it; empty for what is true of the whole function.
+        where: The line of the user's code, as `file.py:42`; empty where there is none.
+        message: What was found, what was expected, and how to mend it.
+    """
+
+    kind: str
+    severity: str
+    leaf: str
+    where: str
+    message: str
+
+
+def severity_of(finding: Finding) -> int:
+    """Where the severity of a finding stands in `SEVERITIES`."""
+    return SEVERITIES.index(finding.severity)
