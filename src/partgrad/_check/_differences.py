@@ -1,0 +1,237 @@
+"""Slopes by finite differences, which say for each output what they are worth.
+
+Differences are taken at steps that shrink by a factor of about four. Where a function is smooth, its central slopes
+have a limit in even powers of the step, and the gap between its slopes to the right and to the left falls to zero in
+odd ones. Where it has a kink the gap stays, and the central slopes converge all the same, to a number that is nobody's
+derivative: so the gap counts as an error of the slope.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SMOOTH, KINK, JUMP, UNSURE = range(4)
+
+Array = np.ndarray[Any, Any]
+
+# No powers of two: what a function rounds to is a multiple of one, and each step would meet it at the same phase.
+_FIRST_STEP = 2.0**-6 * 0.9549150281252627
+_RATIO = ((1 + 5**0.5) / 2) ** 3
+_FEWEST_LEVELS = 3
+_MOST_LEVELS = 10
+# Rounding errors, in proportion to what is rounded.
+_ROUNDING = 4 * float(np.finfo(np.float64).eps)
+# Errors in proportion to the slope: what is aimed for, and what is too much to speak of a slope.
+_AIM = 1e-10
+_WORST = 1e-6
+# The same in proportion to what the first step makes of rounding errors, for slopes that are zero or nearly.
+_AIM_IN_ROUNDING = 30.0
+_WORST_IN_ROUNDING = 1000.0
+# How far the estimates of two windows of steps may lie apart, in units of their errors.
+_APART = 3.0
+# Outputs that are judged together, for memory.
+_TOGETHER = 1 << 15
+
+
+class Slope(NamedTuple):
+    """The slopes of the outputs of a function of one number, at zero.
+
+    Attributes:
+        derivative: The slope of each output.
+        error: Its estimated error; a gap between the slopes on both sides is one.
+        second: The second derivative.
+        verdict: `SMOOTH`; `KINK`, where the slopes on both sides differ; `JUMP`, where the value does; or `UNSURE`.
+            Only what is smooth has a derivative.
+        evaluations: How often the function was evaluated.
+    """
+
+    derivative: Array
+    error: Array
+    second: Array
+    verdict: Array
+    evaluations: int
+
+
+def slope(along: Callable[[float], Any], at_zero: Any = None, *, shrink: float = 1.0, noise: Any = 0.0) -> Slope:
+    """The slopes of the outputs of a function at zero.
+
+    Args:
+        along: From a number to a vector of outputs, float64 or complex128.
+        at_zero: The outputs at zero, if they are known.
+        shrink: A factor of the steps: other steps give another opinion.
+        noise: How far the outputs are known to be off, each or all, beyond the rounding of themselves.
+
+    Returns:
+        The slopes, one of each output, and what they are worth.
+    """
+    start = np.asarray(along(0.0) if at_zero is None else at_zero)
+    noise = np.broadcast_to(
+        np.repeat(noise, 2) if np.iscomplexobj(start) and np.ndim(noise) else noise, _real(start).shape
+    )
+    steps = _Steps([], [], [], _real(start), noise)
+    judged = _Judged.unknown(steps.start.size)
+    with np.errstate(all="ignore"):
+        while len(steps.sizes) < _FEWEST_LEVELS or (len(steps.sizes) < _MOST_LEVELS and np.any(judged.may_improve)):
+            size = _FIRST_STEP * shrink / _RATIO ** len(steps.sizes)
+            steps.sizes.append(size)
+            steps.forward.append(_real(along(size)))
+            steps.backward.append(_real(along(-size)))
+            if len(steps.sizes) >= _FEWEST_LEVELS:
+                judged.improve(steps)
+    evaluations = 2 * len(steps.sizes) + (at_zero is None)
+    if not np.iscomplexobj(start):
+        return Slope(judged.derivative, judged.error, judged.second, judged.verdict, evaluations)
+    of_parts = lambda values: values.view(np.complex128)
+    error = np.hypot(judged.error[::2], judged.error[1::2])
+    verdict = np.maximum(judged.verdict[::2], judged.verdict[1::2])
+    return Slope(of_parts(judged.derivative), error, of_parts(judged.second), verdict, evaluations)
+
+
+def _real(outputs: Any) -> Array:
+    outputs = np.ascontiguousarray(outputs)
+    return outputs.view(np.float64) if np.iscomplexobj(outputs) else outputs.astype(np.float64)
+
+
+class _Steps(NamedTuple):
+    """What a function returned at some steps."""
+
+    sizes: list[float]
+    forward: list[Array]
+    backward: list[Array]
+    start: Array
+    noise: Array
+
+    def part(self, outputs: Array) -> "_Steps":
+        cut = lambda values: [value[outputs] for value in values]
+        return _Steps(self.sizes, cut(self.forward), cut(self.backward), self.start[outputs], self.noise[outputs])
+
+
+class _Judged(NamedTuple):
+    """What is known so far of each output, and whether smaller steps may tell more."""
+
+    derivative: Array
+    error: Array
+    second: Array
+    verdict: Array
+    may_improve: Array
+
+    @classmethod
+    def unknown(cls, outputs: int) -> "_Judged":
+        derivative, error, second = np.zeros((3, outputs))
+        return cls(derivative, error, second, np.zeros(outputs, int), np.ones(outputs, bool))
+
+    def improve(self, steps: _Steps) -> None:
+        """Judge anew what smaller steps may tell more of."""
+        outputs = np.flatnonzero(self.may_improve)
+        for start in range(0, outputs.size, _TOGETHER):
+            part = outputs[start : start + _TOGETHER]
+            for known, new in zip(self, _judgement(steps.part(part)), strict=True):
+                known[part] = new
+
+
+def _judgement(steps: _Steps) -> _Judged:
+    """The estimate of the window that promises the least error and that no window of smaller steps contradicts."""
+    levels = [_level(steps, k) for k in range(len(steps.sizes))]
+    windows = [_window(levels[first : last + 1]) for first, last in _windows(len(levels))]
+    rounding = levels[0].rounding
+    best = windows[-1]
+    for i, window in enumerate(windows[:-1]):
+        agrees = np.logical_and.reduce([_agree(window, finer) for finer in windows[i + 1 :]])
+        better = agrees & ~(best.error <= window.error)
+        best = _Window(*(np.where(better, new, old) for new, old in zip(window, best, strict=True)))
+    believable = lambda window: (
+        (window.error <= _WORST * np.abs(window.slope)) | (window.error <= _WORST_IN_ROUNDING * rounding)
+    )
+    # Two windows that both promise much and contradict each other are both worth nothing.
+    disputed = np.logical_or.reduce([believable(window) & ~_agree(window, best) for window in windows])
+    verdict, is_clear = _unsmooth(levels, windows)
+    verdict = np.where(believable(best) & ~disputed, SMOOTH, verdict)
+    reached = (best.error <= _AIM * np.abs(best.slope)) | (best.error <= _AIM_IN_ROUNDING * rounding)
+    # Smaller steps than the best only add to the rounding errors.
+    reached |= believable(best) & (np.minimum(windows[-1].error, windows[-2].error) > best.error)
+    return _Judged(best.slope, best.error, best.second, verdict, ~((reached & ~disputed) | is_clear))
+
+
+def _agree(one: "_Window", other: "_Window") -> Array:
+    unknown = np.isinf(one.error) | np.isinf(other.error)
+    return unknown | (np.abs(one.slope - other.slope) <= _APART * (one.error + other.error))
+
+
+class _Level(NamedTuple):
+    """The slopes of one step: central, and the one to the right less the one to the left."""
+
+    central: Array
+    gap: Array
+    rounding: Array
+    step: float
+
+
+def _level(steps: _Steps, k: int) -> _Level:
+    step, forward, backward, start = steps.sizes[k], steps.forward[k], steps.backward[k], steps.start
+    central = (forward - backward) / (2 * step)
+    gap = ((forward - start) - (start - backward)) / step
+    # The point is rounded as well as the value.
+    rounded = np.maximum(np.abs(forward), np.abs(backward)) + np.abs(central)
+    return _Level(central, gap, (_ROUNDING * rounded + steps.noise) / step, step)
+
+
+class _Window(NamedTuple):
+    """What two or three neighbouring steps say."""
+
+    slope: Array
+    error: Array
+    second: Array
+    # The gap in the limit, and its error.
+    gap: Array
+    gap_error: Array
+
+
+def _windows(levels: int) -> Iterator[tuple[int, int]]:
+    """First and last level of each window, from large steps to small ones."""
+    for last in range(1, levels):
+        if last > 1:
+            yield last - 2, last
+        yield last - 1, last
+
+
+def _window(levels: list[_Level]) -> _Window:
+    rounding = levels[-1].rounding
+    slope, slope_error = _limit([level.central for level in levels], _RATIO**2)
+    # The gap falls in the powers 1, 3, ... of the step, the central slope in the powers 2, 4, ...
+    gap, gap_error = _limit([level.gap for level in levels], _RATIO)
+    second, _ = _limit([level.gap / level.step for level in levels[:2]], _RATIO**2)
+    error = np.maximum(slope_error, np.abs(gap) / 2) + rounding
+    unknown = ~(np.isfinite(error) & np.isfinite(slope))
+    return _Window(slope, np.where(unknown, np.inf, error), second, gap, gap_error + 2 * rounding)
+
+
+def _limit(values: list[Array], factor: float) -> tuple[Array, Array]:
+    """The limit of a sequence, by Richardson's extrapolation, and how far the last two extrapolations lie apart."""
+    while True:
+        pairs = list(itertools.pairwise(values))
+        extrapolated = [fine + (fine - coarse) / (factor - 1) for coarse, fine in pairs]
+        if len(extrapolated) == 1:
+            coarse, fine = pairs[0]
+            return extrapolated[0], np.maximum(np.abs(extrapolated[0] - fine), np.abs(extrapolated[0] - coarse))
+        values, factor = extrapolated, factor * _RATIO**2
+
+
+def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, Array]:
+    """Whether what has no derivative has a kink or a jump, if one can tell; and whether smaller steps say the same."""
+    last, before = windows[-1], windows[-3]
+    gap = np.abs(last.gap)
+    kink = (gap > 5 * last.gap_error) & (gap > _WORST * np.abs(last.slope))
+    changes = np.abs(last.gap - before.gap)
+    grows = np.ones(gap.shape, bool)
+    for coarse, fine in itertools.pairwise(levels[-3:]):
+        of_gap = np.abs(fine.gap) >= 3 * np.abs(coarse.gap)
+        of_slope = np.abs(fine.central) >= 3 * np.abs(coarse.central)
+        grows &= (of_gap & _is_seen(fine.gap, fine)) | (of_slope & _is_seen(fine.central, fine))
+    verdict = np.where(grows, JUMP, np.where(kink & (changes <= 0.2 * gap), KINK, UNSURE))
+    return verdict, kink & (changes <= 1e-4 * gap) & ~grows
+
+
+def _is_seen(slope: Array, level: _Level) -> Array:
+    return np.abs(slope) > 1000 * level.rounding
