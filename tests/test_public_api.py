@@ -19,6 +19,7 @@ def test_public_names():
         *("select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
         *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
         *("double_where", "consistent_indexing", "draw", "expectation", "safe", "summary", "errors"),
+        *("check", "GradientReport", "Finding", "testing"),
     }
     for name in public - {"errors"}:
         assert getattr(pg, name).__doc__
@@ -37,7 +38,7 @@ def test_every_error_derives_from_a_builtin_too():
     assert len(classes) >= 9
     for cls in classes:
         if cls is not pg.errors.PartgradError:
-            assert issubclass(cls, ValueError | TypeError | LookupError)
+            assert issubclass(cls, ValueError | TypeError | LookupError | AssertionError)
 
 
 def run(code):

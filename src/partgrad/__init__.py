@@ -7,7 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import errors as errors, safe as safe
+    from . import errors as errors, safe as safe, testing as testing
+    from ._check import check as check
+    from ._check._finding import Finding as Finding
+    from ._check._report import GradientReport as GradientReport
     from ._dataclass import dataclass as dataclass, field as field
     from ._double_where import double_where as double_where
     from ._draw import draw as draw
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "_check": "check",
+    "_check._finding": "Finding",
+    "_check._report": "GradientReport",
     "_dataclass": "dataclass field",
     "_double_where": "double_where",
     "_draw": "draw",
@@ -68,11 +74,12 @@ _NAMES = {
     "_unwrap": "unwrap",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = ["errors", "safe", *_HOMES]
+_MODULES = ("errors", "safe", "testing")
+__all__ = [*_MODULES, *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "safe"):
+    if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)

@@ -1,0 +1,149 @@
+"""What a finding says where it is easily said of something else: the line, the operation, the leaf."""
+
+import inspect
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import partgrad as pg
+from partgrad._check._draws import draws
+from partgrad._check._evidence import Evidence
+from partgrad._check._program import Program
+from partgrad._check._values import Values
+from partgrad._check._zeros import zeros
+
+S = jnp.float32
+F = lambda *values: jnp.array(values, jnp.float32)
+
+
+def findings(function, *args):
+    return {(f.kind, f.severity, f.leaf): f for f in pg.check(function, progress=False)(*args).findings}
+
+
+def line(name):
+    """The line of this file that ends in a fault's name."""
+    lines = inspect.getsource(sys.modules[__name__]).splitlines()
+    (found,) = [number for number, text in enumerate(lines, 1) if text.endswith(f"  # fault: {name}")]
+    return f"test_check_findings.py:{found}"
+
+
+@eqx.filter_jit
+def depth(x, is_used):
+    if is_used:
+        return jnp.sqrt(x)  # fault: wrapped
+    return x
+
+
+def test_the_line_inside_a_function_that_a_library_compiles():
+    loss = lambda p: depth(p["x"], True) + p["y"] ** 2
+    point = {"x": S(0.0), "y": S(2.0)}
+    # Called from here, it is traced with this line.
+    jax.grad(loss)(point)
+    (finding,) = pg.check(loss, progress=False)(point).findings
+    assert (finding.leaf, finding.where) == ("['x']", line("wrapped"))
+
+
+def test_of_several_that_stop_a_leaf_the_last_is_named():
+    def argmax_of_softmax(p):
+        chosen = jnp.argmax(jax.nn.softmax(p["logits"]))  # fault: last
+        return p["values"][chosen] ** 2
+
+    found = findings(argmax_of_softmax, {"logits": F(0.1, 0.5, 0.2), "values": F(1, 2, 3)})
+    finding = found["zero", "warning", "['logits']"]
+    assert "`argmax`" in finding.message
+    assert finding.where == line("last")
+
+
+def test_indices_of_a_sort_stop_a_leaf():
+    def sorted_by(p):
+        order = jnp.argsort(p["scores"])  # fault: order
+        return jnp.sum(p["values"][order] * F(3, 1, 2))
+
+    found = findings(sorted_by, {"scores": F(0.1, 0.5, 0.2), "values": F(1, 2, 3)})
+    assert found["zero", "warning", "['scores']"].where == line("order")
+
+
+def test_what_makes_one_factor_zero_is_not_blamed_for_the_other():
+    def dead(p):
+        hidden = jnp.maximum(p["inner"] - 50, 0)  # fault: dead
+        return jnp.sum(p["outer"] @ hidden)
+
+    found = findings(dead, {"inner": F(1, 2), "outer": jnp.ones((2, 2), jnp.float32)})
+    assert found["zero", "warning", "['inner']"].where == line("dead")
+    assert "matmul" in found["zero", "info", "['outer']"].message
+
+
+@pytest.mark.parametrize(
+    ("draw", "severity", "word"),
+    [
+        (lambda key, a: jax.random.lognormal(key, a), "info", "pathwise"),
+        (lambda key, a: jax.random.triangular(key, 0.0, a, 5.0), "info", "pathwise"),
+        (lambda key, a: jax.random.choice(key, a * F(1, 2, 3)), "info", "pathwise"),
+        (lambda key, a: jax.random.binomial(key, 5, a), "warning", "silently zero"),
+        (lambda key, a: jax.random.multinomial(key, 5, jnp.stack([a, 1 - a])), "warning", "silently zero"),
+    ],
+    ids=["lognormal", "triangular", "choice", "binomial", "multinomial"],
+)
+def test_a_sampler_that_jax_does_not_compile(draw, severity, word, request):
+    key = jax.random.key(0)
+    program = Program(lambda leaves: jnp.sum(draw(key, leaves[0])) * leaves[1], [S(0.4), S(2.0)], ["a", "b"])
+    # Without a derivative, which takes long to compile for some of these.
+    evidence = Evidence(program, Values([], [], {}, [S(1.0)], None))
+    (finding,) = draws(evidence)
+    assert (finding.severity, finding.leaf) == (severity, "a")
+    assert f"`{request.node.callspec.id}`" in finding.message
+    assert word in finding.message
+    assert finding.where.startswith("test_check_findings.py")
+    assert not list(zeros(evidence))
+
+
+def test_a_draw_by_hand_from_cumulated_probabilities():
+    def chosen(p, key):
+        cumulated = jnp.cumsum(jax.nn.softmax(p["logits"]))
+        return p["values"][jnp.searchsorted(cumulated, jax.random.uniform(key))]
+
+    found = findings(chosen, {"logits": F(0.1, 0.2, 0.3), "values": F(1, 2, 3)}, jax.random.key(0))
+    assert ("draw", "warning", "['logits']") in found
+    assert ("zero", "warning", "['logits']") not in found
+
+
+def test_a_clipped_minimum_is_an_error_where_its_derivative_disagrees():
+    clipped = lambda p: jnp.sum(p["t"].at[jnp.array([5, 1])].min(p["v"], mode="clip"))
+    point = {"t": F(1, 2, 3), "v": F(1.5, 1)}
+    # So it does in some versions of JAX.
+    is_wrong = not np.array_equal(jax.grad(clipped)(point)["v"], [1, 1])
+    assert (("oob", "error", "['v']") in findings(clipped, point)) == is_wrong
+
+
+def test_how_jax_counts_is_no_read_out_of_bounds():
+    assert findings(lambda p: jnp.sum(p["t"][jnp.triu_indices(2, 1)] ** 2), {"t": F(1, 2, 3, 4).reshape(2, 2)}) == {}
+
+
+def test_a_random_callback_is_not_taken_for_rounding():
+    random = np.random.RandomState(0)
+
+    def noisy(p):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        noise = jax.pure_callback(lambda: np.float32(random.randn()), shape)  # fault: noisy
+        return p["x"] ** 2 + noise
+
+    assert findings(noisy, {"x": S(1.0)})["nondeterminism", "error", ""].where == line("noisy")
+
+
+def test_a_rule_with_another_value_is_named_for_leaves_beside_it():
+    @jax.custom_jvp
+    def wave(x):
+        return jnp.sin(x)
+
+    wave.defjvp(lambda p, t: (1.01 * jnp.sin(p[0]), jnp.cos(p[0]) * t[0]))
+    found = findings(lambda p: wave(p["x"]) * p["scale"], {"x": S(0.7), "scale": S(2.0)})
+    assert "`wave`" in found["mismatch", "error", "['scale']"].message
+
+
+def test_a_linear_leaf_has_no_curvature():
+    linear = lambda p: jnp.sum(jnp.cos(3 * p["x"])) * p["scale"] + p["offset"]
+    assert findings(linear, {"x": F(1.3, 2.1), "scale": S(1.2), "offset": S(0.7)}) == {}
