@@ -56,7 +56,7 @@ def of_runs(evidence: Evidence, found: list[Unstable]) -> Iterator[Finding]:
 
 
 def of_values(evidence: Evidence, rules: Rules, found: list[Disagreement]) -> Iterator[Finding]:
-    """One finding if the ways to evaluate the function do not agree."""
+    """Findings if the ways to evaluate the function do not agree: one for each leaf of the rule to blame, else one."""
     if not found:
         return
     worst = max(found, key=lambda disagreement: disagreement.apart.absolute)
@@ -65,10 +65,11 @@ def of_values(evidence: Evidence, rules: Rules, found: list[Disagreement]) -> It
     what = f"the function has more than one value: f(x) is {first:.8g}, but {ways} gives {second:.8g}"
     wrong = rules.wrong_values()
     if len({line(blame.chain) for blame in wrong}) == 1:
-        blame = wrong[0]
-        reason = f"the rule of {at(blame.chain)} computes another value"
+        chain = wrong[0].chain
+        reason = f"the rule of {at(chain)} computes another value"
         mend = "Fix: return from the rule what the function itself returns."
-        yield Finding("value", "error", "", line(blame.chain), f"{what}; {reason}. {mend}")
+        for path in [evidence.program.paths[leaf] for leaf in evidence.leaves_into(chain)] or [""]:
+            yield Finding("value", "error", path, line(chain), f"{what}; {reason}. {mend}")
         return
     where = eager_or_traced(evidence.program.outputs, evidence.program.leaves)
     reason = "Python takes another way where it is traced" if where else "a rule or a branch knows that it is traced"
