@@ -220,8 +220,11 @@ class _Comparison:
 
     def _share(self, reading: Reading, part: Part, toward: Leaves) -> Reading:
         """What one leaf has in the slope of many."""
+        leaf, indices = part
         gradient = self._point.gradient
-        size = np.nan if gradient is None else abs(slope_along(gradient, self._direction([part], toward)))
+        moved = np.zeros_like(toward[leaf])
+        moved.reshape(-1)[indices] = toward[leaf].reshape(-1)[indices]
+        size = np.nan if gradient is None else abs(slope_along([gradient[leaf]], [moved]))
         return reading._replace(size=size, second=np.nan)
 
     def _direction(self, group: list[Part], toward: Leaves) -> Leaves:
