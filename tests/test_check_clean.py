@@ -5,14 +5,14 @@ import pytest
 
 import partgrad as pg
 from clean import CLEAN, Lazy
+from turns import is_mine
 
-# Both versions of JAX that are tested take half of the cases each, as do both precisions of those that take either.
-TURN = int(jax.__version_info__ < (0, 11))
+# Of those that take either precision, each takes half.
 CASES = [
     pytest.param(case, x64, id=f"{case.name}-{'x64' if x64 else 'x32'}")
     for number, case in enumerate(CLEAN)
     for x64 in [bool(number // 2 % 2) if case.x64 is None else case.x64]
-    if number % 2 == TURN
+    if is_mine(number)
 ]
 
 
