@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from partgrad._check._derivatives import derivatives
-from partgrad._check._program import Program
+from partgrad._check.derivatives import derivatives
+from partgrad._check.program import Program
 
 X = np.array([1.7, 0.4, -0.6, 1.3, -0.9], np.float32)
 ONE_ZERO = X * np.array([1, 0, 1, 1, 1], np.float32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from partgrad._check._differences import JUMP, KINK, SMOOTH, UNSURE, slope
+from partgrad._check.differences import JUMP, KINK, SMOOTH, UNSURE, slope
 
 sizes = st.floats(1e-3, 1e3).flatmap(lambda size: st.sampled_from([size, -size]))
 

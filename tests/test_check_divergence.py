@@ -1,6 +1,7 @@
 """The line at which two runs of the same Python part."""
 
 import functools
+import importlib
 import sys
 
 import jax
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from partgrad._check import _divergence
-from partgrad._check._divergence import eager_or_traced, parting_line
-from partgrad._check._user import is_users
+from partgrad._check.divergence import eager_or_traced, parting_line
+from partgrad._check.user import is_users
+
+# The package's function of that name hides the module.
+divergence_module = importlib.import_module("partgrad._check.divergence")
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="another tracer is at work")
 
@@ -180,7 +183,7 @@ def test_the_earlier_of_two_partings():
 
 
 def test_long_runs_end_soon_and_are_not_judged_by_their_end(monkeypatch):
-    monkeypatch.setattr(_divergence, "_MOST_STEPS", 200)
+    monkeypatch.setattr(divergence_module, "_MOST_STEPS", 200)
 
     def function(count):
         for _ in range(count):
@@ -191,8 +194,8 @@ def test_long_runs_end_soon_and_are_not_judged_by_their_end(monkeypatch):
     assert parting_line(*[lambda: function(next(counts))] * 2) == line(function, 1)
     counts = iter([1000, 2000])
     assert parting_line(*[lambda: function(next(counts))] * 2) == ""
-    monkeypatch.setattr(_divergence, "_MOST_STEPS", 10**9)
-    monkeypatch.setattr(_divergence, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(divergence_module, "_MOST_STEPS", 10**9)
+    monkeypatch.setattr(divergence_module, "_MOST_SECONDS", 0.0)
     assert parting_line(*[functools.partial(function, 2000)] * 2) == ""
 
 
@@ -225,7 +228,7 @@ def test_no_tracer_stays():
         (jax.__file__, False),
         (np.__file__, False),
         (functools.__file__, False),
-        (_divergence.__file__, False),
+        (divergence_module.__file__, False),
         ("<string>", False),
         ("<frozen importlib._bootstrap>", False),
         ("<ipython-input-3-0123>", True),

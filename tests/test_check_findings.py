@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from partgrad._check._draws import draws
-from partgrad._check._evidence import Evidence
-from partgrad._check._program import Program
-from partgrad._check._values import Values
-from partgrad._check._zeros import zeros
+from partgrad._check.draws import draws
+from partgrad._check.evidence import Evidence
+from partgrad._check.program import Program
+from partgrad._check.values import Values
+from partgrad._check.zeros import zeros
 
 S = jnp.float32
 F = lambda *values: jnp.array(values, jnp.float32)

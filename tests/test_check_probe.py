@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from partgrad._check import _flow as flow
-from partgrad._check._probe import probe
-from partgrad._check._program import Program
-from partgrad._check._source import line
+from partgrad._check import flow
+from partgrad._check.probe import probe
+from partgrad._check.program import Program
+from partgrad._check.source import line
 
 
 def here(offset=0):

@@ -1,13 +1,16 @@
 """Progress of a check: silence at first, one line on a terminal, few lines in a log, or a function of the user's."""
 
+import importlib
 import io
 
 import pytest
 
 from messages import refused
 from partgrad import errors
-from partgrad._check import _progress
-from partgrad._check._progress import Progress
+from partgrad._check.progress import Progress
+
+# The package's function of that name hides the module.
+progress_module = importlib.import_module("partgrad._check.progress")
 
 
 class Clock:
@@ -34,14 +37,14 @@ class Screen(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch):
     found = Clock()
-    monkeypatch.setattr(_progress, "time", found)
+    monkeypatch.setattr(progress_module, "time", found)
     return found
 
 
 def run(monkeypatch, clock, progress, terminal, seconds, what="differences"):
     """What is written by a hundred steps that take so long together."""
     screen = Screen(terminal)
-    monkeypatch.setattr(_progress.sys, "stderr", screen)
+    monkeypatch.setattr(progress_module.sys, "stderr", screen)
     with Progress(progress) as shown:
         shown.expect(40)
         shown.expect(60)
@@ -76,7 +79,7 @@ def test_a_long_check_rewrites_one_line_of_a_terminal(monkeypatch, clock):
 
 def test_a_shorter_line_covers_the_longer_one(monkeypatch, clock):
     screen = Screen(True)
-    monkeypatch.setattr(_progress.sys, "stderr", screen)
+    monkeypatch.setattr(progress_module.sys, "stderr", screen)
     with Progress(True) as shown:
         for what in ("a long name of a step", "short", "x" * 200, "two\nlines"):
             clock.now += 1
@@ -90,7 +93,7 @@ def test_a_shorter_line_covers_the_longer_one(monkeypatch, clock):
 
 def test_the_line_is_cleared_when_a_check_raises(monkeypatch, clock):
     screen = Screen(True)
-    monkeypatch.setattr(_progress.sys, "stderr", screen)
+    monkeypatch.setattr(progress_module.sys, "stderr", screen)
 
     def check():
         with Progress(True) as shown:
@@ -119,7 +122,7 @@ def test_there_may_be_more_steps_than_expected():
 
 
 def test_without_a_standard_error(monkeypatch, clock):
-    monkeypatch.setattr(_progress.sys, "stderr", None)
+    monkeypatch.setattr(progress_module.sys, "stderr", None)
     with Progress(True) as shown:
         shown.tick("values")
 

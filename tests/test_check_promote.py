@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 from jax.scipy import special
 
-from partgrad._check._promote import promoted
+from partgrad._check.promote import promoted
 
 diffrax = pytest.importorskip("diffrax")
 lx = pytest.importorskip("lineax")

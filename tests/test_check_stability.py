@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 from jax import lax
 
-from partgrad._check._program import Program
-from partgrad._check._stability import condition, unlike_in_scale, unstable, unstable_equation
-from partgrad._check._values import program_noise, values
+from partgrad._check.program import Program
+from partgrad._check.stability import condition, unlike_in_scale, unstable, unstable_equation
+from partgrad._check.values import program_noise, values
 
 generator = np.random.default_rng(0)
 count = itertools.count()

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from partgrad._check import _values
-from partgrad._check._agreement import apart
-from partgrad._check._program import Program
-from partgrad._check._rounding import input_noise, rounding_noise
-from partgrad._check._values import program_noise, random_like, traced_gradient_apart, values
+from partgrad._check.agreement import apart
+from partgrad._check.program import Program
+from partgrad._check.rounding import input_noise, rounding_noise
+from partgrad._check.values import program_noise, random_like, traced_gradient_apart, values
+
+# The package's function of that name hides the module.
+values_module = importlib.import_module("partgrad._check.values")
 
 equinox = pytest.mark.skipif(importlib.util.find_spec("equinox") is None, reason="needs equinox")
 
@@ -322,7 +324,7 @@ def test_a_program_whose_operations_cannot_be_run_has_a_noise(monkeypatch):
     def fails(*_):
         raise NotImplementedError
 
-    monkeypatch.setattr(_values, "rounding_noise", fails)
+    monkeypatch.setattr(values_module, "rounding_noise", fails)
     traced = program(lambda x: jnp.sin(x) - x, jnp.ones(3))
     noise = program_noise(traced)
     assert np.all(noise()[0] > 0)
@@ -379,7 +381,7 @@ def test_cotangents_are_the_same_each_time(x64):
 
 def test_a_gradient_a_few_times_its_noise_off_is_rounding(monkeypatch):
     traced = program(lambda x: jnp.sum(jnp.sin(x)), jnp.float32(0.0))
-    monkeypatch.setattr(_values, "noise_of", lambda jaxpr, operands: lambda: [np.array(1e-3)])
+    monkeypatch.setattr(values_module, "noise_of", lambda jaxpr, operands: lambda: [np.array(1e-3)])
     off = lambda by: traced_gradient_apart(traced, [jnp.ones(())], [jnp.float32(1 + by)])
     assert not off(5e-3)
     assert off(5e-2)

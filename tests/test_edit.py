@@ -12,7 +12,7 @@ import partgrad as pg
 from messages import refused
 from models import RBF, Config, Linear, Periodic, Point, Sum, composite, loss
 from partgrad import NonDiff, errors
-from partgrad._equal import trees_equal
+from partgrad._trees.equality import trees_equal
 from test_laws import mixed
 
 TREE = {"k": RBF(1.0, NonDiff(2.0)), "lin": Linear(jnp.ones(2), 3.0), "n": 4}

@@ -10,8 +10,8 @@ import pytest
 import partgrad as pg
 from models import Config, Flax, Point, composite
 from partgrad import NonDiff
-from partgrad._equal import trees_equal
-from partgrad._leaf import is_differentiable
+from partgrad._trees.equality import trees_equal
+from partgrad._trees.leaf import is_differentiable
 
 SHARED = jnp.array([1.0, 2.0])
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 import partgrad as pg
 from models import RBF, Config, Flax, Linear, Periodic, Point, Sum
 from partgrad import NonDiff, Static
-from partgrad._equal import trees_equal
-from partgrad._leaf import is_differentiable
+from partgrad._trees.equality import trees_equal
+from partgrad._trees.leaf import is_differentiable
 
 SHARED = jnp.array([0.5, 0.25])
 
@@ -52,7 +52,7 @@ mixed, smooth = trees(st.one_of(floats, others)), trees(floats)
 
 
 def paths(tree):
-    from partgrad._layout import Layout
+    from partgrad._marks.layout import Layout
 
     return Layout(tree).leaves
 

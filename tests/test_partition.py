@@ -8,7 +8,7 @@ import pytest
 import partgrad as pg
 from models import RBF, Config, Linear, Periodic, Product, Sum, composite, loss
 from partgrad import NonDiff, errors
-from partgrad._equal import trees_equal
+from partgrad._trees.equality import trees_equal
 
 
 def test_parts_have_the_trees_node_types_and_marks_and_the_gradients_structure():

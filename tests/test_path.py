@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from models import Config, Point
-from partgrad import _path, errors
-from partgrad._layout import Layout
+from partgrad import errors
+from partgrad._marks.layout import Layout
+from partgrad._trees import paths as key_paths
 
 
 class Colour(enum.Enum):
@@ -47,27 +48,27 @@ def test_paths_read_as_python():
 )
 def test_what_cannot_be_read_says_where_and_what_was_expected(text, position, expected):
     with pytest.raises(errors.NoMatchError, match=f"cannot be read at position {position}.*\n  Expected {expected}"):
-        _path.parse(text)
+        key_paths.parse(text)
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(), min_size=1, max_size=4))
 def test_every_written_path_is_read_back_to_the_same_leaf(tree):
     layout = Layout(tree)
     for leaf in layout.leaves:
-        (step,) = _path.parse(leaf.path)
+        (step,) = key_paths.parse(leaf.path)
         assert [other.path for other in layout.leaves if step.matches(other.step, other.siblings)] == [leaf.path]
 
 
 def test_keys_of_other_kinds():
     for key in [(1, "a"), 2, -1, True, "it's", 'a"b', "a]b", "x.y", Colour.RED]:
         (leaf,) = Layout({key: 1.0}).leaves
-        (step,) = _path.parse(leaf.path)
+        (step,) = key_paths.parse(leaf.path)
         assert step.matches(leaf.step, 1), leaf.path
-    (step,) = _path.parse("[1]")
+    (step,) = key_paths.parse("[1]")
     assert not step.matches(jax.tree_util.DictKey(True), 1)
 
 
 def test_negative_indices_count_from_the_end():
-    (step,) = _path.parse("[-1]")
+    (step,) = key_paths.parse("[-1]")
     assert step.matches(jax.tree_util.SequenceKey(2), 3)
     assert not step.matches(jax.tree_util.SequenceKey(1), 3)

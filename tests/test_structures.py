@@ -16,7 +16,7 @@ import pytest
 
 import partgrad as pg
 from partgrad import NonDiff, errors
-from partgrad._reach import reaches_array
+from partgrad._trees.reach import reaches_array
 
 
 class Module(eqx.Module):

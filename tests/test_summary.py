@@ -10,8 +10,8 @@ import pytest
 
 import partgrad as pg
 from models import RBF, Config, Flax, Linear, Periodic, Point, composite
-from partgrad._layout import Layout
-from partgrad._summary import Row, summary
+from partgrad._display.summary import Row, summary
+from partgrad._marks.layout import Layout
 
 
 def statuses(tree, wrt=None):

@@ -5,8 +5,8 @@ import pytest
 
 import partgrad as pg
 from partgrad import errors, testing
-from partgrad._check._finding import Finding
-from partgrad._check._report import GradientReport, Row
+from partgrad._check.finding import Finding
+from partgrad._check.report import GradientReport, Row
 
 NAN = Finding("nan", "error", "a", "model.py:42", "the gradient is NaN. Expected a number.")
 

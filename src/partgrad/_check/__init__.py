@@ -8,28 +8,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _path, _words as words
-from .._arguments import Arguments, Call
-from .._layout import Layout
-from .._leaf import describe
-from .._status import status_of
-from . import _comparisons as comparisons
-from ._derivatives import Derivatives, derivatives
-from ._draws import draws, has_implicit_draw
-from ._evidence import Evidence
-from ._finding import Finding as Finding
-from ._indices import indices
-from ._nonfinite import nonfinite
-from ._program import Program, differentiable
-from ._progress import Progress
-from ._report import GradientReport as GradientReport, Row
-from ._rules import Rules
-from ._stability import has_foreign, unlike_in_scale, unstable
-from ._symmetric import factorizations, symmetrised
-from ._ties import Ties
-from ._user import raised_at
-from ._values import CONCRETIZATION, Unavailable, Values, noise_of, program_noise, traced_gradient_apart, values
-from ._zeros import zeros
+from .. import _words as words
+from .._display import status_of
+from .._marks import Layout
+from .._transforms import Arguments, Call
+from .._trees import describe, paths
+from . import comparisons
+from .derivatives import Derivatives, derivatives
+from .draws import draws, has_implicit_draw
+from .evidence import Evidence
+from .finding import Finding as Finding
+from .indices import indices
+from .nonfinite import nonfinite
+from .program import Program, differentiable
+from .progress import Progress
+from .report import GradientReport as GradientReport, Row
+from .rules import Rules
+from .stability import has_foreign, unlike_in_scale, unstable
+from .symmetric import factorizations, symmetrised
+from .ties import Ties
+from .user import raised_at
+from .values import CONCRETIZATION, Unavailable, Values, noise_of, program_noise, traced_gradient_apart, values
+from .zeros import zeros
 
 
 def check(
@@ -253,7 +253,7 @@ class _Checking:
             number = chosen.get(index)
             status = status_of(place, leaf) if number is None else self._status(number)
             size = None if number is None or gradient is None else _rms(gradient[number])
-            rows.append(Row(_path.write(place.steps), describe(leaf), status, size))
+            rows.append(Row(paths.write(place.steps), describe(leaf), status, size))
         return GradientReport(self._name, tuple(rows), tuple(dict.fromkeys(self._findings)), self._cost)
 
     def _status(self, number: int) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _words as words
-from .._trace import rewritten
-from ._derivative import Program
+from .._programs import rewritten
+from .derivative import Program
 
 
 def double_where(f: Callable[..., Any]) -> Callable[..., Any]:

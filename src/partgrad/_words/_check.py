@@ -1,7 +1,7 @@
 """The words of errors of a check."""
 
+from .._message import word
 from ..errors import ArgumentError, CheckError
-from ._form import word
 
 
 def check_failed(function: str, table: str) -> CheckError:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from .._message import listed, near_misses, word
 from ..errors import DataclassError, StaticError
-from ._form import listed, near_misses, word
 
 
 def static_and_nondiff(owner: str) -> DataclassError:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from .._message import listed, near_misses, word
 from ..errors import ArgumentError, DrawError
-from ._form import listed, near_misses, word
 
 
 def draw_word(found: object, known: Sequence[str]) -> ArgumentError:

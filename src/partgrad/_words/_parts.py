@@ -1,7 +1,7 @@
 """The words of errors about parts of a tree that do not fit together."""
 
+from .._message import at, word
 from ..errors import PartsError
-from ._form import at, word
 
 
 def no_parts() -> PartsError:

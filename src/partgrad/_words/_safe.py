@@ -1,7 +1,7 @@
 """The words of errors of the functions in `safe`."""
 
+from .._message import word
 from ..errors import ArgumentError
-from ._form import word
 
 
 def at_singular_dtype(name: str, found: object, real: bool) -> ArgumentError:

@@ -2,8 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..errors import ElementError, NoMatchError, NotDifferentiableError, SelectionError, SelectorTypeError, SlotError
-from ._form import at, listed, near_misses, word
+from .._message import at, listed, near_misses, word
+from ..errors import (
+    ElementError,
+    NoMatchError,
+    NotDifferentiableError,
+    SelectionError,
+    SelectorTypeError,
+    SlotError,
+)
 
 
 def not_a_selector(wrt: object) -> SelectorTypeError:

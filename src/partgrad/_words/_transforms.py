@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from .._message import at, listed, near_misses, word
 from ..errors import ArgumentError, PartsError, SelectionError
-from ._form import at, listed, near_misses, word
 
 
 def argument_missing(argnums: object, needed: int, given: int) -> ArgumentError:

@@ -1,0 +1,146 @@
+"""Random draws that depend on a leaf, and what the gradient through each of them is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from .._programs import CALLS
+from . import flow
+from .evidence import Evidence, name_of
+from .finding import Finding
+from .program import Chain
+from .source import is_of_jax_random, line, sampler_of
+
+_COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "lt_to", "le_to"})
+# Tests for NaN, which decide nothing.
+_TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
+# What `jax.random` differentiates wrongly: `wald` chooses between two roots, and the choice has no derivative.
+_BIASED = frozenset({"wald"})
+_SCORE = (
+    "Fix: draw it by `partgrad.draw(..., gradient='score', log_prob=...)` in a `partgrad.expectation`, or say "
+    "gradient='fixed'"
+)
+
+
+def draws(evidence: Evidence) -> Iterator[Finding]:
+    """One finding for each leaf and each line of a draw that depends on it."""
+    said = set()
+    program = evidence.program
+    single = [[chain] for chain in [*_samplers(evidence), *_decisions(evidence)]]
+    for chains in [*single, *_inlined(evidence)]:
+        for leaf, path in enumerate(program.paths):
+            own = [chain for chain in chains if evidence.is_into(leaf, chain)]
+            # A call of another sampler is told of by itself.
+            if not own or (len(chains) > 1 and any(map(_is_call, own))):
+                continue
+            meaning = _meaning(evidence, leaf, own[0]) if len(chains) == 1 else _of_group(evidence, leaf, chains)
+            finding = Finding("draw", meaning[0], path, line(own[0]), meaning[1])
+            if finding not in said:
+                said.add(finding)
+                yield finding
+
+
+def has_implicit_draw(evidence: Evidence, leaf: int) -> bool:
+    """Whether a draw with an implicit derivative depends on a leaf: then a difference at a fixed key is another."""
+    return any(_is_implicit(chain) and evidence.is_into(leaf, chain) for chain in evidence.smooth.chains)
+
+
+def _samplers(evidence: Evidence) -> list[Chain]:
+    """The calls of `jax.random`, without those that these make themselves."""
+    found = []
+    for chain in evidence.smooth.chains:
+        if (_is_call(chain) or _is_implicit(chain)) and not any(map(is_of_jax_random, chain[:-1])):
+            found.append(chain)
+    return flow.reaching(evidence.program.jaxpr.jaxpr, found)
+
+
+def _inlined(evidence: Evidence) -> list[list[Chain]]:
+    """The equations of each function of `jax.random` that is no call in the jaxpr, as `binomial`."""
+    groups: dict[Any, list[Chain]] = {}
+    for chain in evidence.smooth.chains:
+        if any(map(is_of_jax_random, chain[:-1])) or any(sampler_of(outer) for outer in chain[:-1]):
+            continue
+        name = sampler_of(chain[-1])
+        if name is not None:
+            groups.setdefault((tuple(map(id, chain[:-1])), name, line(chain)), []).append(chain)
+    reached = flow.reaching(evidence.program.jaxpr.jaxpr, [chain for group in groups.values() for chain in group])
+    known = set(map(id, reached))
+    return [group for group in groups.values() if len(group) > 1 and any(id(chain) in known for chain in group)]
+
+
+def _decisions(evidence: Evidence) -> list[Chain]:
+    """Where chance and a leaf together decide something discrete, outside of a sampler of `jax.random`."""
+    found = []
+    for chain in evidence.smooth.chains:
+        if (
+            chain[-1].primitive.name in _TESTS
+            or any(evidence.smooth.out_of(chain))
+            or any(map(is_of_jax_random, chain))
+            or any(map(sampler_of, chain))
+        ):
+            continue
+        if not evidence.contains_others(chain) and any(evidence.smooth.into(chain)) and any(evidence.drawn.into(chain)):
+            found.append(chain)
+    return flow.reaching(evidence.program.jaxpr.jaxpr, found)
+
+
+def _is_call(chain: Chain) -> bool:
+    return chain[-1].primitive.name in CALLS and is_of_jax_random(chain[-1])
+
+
+def _is_implicit(chain: Chain) -> bool:
+    return chain[-1].primitive.name == "random_gamma"
+
+
+def _meaning(evidence: Evidence, leaf: int, chain: Chain) -> tuple[str, str]:
+    """The severity, and the message."""
+    equation = chain[-1]
+    if equation.primitive.name not in CALLS and not _is_implicit(chain):
+        return _of_decision(evidence, leaf, chain)
+    name = str(equation.params.get("name", equation.primitive.name)).strip("_").removeprefix("random_")
+    inside = [other for other in evidence.smooth.chains if other[: len(chain)] == chain]
+    is_implicit = any(_contains_implicit(evidence, leaf, other) for other in inside)
+    return _of_draw(name, is_implicit, evidence.is_out_of(leaf, chain))
+
+
+def _of_group(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, str]:
+    own = {id(chain[-1]) for chain in chains}
+    used = {id(atom) for other in evidence.siblings(chains[0]) if id(other) in own for atom in other.invars}
+    # What leaves it is what it does not use itself.
+    last = [chain for chain in chains if not any(id(result) in used for result in chain[-1].outvars)]
+    is_out = any(evidence.is_out_of(leaf, chain) for chain in last)
+    return _of_draw(str(sampler_of(chains[0][-1])), False, is_out)
+
+
+def _of_draw(name: str, is_implicit: bool, is_out: bool) -> tuple[str, str]:
+    what = f"the draw of `{name}` depends on it"
+    if name in _BIASED:
+        return "warning", (
+            f"{what}, and its gradient is biased: the choice of one of two roots has none. Fix: another sampler, or a "
+            "score-function estimate."
+        )
+    if is_implicit:
+        return "info", f"{what}, and its gradient is implicit: right on average, and not compared at a fixed key."
+    if is_out:
+        return "info", f"{what}, and its gradient is pathwise: that of the draw at a fixed key."
+    return (
+        "warning",
+        f"{what}, and its gradient is silently zero: what it draws is discrete. {_SCORE} to mean the zero.",
+    )
+
+
+def _contains_implicit(evidence: Evidence, leaf: int, chain: Chain) -> bool:
+    return _is_implicit(chain) and evidence.is_into(leaf, chain)
+
+
+def _of_decision(evidence: Evidence, leaf: int, chain: Chain) -> tuple[str, str]:
+    operands = list(zip(evidence.smooth.into(chain), evidence.drawn.into(chain), strict=True))
+    # A random number on one side and the leaf on the other: a draw by hand. A threshold for what holds both may be a
+    # kink that is as good as any.
+    apart = any(drawn and not mask for mask, drawn in operands) and any(mask and not drawn for mask, drawn in operands)
+    # Nothing is continuous there for a leaf that has no other way to the output.
+    is_only = not flow.union(evidence.smooth.outputs) >> leaf & 1
+    is_threshold = chain[-1].primitive.name in _COMPARISONS and not (apart or is_only)
+    begin = f"a random draw and it together decide {name_of(chain[-1])}, through which the gradient is silently zero"
+    if is_threshold:
+        return "info", f"{begin}. If what it chooses between is continuous there, all is well."
+    return "warning", f"{begin}. {_SCORE} to mean the zero."

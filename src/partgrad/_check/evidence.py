@@ -1,0 +1,168 @@
+"""What is known of the function under check, computed when it is first asked for."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from .._programs import ENTERED, custom_rule_body, inner_jaxprs, opened
+from . import flow
+from .program import Chain, Program
+from .source import line
+from .values import Values
+
+Array = np.ndarray[Any, Any]
+
+
+class Evidence:
+    """A program, its derivative at one point, and what flows where in it.
+
+    Args:
+        program: The function.
+        values: Its outputs and its gradient, as the user's Python computes them.
+
+    Attributes:
+        program: The function.
+        cotangents: The weights of the outputs of which `gradients` is the gradient of the sum.
+        gradients: The gradient for each leaf; empty where there is no reverse derivative.
+    """
+
+    def __init__(self, program: Program, values: Values):
+        self.program, self.cotangents, self._plain = program, values.cotangents, values.plain
+        self.gradients = [np.asarray(gradient) for gradient in values.gradient or []]
+
+    @functools.cached_property
+    def smooth(self) -> flow.Flow:
+        """What the derivative of everything may depend on: one bit for each leaf."""
+        return flow.differentiably(self.program.jaxpr.jaxpr, self._bits)
+
+    @functools.cached_property
+    def value(self) -> flow.Flow:
+        """What the value of everything depends on: one bit for each leaf."""
+        return flow.by_value(self.program.jaxpr.jaxpr, self._bits)
+
+    @functools.cached_property
+    def drawn(self) -> flow.Flow:
+        """What depends on a random draw inside the function."""
+        return flow.of_draws(self.program.jaxpr.jaxpr)
+
+    @functools.cached_property
+    def value_is_finite(self) -> bool:
+        """Whether the function itself is finite at the point."""
+        return all(map(is_finite, self._plain))
+
+    @functools.cached_property
+    def has_forward(self) -> bool:
+        """Whether there is a forward derivative."""
+        try:
+            return bool(self.program.tangent)
+        except Exception:  # Custom rules raise what they like.
+            return False
+
+    @property
+    def _bits(self) -> list[int]:
+        return [1 << leaf for leaf in range(len(self.program.leaves))]
+
+    def leaves_into(self, chain: Chain) -> list[int]:
+        """The leaves whose derivative goes through an equation, or through what it is inside of."""
+        for length in range(len(chain), 0, -1):
+            if self.smooth.knows(chain[:length]):
+                mask = flow.union(self.smooth.into(chain[:length]))
+                return [leaf for leaf in range(len(self.program.leaves)) if mask >> leaf & 1]
+        return []
+
+    def is_into(self, leaf: int, chain: Chain) -> bool:
+        """Whether a leaf flows differentiably into an operand of an equation that has a tangent."""
+        operands = zip(chain[-1].invars, self.smooth.into(chain), strict=True)
+        return any(mask >> leaf & 1 and flow.has_tangent(atom) for atom, mask in operands)
+
+    def is_out_of(self, leaf: int, chain: Chain) -> bool:
+        """Whether a leaf flows differentiably out of an equation."""
+        return bool(flow.union(self.smooth.out_of(chain)) >> leaf & 1)
+
+    def contains_others(self, chain: Chain) -> bool:
+        """Whether an equation is entered: what it does is what those inside of it do."""
+        return chain[-1].primitive.name in ENTERED
+
+    def siblings(self, chain: Chain) -> list[JaxprEqn]:
+        """The equations of the body that an equation is in, in their order."""
+        bodies = inner_jaxprs(chain[-2]) if len(chain) > 1 else [self.program.jaxpr.jaxpr]
+        return next((list(body.eqns) for body in bodies if any(e is chain[-1] for e in body.eqns)), [])
+
+    def gradients_of(self, function: Any) -> list[Array] | None:
+        """The gradients of another function of the leaves, weighted alike; None if it has none."""
+        try:
+            _, pullback = jax.vjp(jax.jit(function), self.program.leaves)
+            (gradients,) = pullback(self.cotangents)
+        except Exception:  # What was tried as a remedy may fail in any way; then it is none.
+            return None
+        return [np.asarray(gradient) for gradient in gradients]
+
+
+def is_finite(value: Any) -> bool:
+    """Whether all of an array is."""
+    return bool(jnp.isfinite(value).all())
+
+
+def name_of(equation: JaxprEqn) -> str:
+    """What a user calls an operation: the custom rule by its function's name, others by their primitive's."""
+    rule = rule_name(equation)
+    if rule is not None:
+        return f"`{rule}`"
+    return f"`{_SPOKEN.get(equation.primitive.name, equation.primitive.name)}`"
+
+
+def rule_name(equation: JaxprEqn) -> str | None:
+    """The name of the function that has a custom derivative rule; None if the equation is no call of one."""
+    body = custom_rule_body(equation)
+    if body is None:
+        return None
+    described = getattr(opened(body)[0].debug_info, "func_src_info", None) or ""
+    name = str(described).partition(" at ")[0]
+    return name if name.isidentifier() else "a custom rule"
+
+
+_SPOKEN = {
+    "acos": "arccos",
+    "asin": "arcsin",
+    "atan2": "arctan2",
+    "div": "divide",
+    "gt": ">",
+    "ge": ">=",
+    "lt": "<",
+    "le": "<=",
+    "lt_to": "<",
+    "le_to": "<=",
+    "eq": "==",
+    "ne": "!=",
+    "select_n": "where",
+    "pow": "power",
+    "integer_pow": "power",
+    "logistic": "sigmoid",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "dot_general": "matmul",
+}
+
+
+def at(chain: Chain) -> str:
+    """An operation with its line, for a message."""
+    where = line(chain)
+    return f"{name_of(chain[-1])} at {where}" if where else name_of(chain[-1])
+
+
+def steps_of(steps: list[tuple[int, ...]]) -> str:
+    """Which steps of a loop, for a message; empty outside of loops."""
+    if not steps or not steps[0]:
+        return ""
+    shown = [", ".join(map(str, step)) if len(step) == 1 else str(step) for step in dict.fromkeys(steps)]
+    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
+    return f" in iteration {shown[0]}" if len(shown) == 1 else f" in iterations {', '.join(shown[:5])}{more}"
+
+
+def element(flat: int, shape: tuple[int, ...]) -> str:
+    """Which element of an array, for a message; empty for a scalar."""
+    return f" in element {[int(i) for i in np.unravel_index(flat, shape)]}" if shape else ""

@@ -1,0 +1,148 @@
+"""Reads and writes out of bounds: which index, at which line, and whether the derivative disagrees because of it."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+from jax.lax import GatherScatterMode
+
+from .._consistent_indexing import consistent_indexing
+from .._programs import Operands, any_equation, written_window
+from .evidence import Evidence, steps_of
+from .finding import Finding
+from .probe import Answer, probe
+from .program import Chain
+from .source import is_in_library, line
+
+_WRITES = frozenset({"scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"})
+_DELIBERATE = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP)
+
+
+def indices(evidence: Evidence) -> Iterator[Finding]:
+    """One finding for each leaf that an equation reads or writes out of bounds."""
+    program = evidence.program
+    if not any_equation(program.jaxpr.jaxpr, _is_by_index):
+        return
+    grouped: dict[tuple[int, ...], list[Answer]] = {}
+    for answer in probe(program.jaxpr, program.leaves, _question):
+        grouped.setdefault(tuple(map(id, answer.chain)), []).append(answer)
+    if not grouped:
+        return
+    disagreeing = _disagreeing(evidence)
+    for answers in grouped.values():
+        chain = answers[0].chain
+        leaves = evidence.leaves_into(chain)
+        for leaf in leaves:
+            wrong = leaf in disagreeing and _may_disagree(chain[-1])
+            # A library reads beyond the end where it makes no use of what it reads.
+            severity = "error" if wrong else "info" if is_in_library(chain) else "warning"
+            message = f"{_words(answers)} {_meaning(chain[-1], wrong)}"
+            yield Finding("oob", severity, program.paths[leaf], line(chain), message)
+        # `jnp.nonzero` and its like count by writes that drop what is outside.
+        if not leaves and not _counts(chain[-1]):
+            message = f"{_words(answers)} No leaf's derivative goes through it, only the value."
+            yield Finding("oob", "warning", "", line(chain), message)
+
+
+def _is_by_index(equation: JaxprEqn) -> bool:
+    return equation.primitive.name in ("gather", "dynamic_slice", "dynamic_update_slice", *_WRITES)
+
+
+def _question(chain: Chain, operands: Operands, results: Operands) -> Any:
+    """Of the first index out of bounds: its place, the axis, the index, and how long the axis is."""
+    del results
+    name = chain[-1].primitive.name
+    if name in ("dynamic_slice", "dynamic_update_slice"):
+        starts, axes, sizes = _of_slice(chain[-1], operands)
+    elif name == "gather" or name in _WRITES:
+        starts, axes, sizes = _of_vectors(chain[-1], operands)
+    else:
+        return None
+    shape = np.shape(operands[0])
+    if not axes or not math.prod(starts.shape):
+        return None
+    lengths = jnp.array([shape[axis] for axis in axes])
+    last = jnp.array([shape[axis] - size for axis, size in zip(axes, sizes, strict=True)])
+    outside = jnp.ravel((starts < 0) | (starts > last))
+    first = jnp.argmax(outside)
+    which = first % len(axes)
+    found = [jnp.where(outside.any(), first, -1), jnp.array(axes)[which], jnp.ravel(starts)[first], lengths[which]]
+    return jnp.stack([number.astype(jnp.int32) for number in found])
+
+
+def _of_slice(equation: JaxprEqn, operands: Operands) -> tuple[Any, list[int], list[int]]:
+    is_read = equation.primitive.name == "dynamic_slice"
+    starts = operands[1 if is_read else 2 :][: np.ndim(operands[0])]
+    sizes = equation.params["slice_sizes"] if is_read else np.shape(operands[1])
+    return (
+        jnp.stack([_signed(start) for start in starts]) if starts else jnp.zeros(0, int),
+        [*range(len(starts))],
+        [*sizes],
+    )
+
+
+def _of_vectors(equation: JaxprEqn, operands: Operands) -> tuple[Any, list[int], list[int]]:
+    numbers = equation.params["dimension_numbers"]
+    if equation.primitive.name == "gather":
+        axes, window = numbers.start_index_map, equation.params["slice_sizes"]
+    else:
+        axes, window = numbers.scatter_dims_to_operand_dims, written_window(equation)
+    return _signed(operands[1]), list(axes), [window[axis] for axis in axes]
+
+
+def _signed(index: Any) -> Any:
+    index = jnp.asarray(index)
+    return index.astype(jnp.int32) if jnp.issubdtype(index.dtype, jnp.unsignedinteger) else index
+
+
+def _disagreeing(evidence: Evidence) -> set[int]:
+    """The leaves whose gradient is another where derivatives are made to agree with the values."""
+    if not evidence.gradients:
+        return set()
+    consistent = evidence.gradients_of(consistent_indexing(evidence.program.outputs))
+    if consistent is None:
+        return set()
+    pairs = zip(evidence.gradients, consistent, strict=True)
+    return {
+        leaf for leaf, (found, meant) in enumerate(pairs) if not np.allclose(found, meant, rtol=1e-4, equal_nan=True)
+    }
+
+
+def _may_disagree(equation: JaxprEqn) -> bool:
+    if equation.primitive.name in ("scatter-min", "scatter-max"):
+        # JAX clips these where they write, and not where their derivative looks who won.
+        return equation.params["mode"] != GatherScatterMode.FILL_OR_DROP
+    return equation.params.get("mode") not in (None, *_DELIBERATE)
+
+
+def _counts(equation: JaxprEqn) -> bool:
+    is_integer = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.integer)
+    return is_integer and equation.params.get("mode") == GatherScatterMode.FILL_OR_DROP
+
+
+def _words(answers: list[Answer]) -> str:
+    axis, index, length = (int(number) for number in answers[0].numbers[1:])
+    name = answers[0].chain[-1].primitive.name
+    does = "read" if name in ("gather", "dynamic_slice") else "write"
+    # Where an index may count from the end, the program has added the length before we see it.
+    also = f" (or {index - length}, where negative ones count from the end)" if index < 0 else ""
+    steps = steps_of([answer.steps for answer in answers])
+    return f"a {does} at index {index}{also} is out of bounds for axis {axis}, which has size {length}{steps}."
+
+
+def _meaning(equation: JaxprEqn, wrong: bool) -> str:
+    if wrong:
+        return (
+            "The gradient disagrees with the value because of it. Fix: mend the index; or differentiate "
+            "`partgrad.consistent_indexing(f)`, whose gradient is another."
+        )
+    mode = equation.params.get("mode")
+    if mode in _DELIBERATE:
+        word = {GatherScatterMode.CLIP: "clipped"}.get(
+            mode, "filled" if equation.primitive.name == "gather" else "dropped"
+        )
+        return f"It is {word}, in the value and in the derivative alike. Fix: mend the index, unless that is meant."
+    return "It is moved inside, in the value and in the derivative alike. Fix: mend the index, unless that is meant."

@@ -1,0 +1,78 @@
+"""How far a check is: nothing for a short one, a line on the standard error for a long one."""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from .. import _words as words
+from .._display import columns, fitted, printable
+
+_SILENT = 2.0
+# Seconds between two lines in a log, and between two on a terminal, where each takes the place of the last.
+_LOG, _TERMINAL = 10.0, 0.1
+_COLUMNS = 79
+
+
+class Progress:
+    """Counts steps and tells about them; a context, at whose end the line on a terminal is cleared.
+
+    Args:
+        progress: None tells after two seconds, True at once, False never. A function is called at each step instead,
+            with the number of steps done, the number of all steps that are known of, and what was done.
+
+    Raises:
+        ArgumentError: If it is something else.
+    """
+
+    def __init__(self, progress: bool | Callable[[int, int, str], object] | None) -> None:
+        if not (progress is None or isinstance(progress, bool) or callable(progress)):
+            raise words.not_a_progress(progress)
+        self._call = progress if callable(progress) else None
+        # How long to say nothing.
+        self._silent = 0.0 if progress is True else _SILENT if progress is None else float("inf")
+        self._done = self._total = self._width = 0
+        self._next = 0.0
+
+    def __enter__(self) -> "Progress":
+        self._next = time.monotonic() + self._silent
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._width:
+            _write("\r" + " " * self._width + "\r")
+
+    def expect(self, steps: int) -> None:
+        """Announce more steps."""
+        self._total += steps
+
+    def tick(self, what: str) -> None:
+        """Count a step that was done."""
+        self._done += 1
+        self._total = max(self._total, self._done)
+        if self._call is not None:
+            self._call(self._done, self._total, what)
+        elif time.monotonic() >= self._next:
+            self._tell(f"check: {self._done:,} of {self._total:,}, {printable(what)}")
+
+    def _tell(self, line: str) -> None:
+        if _is_terminal():
+            line = fitted(line, min(_COLUMNS, max(columns(line), self._width)))
+            self._width = columns(line.rstrip())
+            _write(f"\r{line}")
+        else:
+            _write(f"{line}\n")
+        self._next = time.monotonic() + (_TERMINAL if self._width else _LOG)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _write(text: str) -> None:
+    # There is no standard error in a program without a console.
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()

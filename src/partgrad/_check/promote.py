@@ -1,0 +1,170 @@
+"""A jaxpr evaluated in float64: what it would compute without rounding, at the same draws.
+
+Only the derivative of the exact function can be told from a wrong one by finite differences; and the user's function is
+not run again, as it may not be able to compute in float64, or may compute something else there.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from .._programs import CALLS, CHECKPOINTS, Operands, Rule, bind, expanded, opened, primal_jaxpr, reenter, solve_jaxpr
+
+# Their jaxprs compute their results, and what else they do is for derivatives and compilers.
+_ENTERED_IN_PLACE = CALLS | CHECKPOINTS | {"custom_jvp_call", "custom_vjp_call"}
+# These compute with the bits of a number, draw as many bits as a number has, or leave JAX with the dtypes they state.
+_OF_OWN_WIDTH = frozenset(
+    {
+        "bitcast_convert_type",
+        "random_gamma",
+        "rng_uniform",
+        "pure_callback",
+        "io_callback",
+        "ffi_call",
+        "pallas_call",
+    }
+)
+# Numbers that JAX's derivatives have rounded to the dtype of an operand, and its functions have not.
+_CONSTANTS = np.array(
+    [
+        *(2 / np.sqrt(np.pi), np.sqrt(np.pi) / 2, np.sqrt(2 / np.pi), 1 / np.sqrt(2 * np.pi), 1 / np.sqrt(np.pi)),
+        *(np.log(2), 1 / np.log(2), np.log(10), 1 / np.log(10), np.log(2 * np.pi) / 2, np.log(2 * np.pi)),
+        *(1 / 3, 2 / 3, 1 / 6, np.pi, 1 / np.pi, 2 / np.pi, np.pi / 2, 2 * np.pi, np.sqrt(2), 1 / np.sqrt(2)),
+    ]
+)
+_REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError, KeyError)
+
+
+def promoted(jaxpr: ClosedJaxpr, rule: Rule = lambda equation, operands: None) -> Callable[..., Operands]:
+    """A function of the operands of a jaxpr that computes its outputs in float64 and complex128.
+
+    Integers keep their dtypes. Random bits stay what they are, and what is made of the bits of a number is made at its
+    own width and widened after. So is what an operation computes that cannot work in float64.
+
+    Args:
+        jaxpr: The jaxpr.
+        rule: From an equation and its operands to other results for it, or to None to compute its own.
+
+    Returns:
+        A function to be staged under `jax.enable_x64(True)`.
+    """
+    evaluation = _Evaluation(bool(jax.config.jax_enable_x64), rule)
+    return lambda *operands: evaluation.run(*opened(jaxpr), list(operands))
+
+
+class _Evaluation:
+    """An evaluation of a jaxpr that was traced with or without 64 bits."""
+
+    def __init__(self, x64: bool, rule: Rule):
+        self.x64, self.rule = x64, rule
+
+    def run(self, jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
+        """The outputs of a jaxpr."""
+        values: dict[Any, Any] = {}
+
+        def read(atom: Any) -> Any:
+            return _exact(_widened(atom.val, atom.aval), atom.aval) if isinstance(atom, Literal) else values[atom]
+
+        def write(variables: list[Any], results: Operands) -> None:
+            for variable, result in zip(variables, results, strict=True):
+                values[variable] = _widened(result, variable.aval)
+
+        write([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands])
+        for equation in jaxpr.eqns:
+            write(equation.outvars, self._results(equation, [read(atom) for atom in equation.invars]))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _results(self, equation: JaxprEqn, operands: Operands) -> Operands:
+        name = equation.primitive.name
+        results = self.rule(equation, operands)
+        if results is not None:
+            return results
+        if name in _ENTERED_IN_PLACE:
+            return self.run(*opened(primal_jaxpr(equation)), operands)
+        if name == "reduce_precision":
+            return operands
+        if name in ("debug_callback", "debug_print"):
+            # Once is enough to print.
+            return []
+        if name == "custom_linear_solve":
+            solve, given = solve_jaxpr(equation, operands)
+            return self.run(*opened(solve), given)
+        results = reenter(equation, operands, self.run)
+        if results is not None:
+            return results
+        with jax.enable_x64(self.x64):
+            inside = expanded(equation)
+        if inside is not None:
+            return self.run(*opened(inside), operands)
+        if name in _OF_OWN_WIDTH or not any(map(_changes, (*equation.invars, *equation.outvars))):
+            return _at_own_width(equation, operands)
+        return self._at_double_width(equation, operands)
+
+    def _at_double_width(self, equation: JaxprEqn, operands: Operands) -> Operands:
+        try:
+            changed = {name: self._parameter(name, value) for name, value in equation.params.items()}
+            return bind(equation, operands, **changed)
+        except _REFUSALS:
+            return _at_own_width(equation, operands)
+
+    def _parameter(self, name: str, value: Any) -> Any:
+        if name == "precision":
+            # A precision may be an algorithm of another dtype, and says nothing in float64.
+            return None
+        if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+            return _wide(value)
+        inner, consts = opened(value)
+        if hasattr(inner, "eqns"):
+            traced = self._traced(inner, consts)
+            return traced if hasattr(value, "jaxpr") else traced.jaxpr
+        return tuple(_widened(item, item) for item in value) if name.endswith("consts") else value
+
+    def _traced(self, jaxpr: Jaxpr, consts: Operands) -> ClosedJaxpr:
+        inputs = [jax.ShapeDtypeStruct(v.aval.shape, _wide(v.aval.dtype)) for v in jaxpr.invars]
+        return jax.make_jaxpr(lambda *operands: self.run(jaxpr, consts, list(operands)))(*inputs)
+
+
+def _wide(dtype: Any) -> Any:
+    """The dtype of float64 or complex128 in the place of another."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return np.dtype(np.complex128)
+    return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def _changes(atom: Any) -> bool:
+    return hasattr(atom.aval, "dtype") and _wide(atom.aval.dtype) != atom.aval.dtype
+
+
+def _widened(value: Any, aval: Any) -> Any:
+    """A value of the dtype that stands for that of a shape and dtype."""
+    if hasattr(aval, "inner_aval") or not hasattr(aval, "dtype") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return value
+    if aval.dtype == jax.dtypes.float0:
+        return value
+    dtype = _wide(aval.dtype)
+    if getattr(value, "dtype", None) == dtype:
+        return value
+    if isinstance(value, np.ndarray | np.generic | int | float | complex):
+        return np.asarray(value, dtype)
+    return jnp.asarray(value, dtype)
+
+
+def _exact(value: Any, aval: Any) -> Any:
+    """A constant that was rounded to a dtype, as it was before if it is a known one."""
+    if aval.shape or not jnp.issubdtype(aval.dtype, jnp.floating) or aval.dtype == np.float64:
+        return value
+    known = np.flatnonzero(_CONSTANTS.astype(aval.dtype) == np.abs(np.asarray(value)).astype(aval.dtype))
+    return np.copysign(_CONSTANTS[known[0]], value) if known.size else value
+
+
+def _at_own_width(equation: JaxprEqn, operands: Operands) -> Operands:
+    """The results of an equation run as it was, on operands rounded to its dtypes."""
+    narrow = [
+        jnp.asarray(operand, atom.aval.dtype) if _changes(atom) and not hasattr(atom.aval, "inner_aval") else operand
+        for operand, atom in zip(operands, equation.invars, strict=True)
+    ]
+    return bind(equation, narrow)

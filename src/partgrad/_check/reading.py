@@ -1,0 +1,282 @@
+"""What finite differences along one direction say of the forward and the reverse derivative, all in float64."""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .differences import JUMP, KINK, SMOOTH, UNSURE, Slope, slope
+from .exact import Exact, Leaves, Vector
+
+AGREE, ROUNDING, INCONCLUSIVE, MISMATCH, ABSENT = "agree", "rounding", "inconclusive", "mismatch", "absent"
+
+# Relative disagreements: none, and what is no fault where finite differences cannot tell.
+_AIM = 1e-8
+_WORST = 1e-4
+# Steps that change the last digits of a number.
+_LAST_DIGITS = (-3e-15, -1e-15, 1e-15, 3e-15)
+_MORE_DIGITS = (1e-15, 2e-15, 3e-15, 5e-15)
+_MOST_NOISE = 1e-7
+# Errors of finite differences that make up for a disagreement, and beyond which there is one.
+_WITHIN, _BEYOND = 3.0, 10.0
+# Outputs of an array that are zero but for the rounding of the others.
+_NOTHING = 1e-6
+
+
+class Agreement(NamedTuple):
+    """Whether a derivative agrees with finite differences, and where it does so least.
+
+    Attributes:
+        status: `agree`; `rounding`, where it differs by what constants of low precision or an iterative solver may
+            explain; `inconclusive`; `mismatch`; or `absent`, where there is no such derivative.
+        got: What it says.
+        expected: What finite differences say.
+        relative: Their distance, in proportion to the sum of the magnitudes.
+    """
+
+    status: str
+    got: Any = 0.0
+    expected: Any = 0.0
+    relative: float = 0.0
+
+
+class Reading(NamedTuple):
+    """Both derivatives and finite differences along one direction.
+
+    Attributes:
+        forward: The forward derivative, output by output.
+        reverse: The reverse derivative, for a weighted sum of the outputs that are smooth.
+        modes: The two against each other.
+        smooth: Outputs that have a derivative.
+        kinks: Outputs that have a kink.
+        jumps: Outputs that have a jump.
+        unsure: Outputs of which finite differences know nothing.
+        size: The largest slope.
+        second: The second derivative of the weighted sum of the smooth outputs.
+    """
+
+    forward: Agreement
+    reverse: Agreement
+    modes: Agreement
+    smooth: int
+    kinks: int
+    jumps: int
+    unsure: int
+    size: float
+    second: float
+
+    @property
+    def status(self) -> str:
+        """The worst that is known: a mismatch, else what at least one derivative deserves."""
+        known = [self.forward.status, self.reverse.status]
+        if MISMATCH in (*known, self.modes.status):
+            return MISMATCH
+        # What one of them deserves, both do if they agree.
+        order = (
+            [ROUNDING, INCONCLUSIVE, AGREE] if self.modes.status == INCONCLUSIVE else [ROUNDING, AGREE, INCONCLUSIVE]
+        )
+        return next((status for status in order if status in known), ABSENT)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every output is smooth and both derivatives agree."""
+        return self.status in (AGREE, ROUNDING, ABSENT) and not (self.kinks or self.jumps or self.unsure)
+
+
+class _Noise(NamedTuple):
+    """How far rounding moves the forward derivative of each output, and the reverse derivative of all."""
+
+    forward: Any
+    reverse: float
+
+
+_NONE = _Noise(0.0, 0.0)
+
+
+class Place:
+    """A point at which derivatives are read.
+
+    Args:
+        exact: The program and its derivatives.
+        point: The point.
+        weights: One weight for each output.
+        slack: The relative disagreement that low precision or an iterative solver may explain.
+    """
+
+    def __init__(self, exact: Exact, point: Leaves, weights: Vector, slack: float):
+        self.exact, self.point, self.weights, self.slack = exact, point, weights, slack
+        self.start = exact.value(point, [np.zeros_like(leaf) for leaf in point], 0.0)
+        self._gradient: Leaves | None = None
+        self._noise = self._measured_noise()
+
+    def _measured_noise(self) -> Vector:
+        """How far the outputs move with the last digits of the point: more than their own, where steps cancel."""
+        magnitudes = [np.abs(leaf) for leaf in self.point]
+        moved = [self.exact.value(self.point, magnitudes, step) for step in _LAST_DIGITS]
+        with np.errstate(all="ignore"):
+            off = np.max([np.abs(outputs - self.start) for outputs in moved], axis=0, initial=0.0)
+            # What moves more is at a jump.
+            return np.where(off <= _MOST_NOISE * np.abs(self.start), off, 0.0)
+
+    @property
+    def gradient(self) -> Leaves | None:
+        """The reverse derivative of the weighted sum of all outputs."""
+        if self._gradient is None:
+            self._gradient = self.exact.reverse(self.point, self.weights)
+        return self._gradient
+
+    def read(self, direction: Leaves, shrink: float = 1.0) -> Reading:
+        """What is known of the derivatives along a direction.
+
+        Args:
+            direction: The direction, leaf by leaf.
+            shrink: A factor of the steps of finite differences.
+
+        Returns:
+            The reading.
+        """
+        found = slope(
+            lambda step: self.exact.value(self.point, direction, step), self.start, shrink=shrink, noise=self._noise
+        )
+        smooth = found.verdict == SMOOTH
+        tangents = self.exact.forward(self.point, direction)
+        weighted = self.weights[smooth]
+        slopes, seconds = found.derivative[smooth], found.second[smooth]
+        agreements = (
+            self._forward(tangents, found),
+            self._reverse(direction, found),
+            self._modes(tangents, direction),
+        )
+        if any(agreement.status == MISMATCH for agreement in agreements):
+            off = self._noise_of_derivatives(direction)
+            agreements = (
+                self._forward(tangents, found, off),
+                self._reverse(direction, found, off),
+                self._modes(tangents, direction, off),
+            )
+        forward, reverse, modes = agreements
+        return Reading(
+            forward=forward,
+            reverse=reverse,
+            modes=modes,
+            smooth=int(smooth.sum()),
+            kinks=int((found.verdict == KINK).sum()),
+            jumps=int((found.verdict == JUMP).sum()),
+            unsure=int((found.verdict == UNSURE).sum()),
+            size=float(np.max(np.abs(slopes), initial=0.0)),
+            second=float(np.real(weighted @ seconds)),
+        )
+
+    def _noise_of_derivatives(self, direction: Leaves) -> "_Noise":
+        """How far both derivatives move with the last digits of the point."""
+        forward, reverse = np.zeros(self.start.shape), 0.0
+        for gradients in self._gradients_beside:
+            reverse = max(reverse, float(_range([slope_along(gradient, direction) for gradient in gradients])))
+        for points in self._beside():
+            tangents = [self.exact.forward(point, direction) for point in points]
+            if tangents[0] is not None:
+                forward = np.maximum(forward, _range(tangents))
+        return _Noise(forward, reverse)
+
+    def noise_of_gradient(self, leaf: int) -> float:
+        """How far the gradient of a leaf moves with the last digits of the point: its norm."""
+        ranges = (_range([gradient[leaf] for gradient in gradients]) for gradients in self._gradients_beside)
+        return max((float(np.linalg.norm(moves)) for moves in ranges), default=0.0)
+
+    @functools.cached_property
+    def _gradients_beside(self) -> list[list[Leaves]]:
+        if self.gradient is None:
+            return []
+        of = lambda point: self.exact.reverse(point, self.weights) or []
+        return [[of(point) for point in points] for points in self._beside()]
+
+    def _beside(self) -> list[list[Leaves]]:
+        """Points with other last digits, side by side: between the sides there may be a tie."""
+        moved = lambda by: [x + by * np.abs(x) for x in self.point]
+        return [[moved(side * by) for by in _MORE_DIGITS] for side in (-1.0, 1.0)]
+
+    def _forward(self, tangents: Vector | None, found: Slope, off: "_Noise" = _NONE) -> Agreement:
+        if tangents is None:
+            return Agreement(ABSENT)
+        magnitude = np.maximum(np.abs(tangents), np.abs(found.derivative))
+        finite = np.where(np.isfinite(magnitude) & (found.verdict == SMOOTH), magnitude, 0.0)
+        of_arrays = self.exact.parts(finite)
+        largest = np.concatenate([np.zeros(0), *(np.full(p.shape, np.max(p, initial=0.0)) for p in of_arrays)])
+        magnitude = np.maximum(finite, _NOTHING * largest)
+        smooth = found.verdict == SMOOTH
+        rounding = np.broadcast_to(off.forward, smooth.shape)
+        of_smooth = (v[smooth] for v in (tangents, found.derivative, found.error + rounding, magnitude, rounding))
+        return self._agreement(*of_smooth)
+
+    def _reverse(self, direction: Leaves, found: Slope, off: "_Noise" = _NONE) -> Agreement:
+        smooth = found.verdict == SMOOTH
+        if not smooth.any():
+            return Agreement(ABSENT if self.gradient is None else INCONCLUSIVE)
+        weights = np.where(smooth, self.weights, 0.0)
+        gradient = self.gradient if smooth.all() else self.exact.reverse(self.point, weights)
+        if gradient is None:
+            return Agreement(ABSENT)
+        got, magnitude = _product(gradient, direction)
+        slopes = (weights * np.where(smooth, found.derivative, 0.0)).real
+        error = np.sqrt(np.sum((np.abs(weights) * np.where(smooth, found.error, 0.0)) ** 2)) + off.reverse
+        magnitude = np.maximum(np.maximum(magnitude, abs(slopes.sum())), _NOTHING * np.abs(slopes).sum())
+        return self._agreement(*(np.atleast_1d(v) for v in (got, slopes.sum(), error, magnitude, off.reverse)))
+
+    def _modes(self, tangents: Vector | None, direction: Leaves, off: "_Noise" = _NONE) -> Agreement:
+        if tangents is None or self.gradient is None:
+            return Agreement(ABSENT)
+        got, magnitude = _product(self.gradient, direction)
+        products = (self.weights * tangents).real
+        magnitude = max(magnitude, _NOTHING * float(np.abs(products).sum()))
+        if not np.isfinite(magnitude):
+            return Agreement(INCONCLUSIVE, got, products.sum())
+        error = np.linalg.norm(self.weights * off.forward) + off.reverse
+        return self._agreement(*(np.atleast_1d(v) for v in (got, products.sum(), error, magnitude, error)))
+
+    def _agreement(self, got: Vector, expected: Vector, error: Vector, magnitude: Vector, off: Vector) -> Agreement:
+        if not got.size:
+            return Agreement(INCONCLUSIVE)
+        with np.errstate(all="ignore"):
+            difference = np.where(np.isfinite(got), np.abs(got - expected), np.inf)
+            # What a finite difference is allowed to explain away is bounded.
+            agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
+            # Both are zero but for rounding.
+            agrees |= magnitude <= _WITHIN * off
+            differs = ~agrees & (difference > _BEYOND * error)
+            is_slight = difference <= self.slack * magnitude
+            relative = np.where(difference > 0, difference / np.maximum(magnitude, np.finfo(float).tiny), 0.0)
+        for status, of_status in (
+            (MISMATCH, differs & ~is_slight),
+            (ROUNDING, differs & is_slight),
+            (AGREE, agrees),
+            (INCONCLUSIVE, np.ones(got.shape, bool)),
+        ):
+            if of_status.any():
+                worst = int(np.argmax(np.where(of_status, relative, -1.0)))
+                # No negative zeros.
+                numbers = got[worst].item() + 0.0, expected[worst].item() + 0.0
+                return Agreement(status, *numbers, float(relative[worst]))
+        raise AssertionError
+
+
+def _range(values: list[Any]) -> Any:
+    with np.errstate(all="ignore"):
+        apart = np.max([np.abs(value - values[0]) for value in values], axis=0)
+    # What is not finite is no noise.
+    return np.where(np.isfinite(apart), apart, 0.0)
+
+
+def slope_along(gradient: Leaves, direction: Leaves) -> float:
+    """The slope that a gradient gives a direction."""
+    return _product(gradient, direction)[0]
+
+
+def _product(gradient: Leaves, direction: Leaves) -> tuple[float, float]:
+    """The slope that a gradient gives a direction, and the sum of the magnitudes of its terms."""
+    terms = [(g * v).real.ravel() for g, v in zip(gradient, direction, strict=True) if np.any(v)]
+    terms = [*terms, np.zeros(1)]
+    # Where the direction does not go, an infinite derivative does not matter.
+    joined = np.concatenate(terms)
+    moves = np.concatenate([*(v.ravel() != 0 for v in direction if np.any(v)), np.zeros(1, bool)])
+    joined = np.where(moves, joined, 0.0)
+    return float(joined.sum()), float(np.abs(joined).sum())

@@ -1,0 +1,165 @@
+"""Which custom derivative rule is to blame: each rule against the derivative of the function that it is for."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from .._programs import Operands, bind, custom_rule_body, evaluate, is_custom_rule, is_floating, opened
+from .evidence import Evidence
+from .probe import Answer, probe
+from .program import Chain
+from .source import line
+
+_VALUE, _DERIVATIVE = 0, 1
+
+
+class Blame(NamedTuple):
+    """A custom rule that differs from the function that it is for.
+
+    Attributes:
+        chain: The call of the rule.
+        of_value: Whether it computes another value; else another derivative.
+        steps: In which steps of the loops around it.
+        element: The flat index of the element that is furthest off.
+        shape: Of the array that it is in.
+    """
+
+    chain: Chain
+    of_value: bool
+    steps: list[tuple[int, ...]]
+    element: int
+    shape: tuple[int, ...]
+
+
+class Rules:
+    """The custom rules of a function, each compared once with the derivative of its own function.
+
+    Args:
+        evidence: The function.
+    """
+
+    def __init__(self, evidence: Evidence):
+        self._evidence = evidence
+        self._chains = [c for c in evidence.smooth.chains if is_custom_rule(c[-1])]
+        self._incomparable: list[Chain] = []
+        self._blamed: list[Blame] | None = None
+
+    def wrong_values(self) -> list[Blame]:
+        """The rules that compute another value."""
+        return [blame for blame in self._all() if blame.of_value]
+
+    def to_blame_for(self, leaf: int) -> Blame | None:
+        """The rule that makes a leaf's derivative wrong; None unless it is exactly one.
+
+        Where no rule differs from the derivative of its function, but one cannot be compared, as one for a callback,
+        it is that one.
+        """
+        wrong = [blame for blame in self._all() if leaf in self._evidence.leaves_into(blame.chain)]
+        # A rule that calls another is wrong with it: the inner one is to blame.
+        places = {line(blame.chain) for blame in wrong}
+        if len(places) == 1:
+            return next((blame for blame in wrong if not blame.of_value), wrong[0])
+        if wrong:
+            return None
+        unknown = [c for c in self._incomparable if line(c) and leaf in self._evidence.leaves_into(c)]
+        if len({line(chain) for chain in unknown}) == 1:
+            return Blame(unknown[0], False, [], 0, ())
+        return None
+
+    def _all(self) -> list[Blame]:
+        if self._blamed is None:
+            self._blamed = self._compared() if self._chains else []
+        return self._blamed
+
+    def _compared(self) -> list[Blame]:
+        program = self._evidence.program
+        grouped: dict[tuple[Any, ...], list[Answer]] = {}
+        for answer in probe(program.jaxpr, program.leaves, self._question):
+            grouped.setdefault((*map(id, answer.chain), int(answer.numbers[1])), []).append(answer)
+        blamed = []
+        for answers in grouped.values():
+            first = answers[0]
+            is_value = int(first.numbers[1]) == _VALUE
+            equation = first.chain[-1]
+            atoms = equation.outvars if is_value or not _is_reverse(equation) else equation.invars
+            shape = tuple(atoms[int(first.numbers[2])].aval.shape)
+            steps = [answer.steps for answer in answers]
+            blamed.append(Blame(first.chain, is_value, steps, int(first.numbers[0]), shape))
+        return blamed
+
+    def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
+        """The element that is furthest off, whether it is of the value or of the derivative, and of which array."""
+        del results
+        if not is_custom_rule(chain[-1]):
+            return None
+        try:
+            return _differing(chain[-1], operands)
+        except Exception:  # A rule, or a function without a derivative, raises what it likes.
+            self._incomparable.append(chain)
+            return None
+
+
+def _is_reverse(equation: JaxprEqn) -> bool:
+    return equation.primitive.name.startswith("custom_vjp")
+
+
+def _differing(equation: JaxprEqn, operands: Operands) -> Any:
+    body = custom_rule_body(equation)
+    where = [i for i, operand in enumerate(operands) if is_floating(jnp.asarray(operand))]
+
+    def of_floating(run: Callable[[Operands], Operands]) -> Callable[..., list[Any]]:
+        def function(*floating: Any) -> list[Any]:
+            given = list(operands)
+            for i, value in zip(where, floating, strict=True):
+                given[i] = value
+            return [result for result in run(given) if is_floating(result)]
+
+        return function
+
+    by_rule = of_floating(lambda given: bind(equation, given))
+    by_function = of_floating(lambda given: evaluate(*opened(body), given))
+    point = [jnp.asarray(operands[i]) for i in where]
+    derivative = _pullback if _is_reverse(equation) else _pushforward
+    (value, slope), (own_value, own_slope) = derivative(by_rule, point), derivative(by_function, point)
+    floating_results = [i for i, atom in enumerate(equation.outvars) if is_floating(atom.aval)]
+    of_slope = where if _is_reverse(equation) else floating_results
+    numbers = [
+        _furthest(value, own_value, floating_results, _VALUE),
+        _furthest(slope, own_slope, of_slope, _DERIVATIVE),
+    ]
+    return jnp.where(numbers[0][0] >= 0, *numbers)
+
+
+def _pushforward(function: Callable[..., list[Any]], point: Operands) -> tuple[Operands, Operands]:
+    return jax.jvp(function, tuple(point), tuple(_weights(point)))
+
+
+def _pullback(function: Callable[..., list[Any]], point: Operands) -> tuple[Operands, Operands]:
+    value, pullback = jax.vjp(function, *point)
+    return value, list(pullback(_weights(value)))
+
+
+def _weights(like: Operands) -> Operands:
+    random = np.random.default_rng(0)
+    return [jnp.asarray(random.uniform(0.5, 1.5, np.shape(value))).astype(value.dtype) for value in like]
+
+
+def _furthest(found: Operands, meant: Operands, places: list[int], kind: int) -> Any:
+    """The element that is furthest off if that is more than rounding: its flat index, the kind and the array."""
+    best, most = jnp.array([-1, kind, 0], jnp.int32), jnp.zeros(())
+    for place, one, other in zip(places, found, meant, strict=True):
+        if not one.size:
+            continue
+        gap, size = jnp.ravel(jnp.abs(one - other)), jnp.max(jnp.abs(other))
+        tolerance = float(jnp.finfo(one.dtype).eps) ** 0.6
+        # NaN of the function where the rule has a number is what rules are written for.
+        off = jnp.where(jnp.isfinite(gap), gap, 0) / (jnp.where(jnp.isfinite(size), size, jnp.inf) + 1e-30)
+        worst = jnp.argmax(off)
+        is_more = (off[worst] > tolerance) & (off[worst] > most)
+        best = jnp.where(is_more, jnp.stack([worst, kind, place]).astype(jnp.int32), best)
+        most = jnp.maximum(most, off[worst])
+    return best

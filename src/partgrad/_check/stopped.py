@@ -1,0 +1,65 @@
+"""Which `stop_gradient` explains that a derivative is not the slope of the function.
+
+It does if the derivative is the slope of the function in which what it stops stays as it was at the point.
+"""
+
+from collections.abc import Iterator
+
+from jax.extend.core import Jaxpr
+
+from .._programs import ENTERED, inner_jaxprs
+from .exact import Leaves
+from .program import Chain, Program
+from .reading import AGREE, ROUNDING, Place
+
+# Each costs a compilation.
+_MOST_TRIED = 12
+
+
+def explaining_stops(program: Program, place: Place, direction: Leaves) -> tuple[Chain, ...]:
+    """The `stop_gradient` equations that explain a mismatch.
+
+    Args:
+        program: The program.
+        place: Where the derivative mismatches.
+        direction: The direction in which it does.
+
+    Returns:
+        As few equations as explain it, each after those that it is inside of; none where they do not.
+    """
+    stops = {id(chain[-1]): chain for chain in _chains(program.jaxpr.jaxpr, ())}
+    explain = lambda held: _agrees_holding(program, place, direction, held)
+    if not stops:
+        return ()
+    tried = list(stops)[:_MOST_TRIED]
+    needed = set(stops) if explain(set(stops)) else set()
+    if len(stops) > 1:
+        for one in tried:
+            if explain({one}):
+                return (stops[one],)
+    for one in tried:
+        if len(needed) > 1 and explain(needed - {one}):
+            needed -= {one}
+    return tuple(chain for one, chain in stops.items() if one in needed)
+
+
+def _chains(jaxpr: Jaxpr, outer: Chain) -> Iterator[Chain]:
+    if any(equation.primitive.name == "custom_linear_solve" for equation in jaxpr.eqns):
+        # What is stopped there is another way to the same derivative.
+        return
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "stop_gradient":
+            yield (*outer, equation)
+        if equation.primitive.name in ENTERED:
+            for inner in inner_jaxprs(equation):
+                yield from _chains(inner, (*outer, equation))
+
+
+def _agrees_holding(program: Program, place: Place, direction: Leaves, held: set[int]) -> bool:
+    try:
+        exact = place.exact.holding(program, lambda equation: id(equation) in held)
+        reading = Place(exact, place.point, place.weights, place.slack).read(direction)
+    except Exception:
+        # Not everything can be evaluated at two points at once.
+        return False
+    return reading.status in (AGREE, ROUNDING)

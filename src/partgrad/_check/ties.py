@@ -1,0 +1,69 @@
+"""Exact ties: where operations with a kink or a jump are at it, so that their derivative there is a convention."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._programs import Operands
+from .evidence import Evidence
+from .probe import Answer, probe
+from .program import Chain
+
+_COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "lt_to", "le_to"})
+_EXTREMES = frozenset({"reduce_max", "reduce_min", "argmax", "argmin"})
+_STEPS = frozenset({"floor", "ceil"})
+
+
+class Ties:
+    """The ties of a function, looked for once, when they are first asked for.
+
+    Args:
+        evidence: The function.
+    """
+
+    def __init__(self, evidence: Evidence):
+        self._evidence = evidence
+
+    def of(self, leaf: int) -> list[Answer]:
+        """Those that a leaf's derivative goes through; the answers hold the flat index of one element that is tied."""
+        return [tie for tie in self._all if leaf in self._evidence.leaves_into(tie.chain)]
+
+    @functools.cached_property
+    def _all(self) -> list[Answer]:
+        program = self._evidence.program
+        return probe(program.jaxpr, program.leaves, self._question)
+
+    def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
+        if not operands or not self._evidence.leaves_into(chain):
+            return None
+        tied = _tied(chain, operands, results)
+        if tied is None or not np.size(tied):
+            return None
+        flat = jnp.ravel(tied)
+        return jnp.where(flat.any(), jnp.argmax(flat), -1)[None]
+
+
+def _tied(chain: Chain, operands: Operands, results: Operands) -> Any:
+    """Which elements are at a tie; None for an operation that has none."""
+    equation = chain[-1]
+    name, x = equation.primitive.name, operands[0]
+    if name in ("max", "min") or name in _COMPARISONS:
+        return jnp.equal(operands[0], operands[1])
+    if name in ("abs", "sign"):
+        return jnp.equal(x, 0)
+    if name in _EXTREMES:
+        axes = tuple(equation.params["axes"])
+        largest = (jnp.max if name.endswith("max") else jnp.min)(x, axis=axes, keepdims=True)
+        return jnp.sum(jnp.equal(x, largest), axis=axes) > 1
+    if name == "clamp":
+        return jnp.equal(operands[1], operands[0]) | jnp.equal(operands[1], operands[2])
+    if name == "sort":
+        axis, keys = equation.params["dimension"], results[: equation.params.get("num_keys", 1)]
+        length = keys[0].shape[axis]
+        same = [jnp.take(k, jnp.arange(1, length), axis) == jnp.take(k, jnp.arange(length - 1), axis) for k in keys]
+        return jnp.stack(same).all(axis=0)
+    if name in _STEPS:
+        return jnp.equal(x, jnp.round(x))
+    return None

@@ -1,0 +1,167 @@
+"""A gradient of zeros: no path, a stop, a mark, an integer, a saturated operation, or honestly zero."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from .._marks import HELD
+from .._programs import Operands, is_floating
+from . import flow
+from .evidence import Evidence, at, name_of, rule_name, steps_of
+from .finding import Finding
+from .probe import Answer, probe
+from .program import Chain
+from .source import line, sampler_of
+
+_SATURATING = frozenset({"tanh", "logistic", "erf", "erfc", "exp", "exp2", "expm1", "log1p", "atan"})
+_CHOOSING = frozenset(
+    {
+        "select_n",
+        "max",
+        "min",
+        "clamp",
+        "reduce_max",
+        "reduce_min",
+        "cummax",
+        "cummin",
+        "sort",
+        "gather",
+        "scatter",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "slice",
+        "scatter-min",
+        "scatter-max",
+    }
+)
+_COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne", "lt_to", "le_to"})
+
+
+def zeros(evidence: Evidence) -> Iterator[Finding]:
+    """One finding for each leaf whose gradient is zero everywhere."""
+    program = evidence.program
+    reached, smooth = flow.union(evidence.value.outputs), flow.union(evidence.smooth.outputs)
+    killed: list[_Death] | None = None
+    for leaf, path in enumerate(program.paths):
+        if not reached >> leaf & 1:
+            message = "no path to the output: the value of the function does not depend on it. Fix: use it, or hold it."
+            yield Finding("zero", "warning", path, "", message)
+        elif not smooth >> leaf & 1:
+            yield from _blocked(evidence, leaf)
+        elif evidence.gradients and not evidence.gradients[leaf].any() and evidence.gradients[leaf].size:
+            killed = _where_cotangents_die(evidence) if killed is None else killed
+            yield _vanishing(evidence, leaf, killed)
+
+
+def blockers(evidence: Evidence, leaf: int) -> list[Chain]:
+    """The equations through which the value of a leaf flows on to the output, but not its derivative.
+
+    Of several in a row it is the last, as a `softmax` stops a maximum on the way to an `argmax`.
+    """
+    found = [
+        chain
+        for chain in evidence.smooth.chains
+        if not evidence.contains_others(chain)
+        and evidence.is_into(leaf, chain)
+        # As of `argsort`, whose values have a derivative and whose indices have none.
+        and not all(mask >> leaf & 1 for mask in evidence.smooth.out_of(chain))
+    ]
+    last = flow.last_of(evidence.program.jaxpr.jaxpr, found)
+    return [chain for chain in last if chain[-1].primitive.name not in ("ne", "is_finite")]
+
+
+def mark_of(chain: Chain) -> str | None:
+    """The mark that holds what a `stop_gradient` is applied to: a field, or the name of a wrapper."""
+    _, found, label = str(chain[-1].source_info.name_stack).rpartition(HELD)
+    return label.partition("/")[0].rstrip(")") if found else None
+
+
+def _blocked(evidence: Evidence, leaf: int) -> Iterator[Finding]:
+    path = evidence.program.paths[leaf]
+    found = blockers(evidence, leaf)
+    drawn = [chain for chain in found if any(evidence.drawn.into(chain)) or sampler_of(chain[-1])]
+    if drawn and len(drawn) == len(found):
+        # What is decided by chance is told with the draws.
+        return
+    chain = next((c for c in found if mark_of(c)), found[0]) if found else None
+    if chain is None:
+        yield Finding("zero", "warning", path, "", "the gradient is zero: no differentiable path leads to the output.")
+        return
+    yield Finding("zero", "warning", path, line(chain), f"the gradient is zero: {_barrier(path, chain)}")
+
+
+def _barrier(path: str, chain: Chain) -> str:
+    name, where = chain[-1].primitive.name, line(chain)
+    place = f" at {where}" if where else ""
+    mark = mark_of(chain)
+    if mark is not None:
+        thawed = "with `partgrad.thaw` or without the mark"
+        return f"`{path}` is held by {mark}{place}. Fix: thaw it, {thawed}, if it is to be fitted."
+    if name == "stop_gradient":
+        return f"`stop_gradient`{place} stops it. Fix: take it away, if the leaf is to be fitted."
+    if name in _COMPARISONS:
+        return f"it is only compared, by {name_of(chain[-1])}{place}. Fix: choose smoothly, with a sigmoid for one."
+    if name in ("floor", "ceil", "round", "sign"):
+        return f"{name_of(chain[-1])}{place} rounds it to steps. Fix: leave the rounding out of what is differentiated."
+    if name == "convert_element_type":
+        kind = chain[-1].outvars[0].aval.dtype
+        return f"it is cast to {kind}{place}. Fix: leave the cast out of what is differentiated."
+    return f"{at(chain)} makes integers of it. Fix: choose smoothly, with a softmax for one."
+
+
+class _Death(NamedTuple):
+    """An operation of the reverse pass from which nothing comes, and a bit for each leaf that it is on the way to."""
+
+    answer: Answer
+    leaves: int
+
+
+def _where_cotangents_die(evidence: Evidence) -> list[_Death]:
+    """The operations of the reverse pass from which nothing comes although something flows in."""
+    program = evidence.program
+    jaxpr, count = program.cotangent, len(evidence.cotangents)
+    flowing = flow.of_cotangents(jaxpr.jaxpr, count)
+
+    def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+        given = [jnp.asarray(operand) for operand, mask in zip(operands, flowing.into(chain), strict=True) if mask]
+        given = [operand for operand in given if is_floating(operand)]
+        made = [result for result, mask in zip(results, flowing.out_of(chain), strict=True) if mask]
+        if not given or not made:
+            return None
+        some = jnp.stack([jnp.any(operand != 0) for operand in given]).any()
+        none = jnp.stack([jnp.all(result == 0) for result in made]).all()
+        return jnp.where(some & none, 0, -1)[None]
+
+    answers = probe(jaxpr, [*program.leaves, *evidence.cotangents], question)
+    # Of a product only the side on which a leaf is counts.
+    chains = {tuple(map(id, answer.chain)): answer.chain for answer in answers}
+    arriving = flow.arriving(jaxpr.jaxpr, chains.values())
+    of = lambda number: flow.union((mask >> number & 1) << leaf for leaf, mask in enumerate(arriving))
+    leaves = {key: of(number) for number, key in enumerate(chains)}
+    return [_Death(answer, leaves[tuple(map(id, answer.chain))]) for answer in answers]
+
+
+def _vanishing(evidence: Evidence, leaf: int, killed: list[_Death]) -> Finding:
+    """A gradient that has a path and is zero here."""
+    path = evidence.program.paths[leaf]
+    origins = [
+        (evidence.program.origin(death.answer.chain), death.answer) for death in killed if death.leaves >> leaf & 1
+    ]
+    own = [(chain, answer) for chain, answer in origins if chain and leaf in evidence.leaves_into(chain)]
+    if not own:
+        return Finding("zero", "info", path, "", "the gradient is zero here: its parts cancel, or a factor is zero.")
+    chain = own[0][0]
+    name, where = chain[-1].primitive.name, line(chain)
+    steps = steps_of([answer.steps for other, answer in own if other == chain])
+    if name in _SATURATING:
+        message = f"the gradient is zero: {at(chain)} is saturated{steps}. Fix: scale what goes into it."
+        return Finding("zero", "warning", path, where, message)
+    if rule_name(chain[-1]) is not None:
+        message = f"the gradient is zero: the derivative of {at(chain)} is zero at all that goes into it{steps}."
+        return Finding("zero", "warning", path, where, message)
+    if name in _CHOOSING:
+        message = f"the gradient is zero: {at(chain)} takes another value than what depends on it{steps}."
+        return Finding("zero", "warning", path, where, message)
+    message = f"the gradient is honestly zero here: the derivative of {at(chain)} is zero at this point{steps}."
+    return Finding("zero", "info", path, where, message)

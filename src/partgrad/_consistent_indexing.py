@@ -1,0 +1,370 @@
+"""Derivatives of reads and writes by index that agree with the values where an index is out of bounds."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.lax import GatherScatterMode
+from jax.tree_util import Partial
+
+from . import _words as words
+from ._programs import (
+    CALLS,
+    Operands,
+    Run,
+    any_equation,
+    bind,
+    evaluate,
+    float0_zeros,
+    interpret,
+    is_floating,
+    opened,
+    reading_dimensions,
+    rebind,
+    rewritten,
+    source_of,
+    written_window,
+    zeros_like_aval,
+)
+
+_EXTREMAL_WRITES = frozenset({"scatter-min", "scatter-max"})
+_WRITES = _EXTREMAL_WRITES | {"scatter", "scatter-add", "scatter-sub", "scatter-mul"}
+_CUSTOM_JVP = "custom_jvp_call"
+_CUSTOM_VJP = "custom_vjp_call"
+# The other parameters of these say nothing of what is in their jaxprs.
+_HOLDERS = CALLS | {"scan", "while", "cond", "custom_linear_solve", "eval_jaxpr"}
+# From 0.12 on some functions of JAX, such as `custom_root`, are primitives that show only their rules.
+_OPAQUE = "call_hi_primitive"
+# How deep a rule is looked for in the rules that a rule calls.
+_DEPTH = 3
+
+
+def consistent_indexing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the same values whose derivatives agree with them where an index is out of bounds.
+
+    A read that the value clamps is clamped in reverse mode too; a write that the value drops has no derivative, and one
+    that it clamps has the derivative of a write there. All else is as it was: where no read or write needs it, the
+    traced function is the same, equation for equation. The backward function of a `jax.custom_vjp` is left alone.
+
+    Args:
+        function: A function that can be traced, as under `jax.jit`, of any arguments and outputs.
+
+    Returns:
+        A function of the same arguments and outputs. It composes with every transformation of JAX.
+
+    Raises:
+        ArgumentError: `function` is not callable.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import partgrad as pg
+        >>> def last(x):
+        ...     return x[jnp.array([7])].sum()
+        >>> x = jnp.array([1.0, 2.0, 3.0])
+        >>> print(last(x), jax.grad(last)(x))
+        3.0 [0. 0. 0.]
+        >>> print(pg.consistent_indexing(last)(x), jax.grad(pg.consistent_indexing(last))(x))
+        3.0 [0. 0. 1.]
+    """
+    if not callable(function):
+        raise words.not_a_callable("consistent_indexing", function)
+    return rewritten(function, _consistent)
+
+
+def _consistent(jaxpr: ClosedJaxpr) -> Run:
+    """How to run a jaxpr with consistent derivatives."""
+    rewriting = _Rewriting()
+    if not any_equation(jaxpr.jaxpr, rewriting.wanted):
+        return lambda *operands: evaluate(*opened(jaxpr), list(operands))
+    programs: list[ClosedJaxpr] = []
+
+    def run(*operands: Any) -> Operands:
+        if not programs:
+            # A loop that is entered again is another loop to the compiler; one that is kept is compiled once.
+            programs.append(rewriting.of(jaxpr)(*operands))
+        return evaluate(*opened(programs[0]), list(operands))
+
+    return run
+
+
+class _Rewriting:
+    """What the rewriting of one jaxpr remembers."""
+
+    def __init__(self) -> None:
+        # With each equation, to keep its identity taken.
+        self._decided: dict[int, tuple[JaxprEqn, bool]] = {}
+        self._rules: list[str] = []
+
+    def wanted(self, equation: JaxprEqn) -> bool:
+        """Whether an equation, or the derivative rule of a custom one, is to be rewritten."""
+        if equation.primitive.name not in (_CUSTOM_JVP, _CUSTOM_VJP, _OPAQUE):
+            return _index_rule(equation) is not None
+        if id(equation) not in self._decided:
+            self._decided[id(equation)] = equation, self._has_wanted_rule(equation)
+        return self._decided[id(equation)][1]
+
+    def _has_wanted_rule(self, equation: JaxprEqn) -> bool:
+        # The rule of a function may call the function itself, or another of a family without end.
+        text = str(equation.params.get("call_jaxpr", equation))
+        if text in self._rules or len(self._rules) == _DEPTH:
+            return False
+        self._rules.append(text)
+        try:
+            return any_equation(_traced_rule(equation).jaxpr, self.wanted)
+        except Exception:
+            # A rule that refuses to be traced raises where it is used, or never.
+            return False
+        finally:
+            self._rules.pop()
+
+    def run(self, jaxpr: Any, operands: Operands) -> Operands:
+        """The outputs of a jaxpr, rewritten."""
+        return interpret(*opened(jaxpr), operands, self.rule, self.wanted)
+
+    def of(self, jaxpr: ClosedJaxpr) -> Callable[..., ClosedJaxpr]:
+        """From operands to the rewritten jaxpr."""
+        return jax.make_jaxpr(lambda *operands: self.run(jaxpr, list(operands)))
+
+    def rule(self, equation: JaxprEqn, operands: Operands) -> Operands | None:
+        """The results of an equation that is wanted or contains one that is, or None to run or enter it as it was."""
+        name = equation.primitive.name
+        if name in (_CUSTOM_JVP, _OPAQUE):
+            return self._custom_jvp(equation, operands)
+        if name == _CUSTOM_VJP:
+            return self._custom_vjp(equation, operands)
+        if name in _HOLDERS:
+            return rebind(equation, operands, lambda inner: self.of(inner)(*(v.aval for v in opened(inner)[0].invars)))
+        indexed = _index_rule(equation)
+        return None if indexed is None else indexed(equation, operands)
+
+    def _custom_jvp(self, equation: JaxprEqn, operands: Operands) -> Operands:
+        """The same function with the same rule, both rewritten."""
+        function = jax.custom_jvp(self._primal(equation))
+
+        def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
+            moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+            traced = _traced_jvp(equation, moving, primals, [tangents[i] for i in moving])
+            outputs = self.run(traced, [*primals, *(tangents[i] for i in moving)])
+            values = outputs[: len(equation.outvars)]
+            moved = iter(outputs[len(values) :])
+            # An integer output has a tangent that no jaxpr can return.
+            return values, [next(moved) if is_floating(v.aval) else float0_zeros(v.aval) for v in equation.outvars]
+
+        function.defjvp(rule, symbolic_zeros=True)
+        with source_of(equation):
+            return function(*operands)
+
+    def _custom_vjp(self, equation: JaxprEqn, operands: Operands) -> Operands:
+        """The same function with the same backward function, the forward one rewritten."""
+        function = jax.custom_vjp(self._primal(equation))
+
+        def forward(*operands: Any) -> tuple[Operands, Any]:
+            # What the function closes over is an operand here, of which JAX refuses a derivative.
+            moving = [i for i, operand in enumerate(operands) if operand.perturbed]
+            primals = [operand.value for operand in operands]
+            traced, pullback = _traced_vjp(equation, moving, primals)
+            outputs = self.run(traced, primals)
+            pull = pullback(outputs[len(equation.outvars) :])
+            return outputs[: len(equation.outvars)], Partial(
+                functools.partial(_pulled_back, moving, len(primals)), pull
+            )
+
+        function.defvjp(forward, lambda pull, cotangents: pull(cotangents), symbolic_zeros=True)
+        with source_of(equation):
+            return function(*operands)
+
+    def _primal(self, equation: JaxprEqn) -> Callable[..., Operands]:
+        if equation.primitive.name == _OPAQUE:
+            return lambda *operands: bind(equation, list(operands))
+        primal = lambda *operands: self.run(equation.params["call_jaxpr"], list(operands))
+        primal.__name__ = opened(equation.params["call_jaxpr"])[0].debug_info.func_name
+        return primal
+
+
+def _traced_rule(equation: JaxprEqn) -> ClosedJaxpr:
+    """The rule of a custom derivative, applied to operands that all have tangents."""
+    avals = [atom.aval for atom in equation.invars]
+    closed_over = equation.params.get("num_consts", 0)
+    moving = [i for i, aval in enumerate(avals) if is_floating(aval) and i >= closed_over]
+    if equation.primitive.name == _CUSTOM_VJP:
+        return _traced_vjp(equation, moving, avals)[0]
+    return _traced_jvp(equation, moving, avals, [avals[i] for i in moving])
+
+
+def _traced_jvp(equation: JaxprEqn, moving: list[int], primals: Operands, tangents: Operands) -> ClosedJaxpr:
+    """From operands and the tangents of some to results and the tangents of the floating ones."""
+
+    def derivative(*operands: Any) -> Operands:
+        fixed = list(operands[: len(primals)])
+
+        along, start = _along(equation, moving, fixed)
+        values, rates = jax.jvp(along, start, list(operands[len(primals) :]))
+        return [*values, *(r for r, v in zip(rates, equation.outvars, strict=True) if is_floating(v.aval))]
+
+    return jax.make_jaxpr(derivative)(*primals, *tangents)
+
+
+def _traced_vjp(
+    equation: JaxprEqn, moving: list[int], operands: Operands
+) -> tuple[ClosedJaxpr, Callable[[Operands], Any]]:
+    """From operands to results and residuals, and from residuals to what pulls cotangents back to the moving ones."""
+    treedefs = []
+
+    def forward(*operands: Any) -> Operands:
+        along, start = _along(equation, moving, list(operands))
+        values, pull = jax.vjp(along, *start)
+        residuals, treedef = jax.tree.flatten(pull)
+        treedefs.append(treedef)
+        return [*values, *residuals]
+
+    traced = jax.make_jaxpr(forward)(*operands)
+    return traced, treedefs[0].unflatten
+
+
+def _along(equation: JaxprEqn, moving: list[int], operands: Operands) -> tuple[Callable[..., Operands], Operands]:
+    """An equation as a function of some of its operands, and these."""
+
+    def along(*moved: Any) -> Operands:
+        at = dict(zip(moving, moved, strict=True))
+        return bind(equation, [at.get(i, operand) for i, operand in enumerate(operands)])
+
+    return along, [operands[i] for i in moving]
+
+
+def _pulled_back(moving: list[int], count: int, pull: Callable[..., Any], cotangents: Operands) -> tuple[Any, ...]:
+    """The cotangents of all operands, None of those that do not move."""
+    given = [_instantiated(c) if isinstance(c, SymbolicZero) else c for c in cotangents]
+    found = dict(zip(moving, pull(given), strict=True))
+    return tuple(found.get(i) for i in range(count))
+
+
+def _instantiated(zero: SymbolicZero) -> Any:
+    return float0_zeros(zero.aval) if zero.aval.dtype == jax.dtypes.float0 else zeros_like_aval(zero.aval)
+
+
+def _index_rule(equation: JaxprEqn) -> Callable[[JaxprEqn, Operands], Operands] | None:
+    """How to run a read or write that has a derivative which may disagree with its value."""
+    name, p = equation.primitive.name, equation.params
+    if (name not in _WRITES and name != "gather") or not is_floating(equation.outvars[0].aval):
+        return None
+    promised = p["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS
+    clipped = p["mode"] == GatherScatterMode.CLIP
+    collides = clipped and p["unique_indices"] and _count(equation) > 1
+    if name == "gather":
+        return _read if promised or collides else None
+    if name == "scatter" and p["update_jaxpr"] is not None:
+        return None
+    if promised:
+        return _dropping_write
+    if clipped and name in _EXTREMAL_WRITES:
+        return _clipped_write
+    return _COLLIDING_WRITES.get(name) if collides else None
+
+
+def _count(equation: JaxprEqn) -> int:
+    """How many places of one array a read or write touches."""
+    numbers, shape = equation.params["dimension_numbers"], equation.invars[1].aval.shape[:-1]
+    batching = (
+        numbers.start_indices_batching_dims
+        if hasattr(numbers, "start_indices_batching_dims")
+        else numbers.scatter_indices_batching_dims
+    )
+    return math.prod(size for axis, size in enumerate(shape) if axis not in batching)
+
+
+def _read(equation: JaxprEqn, operands: Operands) -> Operands:
+    # Its value is clamped anyhow; as a clipped read its transpose is clamped too. Clamping makes indices equal.
+    unique = equation.params["unique_indices"] and _count(equation) <= 1
+    return bind(equation, operands, mode=GatherScatterMode.CLIP, unique_indices=unique)
+
+
+def _dropping_write(equation: JaxprEqn, operands: Operands) -> Operands:
+    return bind(equation, operands, mode=GatherScatterMode.FILL_OR_DROP)
+
+
+def _clipped_write(equation: JaxprEqn, operands: Operands) -> Operands:
+    operand, indices, updates = operands
+    with source_of(equation):
+        indices = lax.clamp(indices.dtype.type(0), indices, _upper_bound(equation, indices))
+    unique = equation.params["unique_indices"] and (equation.primitive.name != "scatter" or _count(equation) <= 1)
+    return bind(equation, [operand, indices, updates], mode=GatherScatterMode.FILL_OR_DROP, unique_indices=unique)
+
+
+def _upper_bound(equation: JaxprEqn, indices: Any) -> Any:
+    """The last index vector at which the window of a write fits."""
+    shape, window = equation.invars[0].aval.shape, written_window(equation)
+    axes = equation.params["dimension_numbers"].scatter_dims_to_operand_dims
+    # An index of few bits cannot count to the end of a long axis; one of an empty axis is dropped wherever it points.
+    most = int(jnp.iinfo(indices.dtype).max)
+    last = np.array([min(max(shape[axis] - window[axis], 0), most) for axis in axes], indices.dtype)
+    return lax.broadcast_in_dim(last, indices.shape, (indices.ndim - 1,))
+
+
+def _colliding_product(equation: JaxprEqn, operands: Operands) -> Operands:
+    # Its rule in JAX takes updates for unique after clamping too, and for each leaves out the others at its place.
+    operand, indices, updates = operands
+    return [_product(equation)(operand, indices, updates)]
+
+
+_COLLIDING_WRITES = {"scatter": _clipped_write, "scatter-mul": _colliding_product}
+
+
+def _product(equation: JaxprEqn) -> Callable[..., Any]:
+    """A clamped multiplication at indices, differentiable to any order where several fall on one place."""
+    function = jax.custom_jvp(lambda operand, indices, updates: bind(equation, [operand, indices, updates])[0])
+
+    def rule(primals: Operands, tangents: Operands) -> tuple[Any, Any]:
+        operand, indices, updates = primals
+        by_operand, by_updates = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], tangents[2]))
+        tangent = jnp.zeros_like(operand)
+        if by_operand is not None:
+            # Not itself a write to the tangent: the derivative of that one's transpose would be JAX's.
+            tangent = by_operand * function(jnp.ones_like(operand), indices, updates)
+        if by_updates is not None:
+            rates = by_updates * _products_of_others(updates, _places(equation, indices))
+            numbers, mode = equation.params["dimension_numbers"], GatherScatterMode.CLIP
+            tangent += operand * lax.scatter_add(jnp.zeros_like(operand), indices, rates, numbers, mode=mode)
+        return function(operand, indices, updates), tangent
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
+
+
+def _places(equation: JaxprEqn, indices: Any) -> Any:
+    """For each element of the updates, where in the flattened array it is written."""
+    numbers, operand = equation.params["dimension_numbers"], equation.invars[0].aval
+    return lax.gather(
+        jnp.arange(operand.size).reshape(operand.shape),
+        indices,
+        reading_dimensions(numbers),
+        slice_sizes=written_window(equation),
+        mode=GatherScatterMode.CLIP,
+    )
+
+
+def _products_of_others(updates: Any, places: Any) -> Any:
+    """For each factor the product of the others at its place, without a division."""
+    order = jnp.argsort(places.ravel())
+    place, factor = places.ravel()[order], updates.ravel()[order]
+    before = _products_before(factor, place)
+    after = _products_before(factor[::-1], place[::-1])[::-1]
+    return (before * after)[jnp.argsort(order)].reshape(updates.shape)
+
+
+def _products_before(factor: Any, place: Any) -> Any:
+    """For each factor the product of those before it at its place, where equal places are neighbours."""
+    starts = jnp.concatenate([jnp.ones(1, bool), place[1:] != place[:-1]])[: place.size]
+
+    def combined(left: Any, right: Any) -> Any:
+        return jnp.where(right[1], right[0], left[0] * right[0]), left[1] | right[1]
+
+    shifted = jnp.concatenate([jnp.ones(1, factor.dtype), factor[:-1]])[: place.size]
+    return lax.associative_scan(combined, (jnp.where(starts, 1, shifted), starts))[0]

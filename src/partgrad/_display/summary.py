@@ -1,0 +1,247 @@
+"""A table of a tree: what each leaf is, what is differentiated, and what a gradient takes."""
+
+import html
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import SequenceKey
+
+from .._marks import Layout
+from .._selection import Target, as_selection
+from .._trees import describe, dtype_of, is_differentiable, paths, shape_of
+from .status import status_of
+from .table import ROOT, columns, fitted, html_row, printable, shortened
+
+_COLUMNS = 80
+_GAP = "  "
+# The most that a type and a status take of a line; the path has the rest.
+_WIDEST = 24
+_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+
+
+class Row(NamedTuple):
+    """One leaf.
+
+    Attributes:
+        path: Its path; empty where the tree is one leaf.
+        type: Its shape and dtype, as `f32[3,4]`, or the name of its type.
+        status: What it is: `differentiated`, `held by a mark`, `static array`, `not selected`, `integer`, `bool`,
+            `key`, `string`, `function`, or the name of its type.
+    """
+
+    path: str
+    type: str
+    status: str
+
+
+class _Indices(NamedTuple):
+    """A step in a list or a tuple: one index, or a range of them."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"[{self.first}]" if self.first == self.last else f"[{self.first}..{self.last}]"
+
+
+class _Line(NamedTuple):
+    """A row of the printed table, which may stand for several leaves."""
+
+    steps: tuple[str | _Indices, ...]
+    type: str
+    status: str
+
+    def cells(self) -> tuple[str, str, str]:
+        path = "".join(map(str, self.steps)).removeprefix(".")
+        return path or ROOT, self.type, self.status
+
+
+class _Size(NamedTuple):
+    """How much some leaves hold, and how large a gradient of them is."""
+
+    leaves: int
+    entries: int
+    gradient: int
+
+    @property
+    def adam(self) -> int:
+        """The bytes of Adam's two moments."""
+        return 2 * self.gradient
+
+
+class Summary:
+    """What each leaf of a tree is, as `partgrad.summary` returns it; it prints as a table.
+
+    Repeated layers are folded where it is shown: `layers[0..7].weight` stands for eight leaves that are alike.
+
+    Attributes:
+        rows: One row a leaf, in the order of `jax.tree.leaves`; nothing is folded in it.
+    """
+
+    def __init__(self, rows: tuple[Row, ...], lines: tuple[_Line, ...], selected: _Size, everything: _Size):
+        self.rows = rows
+        self._lines = lines
+        self._selected = selected
+        self._everything = everything
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rows and the totals in plain Python data; sizes are in bytes.
+
+        Returns:
+            Under `rows` a dict for each leaf; under `leaves` and `entries` how many are `differentiated` and how many
+            there are, `all`; under `gradient_bytes` and `adam_bytes` the size for what is `differentiated`, and for
+            `all` floating and complex leaves.
+        """
+        here, everything = self._selected, self._everything
+        return {
+            "rows": [row._asdict() for row in self.rows],
+            "leaves": {"differentiated": here.leaves, "all": everything.leaves},
+            "entries": {"differentiated": here.entries, "all": everything.entries},
+            "gradient_bytes": {"differentiated": here.gradient, "all": everything.gradient},
+            "adam_bytes": {"differentiated": here.adam, "all": everything.adam},
+        }
+
+    def __str__(self) -> str:
+        table = [tuple(map(printable, line)) for line in [Row._fields, *self._cells()]]
+        widths = [min(_WIDEST, max(columns(line[column]) for line in table)) for column in (1, 2)]
+        room = _COLUMNS - sum(widths) - 2 * len(_GAP)
+        widths.insert(0, min(room, max(columns(line[0]) for line in table)))
+        table.insert(1, tuple("-" * width for width in widths))
+        lines = [_GAP.join(map(fitted, line, widths)) for line in table]
+        label = max(len(name) for name, _ in self._totals())
+        lines += ["", *(shortened(f"{name:{label}}{_GAP}{total}", _COLUMNS) for name, total in self._totals())]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        head = html_row("th", Row._fields)
+        body = "\n".join(html_row("td", line) for line in self._cells())
+        foot = "\n".join(
+            f"<tr><th>{html.escape(name)}</th><td colspan='2'>{html.escape(total)}</td></tr>"
+            for name, total in self._totals()
+        )
+        parts = (("thead", head), ("tbody", body), ("tfoot", foot))
+        return "\n".join(["<table>", *(f"<{tag}>\n{rows}\n</{tag}>" for tag, rows in parts), "</table>"])
+
+    def _cells(self) -> list[tuple[str, str, str]]:
+        return [line.cells() for line in _folded(list(self._lines))]
+
+    def _totals(self) -> list[tuple[str, str]]:
+        here, everything = self._selected, self._everything
+        without = "without marks and selection"
+        return [
+            (
+                "differentiated",
+                f"{here.leaves:,} of {everything.leaves:,} leaves, {here.entries:,} of {everything.entries:,} entries",
+            ),
+            ("gradient", f"{_bytes(here.gradient)} ({_bytes(everything.gradient)} {without})"),
+            ("Adam state", f"{_bytes(here.adam)} ({_bytes(everything.adam)} {without})"),
+        ]
+
+
+def summary(tree: Any, wrt: Any = None) -> Summary:
+    """Tell what each leaf of a tree is, what of it is differentiated, and what that takes.
+
+    The table has one row a leaf, repeated layers folded into one. The totals count the differentiated leaves and their
+    entries among all, and the bytes of a gradient and of Adam's two moments: for what is differentiated, and for every
+    floating or complex leaf there is.
+
+    Args:
+        tree: Any pytree; its leaves may be tracers or `jax.ShapeDtypeStruct`.
+        wrt: A selector. None selects every floating or complex leaf that no mark holds.
+
+    Returns:
+        The summary: it prints as a table, shows as one in a notebook, and has the `rows` and a `to_dict()`.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import jax.numpy as jnp, partgrad as pg
+        >>> print(pg.summary({"layers": [{"w": jnp.ones((3, 3))}] * 2, "scale": pg.NonDiff(2.0), "step": 0}))
+        path                   type      status
+        ---------------------  --------  --------------
+        ['layers'][0..1]['w']  f32[3,3]  differentiated
+        ['scale']              float     held by a mark
+        ['step']               int       integer
+        <BLANKLINE>
+        differentiated  2 of 4 leaves, 18 of 20 entries
+        gradient        72 B (76 B without marks and selection)
+        Adam state      144 B (152 B without marks and selection)
+    """
+    target, layout = Target(tree, as_selection(wrt)), Layout(tree)
+    chosen = frozenset(target.plan.indices)
+    described = [
+        (place.steps, describe(leaf), "differentiated" if i in chosen else status_of(place, leaf))
+        for i, (place, leaf) in enumerate(zip(layout.leaves, target.leaves, strict=True))
+    ]
+    rows = tuple(Row(paths.write(steps), kind, status) for steps, kind, status in described)
+    lines = tuple(_Line(tuple(map(_line_step, steps)), kind, status) for steps, kind, status in described)
+    return Summary(rows, lines, _size(target.selected), _size(target.leaves))
+
+
+def _size(leaves: list[Any]) -> _Size:
+    gradient = sum(_entries(leaf) * _itemsize(leaf) for leaf in leaves if is_differentiable(leaf))
+    return _Size(len(leaves), sum(map(_entries, leaves)), gradient)
+
+
+def _entries(leaf: Any) -> int:
+    """How many numbers or keys a leaf holds."""
+    try:
+        return math.prod(shape_of(leaf))
+    except (AttributeError, TypeError):
+        return 0
+
+
+def _itemsize(leaf: Any) -> int:
+    # A gradient has the dtype that JAX gives the leaf: float32 for a float64 of numpy, where x64 is off.
+    return jax.dtypes.canonicalize_dtype(dtype_of(leaf)).itemsize
+
+
+def _line_step(step: Any) -> str | _Indices:
+    return _Indices(step.idx, step.idx) if isinstance(step, SequenceKey) else paths.write_step(step)
+
+
+def _folded(lines: list[_Line]) -> list[_Line]:
+    """Show neighbours in a list or a tuple once where all lines in them are alike, the innermost first."""
+    depths = {depth for line in lines for depth, step in enumerate(line.steps) if isinstance(step, _Indices)}
+    for depth in sorted(depths, reverse=True):
+        lines = _folded_at(lines, depth)
+    return lines
+
+
+def _folded_at(lines: list[_Line], depth: int) -> list[_Line]:
+    folded: list[_Line] = []
+    # The block before: its steps above, its index, and what its lines are below.
+    above: Any = None
+    index, below = _Indices(0, 0), None
+    for prefix, block in itertools.groupby(lines, lambda line: line.steps[: depth + 1]):
+        own = list(block)
+        if len(prefix) <= depth or not isinstance(prefix[depth], _Indices):
+            folded, above = folded + own, None
+            continue
+        step, inner = prefix[depth], [line._replace(steps=line.steps[depth + 1 :]) for line in own]
+        if prefix[:depth] == above and step.first == index.last + 1 and inner == below:
+            index = _Indices(index.first, step.last)
+            del folded[-len(own) :]
+        else:
+            above, index, below = prefix[:depth], step, inner
+        folded += [line._replace(steps=(*above, index, *line.steps)) for line in inner]
+    return folded
+
+
+def _bytes(count: int) -> str:
+    """Write a number of bytes, in powers of 1000."""
+    if count < 1000:
+        return f"{count} B"
+    size, units = float(count), list(_UNITS)
+    while units:
+        size, unit = size / 1000, units.pop(0)
+        # What rounds to 1000.0 belongs to the next unit.
+        if size < 999.95:
+            break
+    return f"{size:,.1f} {unit}"

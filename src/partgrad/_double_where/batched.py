@@ -1,0 +1,112 @@
+"""A linear program under `vmap`, kept such that JAX can transpose it.
+
+`vmap` makes of a conditional on a batch a selection that JAX cannot transpose, and has no rule for the backward pass of
+a `custom_vjp`; both are batched here instead.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.extend.core import Jaxpr, JaxprEqn, take_current_trace
+
+from .._programs import Operands, bind, evaluate, float0_zeros, interpret, is_floating, opened, zeros_like_aval
+
+
+def pushed(jaxpr: Jaxpr, coefficients: Operands, tangents: Operands) -> Operands:
+    """The outputs of a jaxpr of coefficients that is linear in tangents."""
+    if _is_batching():
+        return interpret(jaxpr, [], [*coefficients, *tangents], _batched, _is_special)
+    return evaluate(jaxpr, [], [*coefficients, *tangents])
+
+
+def _is_batching() -> bool:
+    """Whether what runs now is batched at once, not recorded to be transposed first."""
+    with take_current_trace() as trace:
+        # JAX does not export the class.
+        return type(trace).__name__ == "BatchTrace"
+
+
+def _is_special(equation: JaxprEqn) -> bool:
+    return equation.primitive.name in {"cond", "custom_lin"}
+
+
+def _batched(equation: JaxprEqn, operands: Operands) -> Operands | None:
+    if equation.primitive.name == "cond":
+        return _selected(equation, operands)
+    if equation.primitive.name == "custom_lin":
+        return _pulled_only(equation, operands)
+    return None
+
+
+def _selected(equation: JaxprEqn, operands: Operands) -> Operands:
+    """All branches of a conditional, each on what is selected for it, and a selection among their results."""
+    index, given = operands[0], operands[1:]
+    floating = [is_floating(variable.aval) for variable in equation.invars[1:]]
+    results: Operands = [zeros_like_aval(variable.aval) for variable in equation.outvars]
+    for number, branch in enumerate(equation.params["branches"]):
+        taken = index == number
+        only = lambda value, taken=taken: jnp.where(taken, value, jnp.zeros_like(value))
+        kept = [only(value) if is_float else value for value, is_float in zip(given, floating, strict=True)]
+        of_branch = interpret(*opened(branch), kept, _batched, _is_special)
+        results = [jnp.where(taken, new, old) for new, old in zip(of_branch, results, strict=True)]
+    return results
+
+
+Backward = Callable[[Operands, Operands], Operands]
+
+
+def _pulled_only(equation: JaxprEqn, operands: Operands) -> Operands:
+    count = equation.params["num_res"]
+    tangents = [jax.typeof(value) for value in operands[count:]]
+
+    def backward(known: Operands, cotangents: Operands) -> Operands:
+        zeros = [zeros_like_aval(aval) for aval in tangents]
+        return list(jax.linear_transpose(lambda *t: bind(equation, [*known, *t]), *zeros)(list(cotangents)))
+
+    results = [variable.aval for variable in equation.outvars]
+    return _with_pullback(backward, results, operands[:count], operands[count:])
+
+
+def _with_pullback(backward: Backward, results: Sequence[Any], known: Operands, tangents: Operands) -> Operands:
+    """A linear function of tangents that can only be transposed, by a given function."""
+    if not _is_batching():
+        return _with_own_transpose(backward, results, known, tangents)
+
+    @custom_vmap
+    def function(known: Operands, tangents: Operands) -> Operands:
+        return [jnp.zeros(aval.shape, aval.dtype) for aval in results]
+
+    @function.def_vmap
+    def rule(size: int, batched: Any, known: Operands, tangents: Operands) -> Any:
+        axes = [0 if is_batched else None for is_batched in batched[0]]
+        tangents = [
+            t if is_batched else jnp.broadcast_to(t, (size, *t.shape))
+            for t, is_batched in zip(tangents, batched[1], strict=True)
+        ]
+        stacked = [jax.ShapeDtypeStruct((size, *aval.shape), aval.dtype) for aval in results]
+        every = jax.vmap(backward, in_axes=(axes, 0), axis_size=size)
+        return _with_pullback(every, stacked, known, tangents), [True] * len(results)
+
+    return list(function(known, tangents))
+
+
+def _with_own_transpose(backward: Backward, results: Sequence[Any], known: Operands, tangents: Operands) -> Operands:
+    zeros = lambda avals: [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
+
+    @jax.custom_vjp
+    def function(known: Operands, tangents: Operands) -> Operands:
+        return zeros(results)
+
+    def pull(known: Operands, cotangents: Operands) -> tuple[Operands, Operands]:
+        return [_no_cotangent(value) for value in known], backward(known, cotangents)
+
+    function.defvjp(lambda known, tangents: (zeros(results), known), pull)
+    _, push = jax.linearize(lambda tangents: function(known, tangents), zeros([jax.typeof(t) for t in tangents]))
+    return list(push(tangents))
+
+
+def _no_cotangent(value: Any) -> Any:
+    return jnp.zeros_like(value) if is_floating(jax.typeof(value)) else float0_zeros(value)

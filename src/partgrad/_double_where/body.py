@@ -1,0 +1,119 @@
+"""The body of a loop or of a branch, without its dead edges.
+
+Masks inside are computed by a loop or branch of their own, ahead of the tangents; what it leaves behind are the
+coefficients, so that the program for the tangents stays linear and JAX can transpose it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr
+
+from .._programs import Operands, opened, with_constants_as_inputs, zeros_like_aval
+from .mask import Mask, full
+from .program import LinearProgram
+from .trim import Emit, Guard, Recorder, feed, trim
+
+
+def split(emit: Emit, avals: Sequence[Any]) -> tuple[Jaxpr, Operands]:
+    """A linear function as a jaxpr of coefficients and tangents, and the values of these coefficients."""
+    closed = jax.make_jaxpr(lambda *tangents: emit(tangents))(*[zeros_like_aval(aval) for aval in avals])
+    jaxpr, coefficients = opened(closed)
+    return with_constants_as_inputs(jaxpr), coefficients
+
+
+# What is known of a mask before anything is computed: `True`, `False`, or None for an array.
+State = bool | None
+
+
+def state_of(mask: Mask) -> State:
+    """What is known of a mask."""
+    return mask if isinstance(mask, bool) else None
+
+
+def joined(states: Sequence[State]) -> State:
+    """What is known of a mask that is one of several."""
+    return states[0] if all(state is states[0] for state in states) else None
+
+
+def as_arrays(masks: Sequence[Mask], states: Sequence[State], shapes: Sequence[Any]) -> list[jax.Array]:
+    """As arrays, the masks of which no more is known."""
+    triples = zip(masks, states, shapes, strict=True)
+    return [full(mask, tuple(shape)) for mask, state, shape in triples if state is None]
+
+
+def filled(states: Sequence[State], arrays: Sequence[Any]) -> list[Mask]:
+    """Masks from what is known of them and, for the others, arrays."""
+    rest = iter(arrays)
+    return [next(rest) if state is None else state for state in states]
+
+
+@dataclasses.dataclass
+class TrimmedBody:
+    """A body without its dead edges.
+
+    Attributes:
+        operands: The demanded masks of its inputs.
+        needed: The masks of the elements that are needed of the values from outside.
+        fillers: What stands for the other elements.
+        jaxpr: The body, from coefficients and tangents to tangents.
+        coefficients: The values of the coefficients.
+        origins: For each of these, the number of the value from outside that it is, or None.
+    """
+
+    operands: list[Mask]
+    needed: list[Mask]
+    fillers: list[Any]
+    jaxpr: Jaxpr
+    coefficients: Operands
+    origins: list[int | None]
+
+    def forgotten(self) -> "TrimmedBody":
+        """What is left of it when the trace of the body has ended: shapes in the place of its tracers."""
+        shape = lambda value: jax.ShapeDtypeStruct(value.shape, value.dtype)
+        left = lambda values: [shape(value) if isinstance(value, jax.core.Tracer) else value for value in values]
+        masks = {"operands": left(self.operands), "needed": left(self.needed)}
+        return dataclasses.replace(self, coefficients=left(self.coefficients), **masks)
+
+    @property
+    def own(self) -> Operands:
+        """The coefficients that were computed in the body."""
+        return [c for c, origin in zip(self.coefficients, self.origins, strict=True) if _is_own(c, origin)]
+
+    def outside(self, values: Operands, needed: Sequence[Mask], guard: Guard) -> list[Any]:
+        """The values from outside, with fillers where no live edge needs them; None for one that is no coefficient."""
+        triples = enumerate(zip(values, needed, self.fillers, strict=True))
+        used = set(self.origins)
+        return [guard.coefficient(v, m, filler) if number in used else None for number, (v, m, filler) in triples]
+
+    def merged(self, outside: list[Any], own: Sequence[Any]) -> Operands:
+        """The coefficients, from values from outside and from what was computed in the body."""
+        rest = iter(own)
+        pairs = zip(self.coefficients, self.origins, strict=True)
+        return [next(rest) if _is_own(c, origin) else c if origin is None else outside[origin] for c, origin in pairs]
+
+
+def _is_own(coefficient: Any, origin: int | None) -> bool:
+    return origin is None and isinstance(coefficient, jax.core.Tracer | jax.ShapeDtypeStruct)
+
+
+def trimmed_body(
+    program: LinearProgram, outside: Operands, fed: Sequence[Mask], demanded: Sequence[Mask], guard: Guard
+) -> TrimmedBody:
+    """Trim a body.
+
+    Args:
+        program: The body.
+        outside: The values from outside: what is needed of them is recorded, they are not replaced here.
+        fed: Masks of its inputs.
+        demanded: Masks of its outputs.
+        guard: The guard of the program that the body belongs to.
+    """
+    recorder = Recorder(guard, outside)
+    operands, emit = trim(program, feed(program, fed), demanded, recorder)
+    jaxpr, coefficients = split(emit, [wire.aval for wire in program.inputs])
+    numbers = {id(value): number for number, value in enumerate(outside)}
+    origins = [numbers.get(id(coefficient)) for coefficient in coefficients]
+    return TrimmedBody(operands, recorder.needed, recorder.fillers, jaxpr, coefficients, origins)

@@ -1,0 +1,133 @@
+"""Lost competitions as selections.
+
+JAX differentiates `max` and its kin by multiplying with 0, 1/2 or 1, so a competitor that lost still has a path. Here
+each becomes a function with the same values, whose derivative selects; ties are shared as JAX shares them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from .._programs import Operands, bind, interpret, is_floating, reading_dimensions, written_window
+
+_CUSTOM = ("custom_jvp_call", "custom_vjp_call")
+
+
+def with_selections(jaxpr: Any, operands: Operands) -> Operands:
+    """The outputs of an open jaxpr without constants, whose derivative selects where there was a competition."""
+    return interpret(jaxpr, [], operands, _rewritten, _is_competition)
+
+
+def _is_competition(equation: JaxprEqn) -> bool:
+    if equation.primitive.name not in _COMPETITIONS:
+        return False
+    aval = equation.outvars[0].aval
+    return is_floating(aval) and not jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
+def _rewritten(equation: JaxprEqn, operands: Operands) -> Operands | None:
+    if equation.primitive.name in _CUSTOM:
+        # Their derivative is the user's.
+        return bind(equation, operands)
+    if not _is_competition(equation):
+        return None
+    operands = [_as_array(value, atom.aval) for value, atom in zip(operands, equation.invars, strict=True)]
+    return [_COMPETITIONS[equation.primitive.name](equation, *operands)]
+
+
+def _as_array(value: Any, aval: Any) -> Any:
+    """A number that the jaxpr spells out as an array, weakly typed if it is."""
+    if hasattr(value, "dtype"):
+        return value
+    weak = jnp.asarray(value)
+    return weak if aval.weak_type and weak.dtype == aval.dtype else jnp.asarray(value, aval.dtype)
+
+
+def _of_two(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`max` or `min` of two arrays; the derivative at a tie is half of each."""
+
+    @jax.custom_jvp
+    def function(x: Any, y: Any) -> Any:
+        return operation(x, y)
+
+    @function.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        (x, y), (dx, dy) = primals, tangents
+        z = operation(x, y)
+        share = jnp.where((x == z) & (y == z), 0.5, 1.0)
+        part = lambda value, tangent: jnp.where(value == z, share.astype(tangent.dtype) * tangent, 0)
+        return z, part(x, dx) + part(y, dy)
+
+    return function
+
+
+def _reduction(equation: JaxprEqn, x: Any) -> Any:
+    """`reduce_max` or `reduce_min`; the derivative is shared among all that attain it."""
+    axes = tuple(equation.params["axes"])
+
+    @jax.custom_jvp
+    def function(x: Any) -> Any:
+        return bind(equation, [x])[0]
+
+    @function.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        (x,), (dx,) = primals, tangents
+        extreme = function(x)
+        attained = x == lax.expand_dims(extreme, axes)
+        count = jnp.sum(attained, axes, dtype=x.dtype)
+        return extreme, jnp.sum(jnp.where(attained, dx, jnp.zeros_like(dx)), axes) / count
+
+    return function(x)
+
+
+def _cumulative(of_two: Callable[[Any, Any], Any], equation: JaxprEqn, x: Any) -> Any:
+    """`cummax` or `cummin`, as JAX differentiates them: a tree of `max` or `min` of two."""
+    return lax.associative_scan(of_two, x, reverse=equation.params["reverse"], axis=equation.params["axis"])
+
+
+def _scatter(equation: JaxprEqn, operand: Any, indices: Any, updates: Any) -> Any:
+    """`scatter_max` or `scatter_min`; shared among the operand, where it is kept, and all updates that attain it."""
+    dimensions, mode = equation.params["dimension_numbers"], equation.params["mode"]
+    read = lambda result, indices: lax.gather(
+        result,
+        indices,
+        reading_dimensions(dimensions),
+        written_window(equation),
+        mode=mode,
+    )
+    add = lambda indices, values: lax.scatter_add(
+        jnp.zeros(operand.shape, values.dtype), indices, values, dimensions, mode=mode
+    )
+
+    @jax.custom_jvp
+    def function(operand: Any, indices: Any, updates: Any) -> Any:
+        return bind(equation, [operand, indices, updates])[0]
+
+    @function.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        (operand, indices, updates), (d_operand, _, d_updates) = primals, tangents
+        result = function(operand, indices, updates)
+        kept, attained = operand == result, updates == read(result, indices)
+        count = kept.astype(result.dtype) + add(indices, attained.astype(result.dtype))
+        pushed = add(indices, jnp.where(attained, d_updates, jnp.zeros_like(d_updates)))
+        moved = jnp.where(kept, d_operand, jnp.zeros_like(d_operand)) + pushed
+        return result, moved / jnp.where(count == 0, jnp.ones_like(count), count)
+
+    return function(operand, indices, updates)
+
+
+_max, _min = _of_two(lax.max), _of_two(lax.min)
+_COMPETITIONS: dict[str, Callable[..., Any]] = {
+    "max": lambda _, x, y: _max(x, y),
+    "min": lambda _, x, y: _min(x, y),
+    "reduce_max": _reduction,
+    "reduce_min": _reduction,
+    "cummax": functools.partial(_cumulative, _max),
+    "cummin": functools.partial(_cumulative, _min),
+    **dict.fromkeys(("scatter-max", "scatter-min", "scatter_max", "scatter_min"), _scatter),
+}

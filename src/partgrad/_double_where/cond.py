@@ -1,0 +1,100 @@
+"""How masks go through a conditional: in a conditional of their own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._programs import Operands, evaluate
+from .body import TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
+from .mask import Mask, arrays_in, restored
+from .program import LinearProgram, Step
+from .trim import RULES, Emit, Guard, Rule, outputs_fed
+
+
+class _Branches:
+    """The branches of a conditional as linear programs of its operands but the index."""
+
+    def __init__(self, step: Step):
+        self.index, self.jaxprs = step.operands[0], step.equation.params["branches"]
+        self.linear, self.known = step.linear[1:], step.known[1:]
+        self.wires, self.results = step.wires, step.results
+
+    def program(self, jaxpr: Any, known: Operands) -> LinearProgram:
+        return LinearProgram.at(jaxpr, self.linear, known)
+
+    def probed(self, of_branch: Callable[..., Any], *operands: Any) -> list[Any]:
+        """What a function of each branch returns, as far as it is known while tracing."""
+        found: list[Any] = []
+        for jaxpr in self.jaxprs:
+            jax.eval_shape(lambda *values, jaxpr=jaxpr: found.append(of_branch(jaxpr, *values)), *operands)
+        return found
+
+    def switch(self, of_branch: Callable[..., Any], *operands: Any) -> Any:
+        """What a function of the branch that is taken returns."""
+        functions = [
+            lambda *values, number=number, jaxpr=jaxpr: of_branch(number, jaxpr, *values)
+            for number, jaxpr in enumerate(self.jaxprs)
+        ]
+        return lax.switch(self.index, functions, *operands)
+
+
+def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+    branches, masks = _Branches(step), step.of_wires(fed)
+
+    def one(jaxpr: Any, known: Operands, arrays: Operands) -> list[Mask]:
+        return outputs_fed(branches.program(jaxpr, known), restored(masks, arrays))
+
+    given = (branches.known, arrays_in(masks))
+    found = branches.probed(lambda *values: list(map(state_of, one(*values))), *given)
+    states = [joined(of_branches) for of_branches in zip(*found, strict=True)]
+    if None not in states:
+        return list(states)
+    shapes = [wire.shape for wire in branches.results]
+    arrays = branches.switch(lambda _, jaxpr, *values: as_arrays(one(jaxpr, *values), states, shapes), *given)
+    return filled(states, arrays)
+
+
+def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
+    branches, fed = _Branches(step), step.of_wires(fed)
+
+    def one(jaxpr: Any, known: Operands, fed_arrays: Operands, demanded_arrays: Operands) -> TrimmedBody:
+        program = branches.program(jaxpr, known)
+        return trimmed_body(program, known, restored(fed, fed_arrays), restored(demanded, demanded_arrays), guard)
+
+    given = (branches.known, arrays_in(fed), arrays_in(demanded))
+    found: list[TrimmedBody] = branches.probed(lambda *values: one(*values).forgotten(), *given)
+    operands = [joined(list(map(state_of, masks))) for masks in zip(*(t.operands for t in found), strict=True)]
+    needed = [joined(list(map(state_of, masks))) for masks in zip(*(t.needed for t in found), strict=True)]
+    own = [trimmed.own for trimmed in found]
+
+    def masks_of(number: int, jaxpr: Any, *values: Any) -> Any:
+        trimmed = one(jaxpr, *values)
+        found[number] = trimmed.forgotten()
+        of_all = [[jnp.ones(c.shape, c.dtype) for c in of_branch] for of_branch in own]
+        of_all[number] = trimmed.own
+        in_wires = as_arrays(trimmed.operands, operands, [wire.shape for wire in branches.wires])
+        in_known = as_arrays(trimmed.needed, needed, [jnp.shape(value) for value in branches.known])
+        return in_wires, in_known, of_all
+
+    in_wires, in_known, of_all = [], [], [list[Any]() for _ in found]
+    if None in operands or None in needed or any(own):
+        in_wires, in_known, of_all = branches.switch(masks_of, *given)
+    used = {origin for trimmed in found for origin in trimmed.origins}
+    fillers = [next((f for f in each if f is not None), None) for each in zip(*(t.fillers for t in found), strict=True)]
+    triples = enumerate(zip(branches.known, filled(needed, in_known), fillers, strict=True))
+    outside = [guard.coefficient(v, m, filler) if number in used else None for number, (v, m, filler) in triples]
+
+    def run(tangents: Sequence[Any]) -> Operands:
+        def branch(number: int, _: Any, *tangents: Any) -> Operands:
+            coefficients = found[number].merged(outside, of_all[number])
+            return evaluate(found[number].jaxpr, [], [*coefficients, *tangents])
+
+        return branches.switch(branch, *tangents)
+
+    return filled(operands, in_wires), run
+
+
+RULES["cond"] = Rule(_cond_fed, _cond_trim)

@@ -1,0 +1,146 @@
+"""How masks go where every element of a result depends on every element of an operand, problem by problem.
+
+So does what nothing is known of: a rule that a primitive lacks costs precision, never correctness.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._programs import CALLS, Operands, any_equation, inner_jaxprs, opened
+from .mask import Mask, anywhere, both, spread
+from .program import LinearProgram, Step, Wire, read_by_values
+from .structural import lanes_fed
+from .trim import POINTWISE, RULES, UNKNOWN, Emit, Guard, Recorder, Rule, feed, outputs_fed, trim
+
+
+def _batch_axes(step: Step) -> int:
+    """How many leading axes of a coupled primitive only enumerate independent problems."""
+    if step.name == "fft":
+        return len(step.shape) - len(step.equation.params["fft_lengths"])
+    return len(step.shape) - 2 if step.name in {"triangular_solve", "tridiagonal_solve"} else 0
+
+
+def _coupled_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+    live = _anywhere_in(step, fed)
+    return [spread(live, wire.shape) for wire in step.results]
+
+
+def _anywhere_in(step: Step, masks: Sequence[Mask]) -> Mask:
+    return anywhere(masks, _batch_axes(step))
+
+
+def coupled_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
+    is_fed, is_demanded = _anywhere_in(step, fed), _anywhere_in(step, demanded)
+    needed = both(is_fed, is_demanded)
+    if any(inner_jaxprs(step.equation)):
+        # What it computes beside tangents has to come to an end, too.
+        trimmed = guard.whole(step)
+    else:
+        pairs = zip(step.operands, _fillers(step), strict=True)
+        known = [(value, filler) for value, filler in pairs if not isinstance(value, Wire)]
+        trimmed = step.with_known([guard.coefficient(v, _of_rank(needed, v), filler) for v, filler in known])
+    of_wires = [spread(is_demanded, wire.shape) for wire in step.wires]
+    return of_wires, _between(of_wires, trimmed, [is_fed] * len(step.results))
+
+
+def _between(demanded: Sequence[Mask], step: Step, fed: Sequence[Mask]) -> Emit:
+    """A step that keeps both promises whatever its coefficients are."""
+
+    def run(tangents: Sequence[Any]) -> Operands:
+        results = step.run([_only(mask, tangent) for mask, tangent in zip(demanded, tangents, strict=True)])
+        return [_only(mask, result) for mask, result in zip(fed, results, strict=True)]
+
+    return run
+
+
+def _of_rank(mask: Mask, value: Any) -> Mask:
+    """A mask of batches for an operand that may have fewer trailing axes than the result."""
+    if isinstance(mask, bool) or mask.ndim <= jnp.ndim(value):
+        return mask
+    return mask.reshape(mask.shape[: jnp.ndim(value)])
+
+
+def _only(mask: Mask, value: Any) -> Any:
+    if mask is True:
+        return value
+    return jnp.zeros_like(value) if mask is False else jnp.where(mask, value, jnp.zeros_like(value))
+
+
+def _fillers(step: Step) -> list[Any]:
+    """What stands for each operand of a problem that nothing depends on: a system that can be solved."""
+    fillers: list[Any] = [None] * len(step.operands)
+    if step.name == "triangular_solve":
+        matrix = step.equation.invars[0].aval
+        fillers[0] = np.eye(matrix.shape[-1], dtype=matrix.dtype)
+    elif step.name == "tridiagonal_solve":
+        fillers[1] = 3
+    return fillers
+
+
+# --- linear solves: direct solvers are looked into for their masks, and run as they are ------------------------------
+
+
+def _solve_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+    right = step.of_wires(fed)
+    if all(mask is True for mask in right) or not _is_direct(step):
+        return _coupled_fed(step, fed)
+    return outputs_fed(_programs(step)["solve"], right)
+
+
+def _solve_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
+    right = step.of_wires(fed)
+    if all(mask is True for mask in (*right, *demanded)):
+        return [True] * len(step.wires), guard.whole(step).run
+    if not _is_direct(step):
+        return coupled_trim(step, fed, demanded, guard)
+    programs, recorder = _programs(step), Recorder(guard, step.known)
+    solved = outputs_fed(programs["solve"], right)
+    of_wires, _ = trim(programs["solve"], feed(programs["solve"], right), demanded, recorder)
+    # What the others need counts when the solve is differentiated again, or transposed.
+    masks = {"matvec": (solved, of_wires), "vecmat": (of_wires, solved), "transpose_solve": (demanded, right)}
+    for name in masks.keys() & programs.keys():
+        trim(programs[name], feed(programs[name], masks[name][0]), masks[name][1], recorder)
+    for value in _read(step):
+        recorder.coefficient(value, True)
+    return of_wires, _between(of_wires, step.with_known(recorder.replaced(guard)), solved)
+
+
+def _parts(step: Step) -> Iterator[tuple[str, Any, list[Any]]]:
+    """The functions that a linear solve is made of: their names, jaxprs and operands, the last being tangents."""
+    jaxprs, lengths = step.equation.params["jaxprs"], step.equation.params["const_lengths"]
+    rest = list(step.operands)
+    for name in jaxprs._fields:
+        known, rest = rest[: getattr(lengths, name)], rest[getattr(lengths, name) :]
+        if getattr(jaxprs, name) is not None:
+            yield name, getattr(jaxprs, name), [*known, *(Wire(wire.aval) for wire in step.wires)]
+
+
+def _programs(step: Step) -> dict[str, LinearProgram]:
+    return {name: LinearProgram.of(jaxpr, operands) for name, jaxpr, operands in _parts(step)}
+
+
+def _read(step: Step) -> Iterator[Any]:
+    """The values from which others are computed, which are then the coefficients."""
+    for _, jaxpr, operands in _parts(step):
+        yield from (operands[number] for number in read_by_values(jaxpr, [isinstance(o, Wire) for o in operands]))
+
+
+def _is_direct(step: Step) -> bool:
+    """Whether only the right-hand side is a tangent, and the solver is free of loops and of what may be a callback."""
+    constants = sum(step.equation.params["const_lengths"])
+    if any(step.linear[:constants]) or not all(step.linear[constants:]) or len(step.wires) != len(step.results):
+        return False
+    opaque = lambda equation: equation.primitive.name not in CALLS and any(inner_jaxprs(equation))
+    return not any(jaxpr is not None and any_equation(opened(jaxpr)[0], opaque) for _, jaxpr, _ in _parts(step))
+
+
+RULES.update(
+    {
+        **dict.fromkeys(("fft", "triangular_solve", "tridiagonal_solve", UNKNOWN), Rule(_coupled_fed, coupled_trim)),
+        "custom_linear_solve": Rule(_solve_fed, _solve_trim),
+        **dict.fromkeys(POINTWISE - {"select_n"}, Rule(lanes_fed, coupled_trim)),
+    }
+)

@@ -1,0 +1,189 @@
+"""How masks go into what JAX runs as one: a checkpoint, a `shard_map`, the backward pass of a `custom_vjp`.
+
+In the first two the masks are computed inside, where the values are, together with the tangents. What is differentiated
+a second time in there is protected by a `double_where` of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from .._programs import (
+    CHECKPOINTS,
+    CONSTANT,
+    Operands,
+    any_equation,
+    checkpoint_like,
+    dependencies,
+    evaluate,
+    is_floating,
+    opened,
+    shard_map_like,
+    varying_like,
+    with_constants_as_inputs,
+    zeros_like_aval,
+)
+from .body import split
+from .mask import Mask, arrays_in, either, full, restored
+from .program import LinearProgram, Step, Wire, whole
+from .trim import POINTWISE, RULES, UNKNOWN, Emit, Guard, Rule, feed, trim
+
+
+def _all_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+    return [True] * len(step.results)
+
+
+def _linear_part(step: Step, known: Operands) -> LinearProgram:
+    """The body of a checkpoint, which also computes values, reduced to what tangents go through."""
+    body, avals = step.equation.params["jaxpr"], _avals(step)
+    if _has_backward_pass(step):
+        # JAX does not differentiate these; without loops around them the equations tell values from tangents.
+        return LinearProgram.at(body, step.linear, known)
+    # A loop in there carries values and tangents; JAX's own linearization parts them.
+    zeros = list(map(zeros_like_aval, step.of_wires(avals)))
+    operands = step.with_known(known).operands_with
+    _, linear = jax.linearize(lambda *tangents: evaluate(*opened(body), operands(tangents)), *zeros)
+    closed = jax.make_jaxpr(linear)(*zeros)
+    return LinearProgram.of(closed, [Wire(variable.aval) for variable in closed.jaxpr.invars])
+
+
+def _avals(step: Step) -> list[Any]:
+    return [variable.aval for variable in opened(step.equation.params["jaxpr"])[0].invars]
+
+
+def _has_backward_pass(step: Step) -> bool:
+    return any_equation(opened(step.equation.params["jaxpr"])[0], lambda e: e.primitive.name == "custom_lin")
+
+
+def _has_loop(step: Step) -> bool:
+    loops = {"scan", "while", "cond", *CHECKPOINTS}
+    return any_equation(opened(step.equation.params["jaxpr"])[0], lambda e: e.primitive.name in loops)
+
+
+def _protected(
+    of_known: Callable[[Operands], Emit], known: Operands, tangents: Sequence[Any], guard: Guard
+) -> Operands:
+    """Run a linear function of tangents, whose coefficients are functions of known values that may have tangents."""
+    avals = [jax.typeof(tangent) for tangent in tangents]
+    linear: list[Any] = []
+
+    def coefficients(*known: Any) -> Operands:
+        jaxpr, consts = split(of_known(list(known)), avals)
+        linear[:] = [jaxpr]
+        return consts
+
+    closed = jax.make_jaxpr(coefficients)(*known)
+    consts = guard.protected(closed, known)
+    return evaluate(linear[0], [], [*consts, *tangents])
+
+
+# --- checkpoint -----------------------------------------------------------------------------------------------------
+
+
+def _checkpoint_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
+    if _has_backward_pass(step) and _has_loop(step):
+        return RULES[UNKNOWN].trim(step, fed, demanded, guard)
+    step, fed = guard.whole(step), step.of_wires(fed)
+    program = _linear_part(step, step.known)
+    operands, _ = trim(program, feed(program, fed), demanded, Guard(guard.protected))
+    count = len(step.known)
+    known = [*step.known, *arrays_in(fed), *arrays_in(demanded)]
+
+    def emit_of(known: Operands) -> Emit:
+        masks = iter(known[count:])
+        of_wires, of_results = restored(fed, masks), restored(demanded, masks)
+        program = _linear_part(step, known[:count])
+        return trim(program, feed(program, of_wires), of_results, Guard(guard.protected))[1]
+
+    body = lambda known, tangents: _protected(emit_of, known, tangents, guard)
+    return operands, lambda tangents: checkpoint_like(step.equation, body)(known, list(tangents))
+
+
+# --- shard_map ------------------------------------------------------------------------------------------------------
+
+
+def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
+    # A mask is cut among the devices as its tangent is.
+    fed, demanded = whole(step.of_wires(fed), step.wires), whole(demanded, step.results)
+    step = guard.whole(step)
+    specs, out_specs = tuple(step.equation.params["in_specs"]), tuple(step.equation.params["out_specs"])
+    of_wires = step.of_wires(specs)
+    of_known = [spec for spec, linear in zip(specs, step.linear, strict=True) if not linear]
+    of_masks = [s for s, m in zip((*of_wires, *out_specs), (*fed, *demanded), strict=True) if not isinstance(m, bool)]
+    count = len(step.known)
+    known = [*step.known, *arrays_in(fed), *arrays_in(demanded)]
+    avals = step.of_wires(_avals(step))
+
+    def trimmed(known: Operands) -> tuple[list[Mask], Emit]:
+        masks = iter(known[count:])
+        fed_inside, demanded_inside = restored(fed, masks), restored(demanded, masks)
+        program = LinearProgram.at(step.equation.params["jaxpr"], step.linear, known[:count])
+        return trim(program, feed(program, fed_inside), demanded_inside, Guard(guard.protected))
+
+    def masks_inside(known: Operands) -> Operands:
+        pairs = zip(trimmed(known)[0], avals, strict=True)
+        return [varying_like(full(mask, aval.shape), aval) for mask, aval in pairs]
+
+    inside = [*of_known, *of_masks]
+    operands = shard_map_like(step.equation, masks_inside, (inside,), of_wires)(known)
+    body = lambda known, tangents: _protected(lambda k: trimmed(k)[1], known, tangents, guard)
+    run = shard_map_like(step.equation, body, (inside, of_wires), list(out_specs))
+    return operands, lambda tangents: run(known, list(tangents))
+
+
+# --- custom_vjp -----------------------------------------------------------------------------------------------------
+
+
+def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
+    """A custom backward pass, as a linear program from cotangents: where it is fed is where its result is demanded."""
+    step = guard.whole(step)
+    avals = [wire.aval for wire in step.results]
+    closed = jax.make_jaxpr(lambda *cotangents: step.transposed(cotangents))(*map(zeros_like_aval, avals))
+    program = LinearProgram.of(closed, [Wire(aval) for aval in avals])
+    found = feed(program, demanded)
+    operands = [found[output] if isinstance(output, Wire) else False for output in program.outputs]
+    if not _is_linear(closed, program):
+        # A pass that clips cotangents, for one. Where it makes something of a zero, that is part of the answer.
+        _, run = RULES[UNKNOWN].trim(step, fed, demanded, guard)
+        of_nothing = step.transposed([zeros_like_aval(aval) for aval in avals])
+        return [either(mask, value != 0) for mask, value in zip(operands, of_nothing, strict=True)], run
+    _, emit = trim(program, found, step.of_wires(fed), guard)
+    transposed = jax.linear_transpose(lambda *c: tuple(emit(c)), *map(zeros_like_aval, avals))
+    return operands, lambda tangents: list(transposed(tuple(tangents)))
+
+
+def _is_linear(backward: Any, program: LinearProgram) -> bool:
+    """Whether a backward pass is a linear function that JAX can transpose."""
+    jaxpr, consts = opened(backward)
+    # An affine one would pass for linear: what is added does not show in a transpose.
+    if any(dependencies(with_constants_as_inputs(jaxpr), [CONSTANT] * len(consts) + [0] * len(jaxpr.invars))):
+        return False
+    if not all(map(_is_linear_step, program.steps)):
+        return False
+    tangents = [zeros_like_aval(output.aval) for output in jaxpr.outvars]
+    run = lambda *cotangents: tuple(evaluate(jaxpr, consts, list(cotangents)))
+    cotangents = [zeros_like_aval(variable.aval) for variable in jaxpr.invars]
+    try:
+        jax.eval_shape(lambda *t: jax.linear_transpose(run, *cotangents)(t), *tangents)
+    except Exception:
+        # JAX has no one class for what it cannot transpose.
+        return False
+    return True
+
+
+def _is_linear_step(step: Step) -> bool:
+    if step.name in POINTWISE and (step.name != "select_n" or isinstance(step.operands[0], Wire)):
+        return False
+    if step.name in {"mul", "div", "dot_general", "conv_general_dilated"}:
+        return len(step.wires) == 1 and (step.name != "div" or isinstance(step.operands[0], Wire))
+    return all(is_floating(wire.aval) for wire in step.wires)
+
+
+RULES.update(
+    {
+        **dict.fromkeys(CHECKPOINTS, Rule(_all_fed, _checkpoint_trim)),
+        "shard_map": Rule(_all_fed, _shard_map_trim),
+        "custom_lin": Rule(_all_fed, _custom_trim),
+    }
+)

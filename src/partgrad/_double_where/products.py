@@ -1,0 +1,141 @@
+"""How masks go through products of a tangent and a coefficient."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from .._programs import bind
+from .coupled import coupled_trim
+from .mask import Mask, anywhere, both, full, placed, spread
+from .program import Step
+from .structural import Demand, lanes_demanded, lanes_fed
+from .trim import RULES, Emit, Guard, Rule
+
+
+def _product(
+    fed: Callable[[Step, list[Mask]], list[Mask]],
+    demand: Demand,
+    need: Callable[[Step, Mask, Mask], Mask],
+) -> Rule:
+    """A rule for a bilinear map, one operand of which is known.
+
+    Args:
+        fed: As in `Rule`.
+        demand: The demanded mask of the tangent, given that of the result.
+        need: The mask of the coefficients that lie on a live edge, given where the tangent is fed and where the result
+            is demanded.
+    """
+
+    def product_trim(step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
+        if len(step.wires) != 1:
+            return coupled_trim(step, masks, demanded, guard)
+        (coefficient,) = step.known
+        mask = masks[step.position]
+        needed = True if mask is True and demanded[0] is True else need(step, mask, demanded[0])
+        return demand(step, demanded), step.with_known([guard.coefficient(coefficient, needed)]).run
+
+    return Rule(fed, product_trim)
+
+
+def _factors_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+    if len(step.wires) == 2:
+        # Not linear: a custom backward pass that scales its cotangent by its norm, for one.
+        return lanes_fed(step, fed[:1]) if step.name == "div" else [both(*(spread(m, step.shape) for m in fed))]
+    return lanes_fed(step, fed)
+
+
+def _lanes_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
+    return both(demanded, spread(fed, step.shape))
+
+
+class _DotAxes:
+    """The axes of one operand of a `dot_general`, and where its free ones are in the result."""
+
+    def __init__(self, step: Step, which: int):
+        contracting, batch = step.equation.params["dimension_numbers"]
+        shapes = [tuple(variable.aval.shape) for variable in step.equation.invars]
+        free = [
+            [axis for axis in range(len(shapes[k])) if axis not in contracting[k] and axis not in batch[k]]
+            for k in (0, 1)
+        ]
+        self.shape = shapes[which]
+        self.batch, self.contracting, self.free = list(batch[which]), list(contracting[which]), free[which]
+        start = len(self.batch) + (len(free[0]) if which else 0)
+        self.in_result = list(range(start, start + len(self.free)))
+        self.result_batch = list(range(len(self.batch)))
+
+    def without(self, mask: jax.Array, kept: list[int]) -> jax.Array:
+        """A mask of this operand with only some of its axes, in that order; any element counts."""
+        rest = [axis for axis in range(len(self.shape)) if axis not in kept]
+        return jnp.transpose(mask, kept + rest).any(tuple(range(len(kept), len(self.shape))))
+
+
+def _dot_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+    if len(step.wires) != 1:
+        return [anywhere(fed)]
+    which = step.position
+    mask, axes = fed[which], _DotAxes(step, which)
+    if isinstance(mask, bool):
+        return [mask]
+    mask = axes.without(mask, axes.batch + axes.free)
+    return [placed(mask, axes.result_batch + axes.in_result, len(step.shape))]
+
+
+def _dot_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
+    mask, wire = demanded[0], step.wires[0]
+    if isinstance(mask, bool):
+        return [mask]
+    axes, other = (_DotAxes(step, which) for which in _wire_first(step))
+    return [placed(mask.any(tuple(other.in_result)), axes.batch + axes.free, len(wire.shape))]
+
+
+def _wire_first(step: Step) -> tuple[int, int]:
+    return step.position, 1 - step.position
+
+
+def _dot_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
+    wire, coefficient = (_DotAxes(step, which) for which in _wire_first(step))
+    if not isinstance(demanded, bool):
+        demanded = demanded.any(tuple(wire.in_result))
+        demanded = placed(demanded, coefficient.batch + coefficient.free, len(coefficient.shape))
+    if not isinstance(fed, bool):
+        fed = wire.without(fed, wire.batch + wire.contracting)
+        fed = placed(fed, coefficient.batch + coefficient.contracting, len(coefficient.shape))
+    return both(demanded, fed)
+
+
+def _convolution_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+    if len(step.wires) != 1 or all(isinstance(mask, bool) for mask in fed):
+        return [anywhere(fed)]
+    (wire,) = step.wires
+    tangent = full(fed[step.position], wire.shape).astype(wire.aval.dtype)
+    return [step.with_known([jnp.ones_like(value) for value in step.known]).run([tangent])[0] != 0]
+
+
+def _convolution_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
+    if demanded[0] is True:
+        return [True]
+    ones = step.with_known([jnp.ones_like(value) for value in step.known])
+    return [ones.transposed([_cotangent(step, demanded[0])])[0] != 0]
+
+
+def _convolution_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
+    (wire,), (coefficient,) = step.wires, step.known
+    tangent = full(fed, wire.shape).astype(wire.aval.dtype)
+    operands = lambda c: [tangent if operand is wire else c for operand in step.operands]
+    transposed = jax.linear_transpose(lambda c: bind(step.equation, operands(c))[0], coefficient)
+    return transposed(_cotangent(step, demanded))[0] != 0
+
+
+def _cotangent(step: Step, mask: Mask) -> jax.Array:
+    return full(mask, step.shape).astype(step.results[0].aval.dtype)
+
+
+RULES.update(
+    {
+        **dict.fromkeys(("mul", "div"), _product(_factors_fed, lanes_demanded, _lanes_needed)),
+        "dot_general": _product(_dot_fed, _dot_demanded, _dot_needed),
+        "conv_general_dilated": _product(_convolution_fed, _convolution_demanded, _convolution_needed),
+    }
+)

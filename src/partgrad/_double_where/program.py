@@ -1,0 +1,195 @@
+"""A linear program: the equations of a derivative that carry tangents, with everything else already computed."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from .._programs import CALLS, Operands, bind, opened, zeros_like_aval
+from .mask import Mask, Shape, full
+
+
+class Wire:
+    """A tangent: an input of a linear program, or the result of a step.
+
+    Attributes:
+        aval: Its shape and dtype.
+    """
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape."""
+        return tuple(self.aval.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One equation through which tangents go.
+
+    Attributes:
+        equation: The equation.
+        operands: For each of its operands a wire, or the value, where that is known.
+        results: A wire for each of its results.
+    """
+
+    equation: JaxprEqn
+    operands: tuple[Any, ...]
+    results: tuple[Wire, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the primitive."""
+        return str(self.equation.primitive.name)
+
+    @property
+    def wires(self) -> list[Wire]:
+        """The operands that are tangents."""
+        return [operand for operand in self.operands if isinstance(operand, Wire)]
+
+    @property
+    def linear(self) -> list[bool]:
+        """For each operand, whether it is a tangent."""
+        return [isinstance(operand, Wire) for operand in self.operands]
+
+    @property
+    def position(self) -> int:
+        """Which operand the first tangent is."""
+        # Not by `index`, which would compare it with arrays.
+        return next(number for number, operand in enumerate(self.operands) if isinstance(operand, Wire))
+
+    @property
+    def known(self) -> Operands:
+        """The operands that are not."""
+        return [operand for operand in self.operands if not isinstance(operand, Wire)]
+
+    def of_wires(self, values: Sequence[Any]) -> list[Any]:
+        """Of one value for each operand, a mask for one, those of the tangents."""
+        return [value for value, linear in zip(values, self.linear, strict=True) if linear]
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the first result."""
+        return self.results[0].shape
+
+    def operands_with(self, tangents: Sequence[Any]) -> Operands:
+        """The operands, with tangents in the place of the wires."""
+        rest = iter(tangents)
+        return [next(rest) if isinstance(operand, Wire) else operand for operand in self.operands]
+
+    def with_known(self, known: Sequence[Any]) -> "Step":
+        """The same step at other known operands."""
+        rest = iter(known)
+        operands = tuple(operand if isinstance(operand, Wire) else next(rest) for operand in self.operands)
+        return dataclasses.replace(self, operands=operands)
+
+    def run(self, tangents: Sequence[Any]) -> Operands:
+        """The results for these tangents."""
+        return bind(self.equation, self.operands_with(tangents))
+
+    def transposed(self, cotangents: Sequence[Any]) -> Operands:
+        """What the transpose of the step makes of cotangents of the results: one value for each wire."""
+        avals = [zeros_like_aval(wire.aval) for wire in self.wires]
+        return list(jax.linear_transpose(lambda *tangents: self.run(tangents), *avals)(list(cotangents)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProgram:
+    """The steps from the tangents of some inputs to the tangents of some outputs.
+
+    Attributes:
+        inputs: The wires that come in.
+        steps: The steps, in order.
+        outputs: For each output a wire, or the value, where no tangent reaches it.
+    """
+
+    inputs: list[Wire]
+    steps: list[Step]
+    outputs: list[Any]
+
+    @classmethod
+    def of(cls, jaxpr: Any, operands: Sequence[Any]) -> "LinearProgram":
+        """Take a jaxpr apart, calls opened, and compute what does not depend on a tangent.
+
+        Args:
+            jaxpr: A jaxpr that is linear in its operands that are wires.
+            operands: A wire or a value for each of its inputs.
+        """
+        steps: list[Step] = []
+        outputs = _taken_apart(*opened(jaxpr), list(operands), steps)
+        return cls([operand for operand in operands if isinstance(operand, Wire)], steps, outputs)
+
+    @classmethod
+    def at(cls, jaxpr: Any, linear: Sequence[bool], known: Sequence[Any]) -> "LinearProgram":
+        """Take a jaxpr apart, given which of its inputs are tangents and the values of the others."""
+        rest = iter(known)
+        pairs = zip(opened(jaxpr)[0].invars, linear, strict=True)
+        return cls.of(jaxpr, [Wire(v.aval) if is_linear else next(rest) for v, is_linear in pairs])
+
+
+def _taken_apart(jaxpr: Jaxpr, consts: Operands, operands: Operands, steps: list[Step]) -> list[Any]:
+    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+    read = lambda atom: _number(atom) if isinstance(atom, Literal) else values[atom]
+    for equation in jaxpr.eqns:
+        given = [read(atom) for atom in equation.invars]
+        if not any(isinstance(value, Wire) for value in given):
+            results = bind(equation, given)
+        elif equation.primitive.name in CALLS:
+            results = _taken_apart(*opened(equation.params["jaxpr"]), given, steps)
+        else:
+            results = [Wire(variable.aval) for variable in equation.outvars]
+            steps.append(Step(equation, tuple(given), tuple(results)))
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _number(literal: Literal) -> Any:
+    # A rule may have to replace what is not finite, by a number of the same dtype.
+    return literal.val if np.all(np.isfinite(literal.val)) else np.asarray(literal.val, literal.aval.dtype)
+
+
+def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:
+    """Masks of the full shapes of some wires, as far as they are arrays."""
+    return [m if isinstance(m, bool) else full(m, wire.shape) for m, wire in zip(masks, wires, strict=True)]
+
+
+def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
+    """Which outputs of a jaxpr depend on those of its inputs that are tangents."""
+    jaxpr, _ = opened(jaxpr)
+    wires = {variable for variable, is_linear in zip(jaxpr.invars, linear, strict=True) if is_linear}
+    depends = lambda atom: not isinstance(atom, Literal) and atom in wires
+    for equation in jaxpr.eqns:
+        given = [depends(atom) for atom in equation.invars]
+        if equation.primitive.name in CALLS:
+            results = linear_outputs(equation.params["jaxpr"], given)
+        else:
+            results = [any(given)] * len(equation.outvars)
+        wires.update(v for v, is_linear in zip(equation.outvars, results, strict=True) if is_linear)
+    return [depends(atom) for atom in jaxpr.outvars]
+
+
+def read_by_values(jaxpr: Any, linear: Sequence[bool]) -> set[int]:
+    """Which inputs of a jaxpr are read by an equation that no tangent goes through."""
+    jaxpr, _ = opened(jaxpr)
+    numbers = {variable: number for number, variable in enumerate(jaxpr.invars)}
+    wires = {variable for variable, is_linear in zip(jaxpr.invars, linear, strict=True) if is_linear}
+    found: set[int] = set()
+    for equation in jaxpr.eqns:
+        atoms = [None if isinstance(atom, Literal) else atom for atom in equation.invars]
+        given = [atom in wires for atom in atoms]
+        if equation.primitive.name in CALLS:
+            inner = equation.params["jaxpr"]
+            read = [atoms[number] for number in read_by_values(inner, given)]
+            results = linear_outputs(inner, given)
+        else:
+            read, results = [] if any(given) else atoms, [any(given)] * len(equation.outvars)
+        found.update(numbers[atom] for atom in read if atom in numbers)
+        wires.update(v for v, is_linear in zip(equation.outvars, results, strict=True) if is_linear)
+    return found

@@ -1,0 +1,227 @@
+"""How masks go through maps without coefficients: lane by lane, moves, selections, and what goes between devices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._programs import Operands, bind, is_floating, varying_like
+from .mask import Mask, both, either, full, gathered, spread
+from .program import Step, Wire
+from .trim import RULES, Emit, Guard, Rule
+
+Demand = Callable[[Step, list[Mask]], list[Mask]]
+
+# Their known floating operand says where to look, and is no summand.
+_STEERED = frozenset({"select_and_gather_add", "select_and_scatter_add"})
+
+
+def structural(fed: Callable[[Step, list[Mask]], list[Mask]], demand: Demand) -> Rule:
+    """A rule for a map without coefficients: only its masks are of interest, and it runs as it was."""
+
+    def structural_trim(step: Step, _: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
+        if step.name in _STEERED:
+            # Or a second derivative would send a zero to where the value came from, as if it were a summand.
+            step = step.with_known([jax.lax.stop_gradient(value) for value in step.known])
+        return demand(step, demanded), guard.whole(step).run
+
+    return Rule(fed, structural_trim)
+
+
+# --- lane by lane: an element of the result depends on the same element of each operand -----------------------------
+
+
+def lanes_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+    return [either(*(spread(mask, step.shape) for mask in fed))]
+
+
+def lanes_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
+    return [gathered(demanded[0], wire.shape) for wire in step.wires]
+
+
+def _each_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
+    return step.of_wires(demanded)
+
+
+_LANE_BY_LANE = (
+    "add",
+    "add_any",
+    "complex",
+    "conj",
+    "convert_element_type",
+    "copy_p",
+    "imag",
+    "mesh_cast",
+    "name",
+    "neg",
+    "pcast",
+    "pvary",
+    "real",
+    "reduce_precision",
+    "reshard",
+    "sharding_constraint",
+    "sub",
+)
+
+
+# --- moves: 0/1 matrices. A mask goes through them as a number does, and back through their transpose ----------------
+
+# All elements of the result come from somewhere, if every floating operand is fed everywhere ...
+_ONTO_RESULT = frozenset(
+    {
+        "broadcast_in_dim",
+        "concatenate",
+        "copy",
+        "cumsum",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "expand_dims",
+        "reduce_sum",
+        "reshape",
+        "rev",
+        "slice",
+        "split",
+        "squeeze",
+        "stack",
+        "transpose",
+        "unstack",
+    }
+)
+# ... and all elements of the operands go somewhere.
+_ONTO_OPERAND = (_ONTO_RESULT | {"scatter-add", "scatter-sub"}) - {"dynamic_slice", "dynamic_update_slice", "slice"}
+_OTHER_MOVES = frozenset(
+    {"gather", "pad", "reduce_window_sum", "scatter", "select_and_gather_add", "select_and_scatter_add"}
+)
+
+
+def _as_numbers(step: Step, masks: list[Mask]) -> Operands:
+    """Operands in which a wire is one where it is fed and zero elsewhere, and a known summand is zero."""
+    return [_as_number(step, operand, mask) for operand, mask in zip(step.operands, masks, strict=True)]
+
+
+def _as_number(step: Step, operand: Any, mask: Mask) -> Any:
+    if isinstance(operand, Wire):
+        return varying_like(full(mask, operand.shape).astype(operand.aval.dtype), operand.aval)
+    if step.name in _STEERED or not is_floating(jax.typeof(operand)):
+        return operand
+    return jnp.zeros_like(operand)
+
+
+def _moved(step: Step, fed: list[Mask]) -> list[Mask]:
+    wires = step.of_wires(fed)
+    only_wires = not any(is_floating(jax.typeof(operand)) for operand in step.known)
+    if all(mask is True for mask in wires) and only_wires and _covers_result(step):
+        return [True] * len(step.results)
+    if step.name in _BY_AXES and not isinstance(fed[0], bool):
+        return [_BY_AXES[step.name][0](step, fed[0])]
+    numbers = _as_numbers(step, fed)
+    if step.name == "scatter-sub":
+        # So that two masks add up.
+        numbers[2] = -numbers[2]
+    return [result != 0 for result in bind(step.equation, numbers)]
+
+
+def _new_axes(step: Step) -> tuple[int, ...]:
+    kept = step.equation.params["broadcast_dimensions"]
+    return tuple(axis for axis in range(len(step.shape)) if axis not in kept)
+
+
+# Along whole axes masks need not be spelled out: how they go through, and back.
+_BY_AXES: dict[str, tuple[Callable[[Step, Any], Mask], Callable[[Step, Any], Mask]]] = {
+    "broadcast_in_dim": (
+        lambda step, mask: jnp.expand_dims(mask, _new_axes(step)),
+        lambda step, mask: gathered(mask.any(_new_axes(step)), step.wires[0].shape),
+    ),
+    "reduce_sum": (
+        lambda step, mask: mask.any(tuple(step.equation.params["axes"])),
+        lambda step, mask: jnp.expand_dims(mask, tuple(step.equation.params["axes"])),
+    ),
+    "transpose": (
+        lambda step, mask: jnp.transpose(mask, step.equation.params["permutation"]),
+        lambda step, mask: jnp.transpose(mask, np.argsort(step.equation.params["permutation"]).tolist()),
+    ),
+}
+
+
+def _covers_result(step: Step) -> bool:
+    if step.name == "gather":
+        # Elsewhere an index out of bounds reads another element; here it reads a constant.
+        return step.equation.params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP
+    return step.name in _ONTO_RESULT
+
+
+def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
+    if step.name in _ONTO_OPERAND and all(mask is True for mask in demanded) and _drops_nothing(step):
+        return [True] * len(step.wires)
+    if step.name in _BY_AXES and not isinstance(demanded[0], bool):
+        return [_BY_AXES[step.name][1](step, demanded[0])]
+    if step.name in {"reshape", "squeeze", "expand_dims"}:
+        return [full(demanded[0], step.shape).reshape(step.wires[0].shape)]
+    cotangents = [
+        varying_like(full(mask, wire.shape).astype(wire.aval.dtype), wire.aval)
+        for mask, wire in zip(demanded, step.results, strict=True)
+    ]
+    moved = step.with_known([_as_number(step, operand, False) for operand in step.known])
+    return [operand != 0 for operand in moved.transposed(cotangents)]
+
+
+def _drops_nothing(step: Step) -> bool:
+    return step.name not in {"scatter-add", "scatter-sub"} or not isinstance(step.operands[2], Wire)
+
+
+# --- selections -----------------------------------------------------------------------------------------------------
+
+
+def _selected(step: Step, fed: list[Mask]) -> list[Mask]:
+    if isinstance(step.operands[0], Wire):
+        return lanes_fed(step, fed)
+    cases = fed[1:]
+    if all(mask is True for mask in cases):
+        return [True]
+    return [either(*(both(mask, _taken(step, case)) for case, mask in enumerate(cases)))]
+
+
+def _selected_back(step: Step, demanded: list[Mask]) -> list[Mask]:
+    cases = enumerate(step.operands[1:])
+    return [both(demanded[0], _taken(step, case)) for case, operand in cases if isinstance(operand, Wire)]
+
+
+def _taken(step: Step, case: int) -> jax.Array:
+    which = jnp.broadcast_to(step.operands[0], step.shape)
+    if which.dtype != bool:
+        return which == case
+    return which if case else ~which
+
+
+_COLLECTIVES = (
+    "all_gather",
+    "all_gather_invariant",
+    "all_gather_reduced",
+    "all_to_all",
+    "pbroadcast",
+    "ppermute",
+    "psum",
+    "psum2",
+    "psum_invariant",
+    "ragged_all_to_all",
+    "reduce_scatter",
+    "unreduced_psum",
+)
+_LANES = structural(lanes_fed, lanes_demanded)
+# Between devices: what reaches another one is not told apart by elements.
+_COLLECTIVE = structural(
+    lambda step, fed: [True] * len(step.results),
+    lambda step, demanded: [True] * len(step.wires),
+)
+
+RULES.update(
+    {
+        **dict.fromkeys(_LANE_BY_LANE, _LANES),
+        **dict.fromkeys(_ONTO_RESULT | _ONTO_OPERAND | _OTHER_MOVES, structural(_moved, _moved_back)),
+        **dict.fromkeys(_COLLECTIVES, _COLLECTIVE),
+        **dict.fromkeys(("device_put", "optimization_barrier"), structural(lambda step, fed: fed, _each_demanded)),
+        "select_n": structural(_selected, _selected_back),
+    }
+)

@@ -1,0 +1,187 @@
+"""The generated Python of a dataclass: `__init__`, flatten and unflatten, in straight lines.
+
+These run for every node of every tree on every call, so they are compiled for the class, as `dataclasses` does.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .fields import MARKS, ORIGIN, Schema
+from .nondiff import CONCRETE, NonDiff, hold
+from .static import Static
+
+_SIMPLE = frozenset({int, str, bool, type(None)})
+_CACHE_SIZE = 1024
+
+
+class _Factory:
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+FACTORY = _Factory()
+
+
+def _compile(name: str, lines: list[str], scope: dict[str, Any]) -> Callable[..., Any]:
+    exec("\n    ".join(lines), scope)
+    function: Callable[..., Any] = scope[name]
+    return function
+
+
+def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]]) -> Callable[..., None]:
+    """Generate the `__init__` of a class that `dataclasses.dataclass` has processed.
+
+    It stores the fields, and settles them only where something has to be settled: a wrapper was given, a field is
+    static, a class-marked field may hold a tracer, or there is a `__post_init__`.
+
+    Args:
+        cls: The class, with the `__init__` that `dataclasses` gave it, whose signature this one repeats.
+        schema: What the class declares.
+        helpers: The functions `settle`, `run_post_init` and `check_decorated`.
+
+    Returns:
+        The function, with one more keyword, the instance that `dataclasses.replace` replaces.
+    """
+    standard = cls.__init__
+    signature = inspect.signature(standard)
+    me_parameter, *parameters = (p for p in signature.parameters.values() if p.name != ORIGIN)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    me = "self" if all(p.name != "self" for p in parameters) else "_partgrad_self"
+    scope: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": frozenset({NonDiff, Static})}
+    scope |= {"_partgrad_hold": hold, "_partgrad_factory": FACTORY, "_partgrad_simple": {}}
+    scope["_partgrad_simple_types"] = _SIMPLE
+    scope |= {f"_partgrad_{name}": function for name, function in helpers.items()}
+
+    given = [p.name for p in parameters if p.name in fields]
+    made = [name for name, f in fields.items() if f.default_factory is not dataclasses.MISSING]
+    scope |= {f"_partgrad_make_{name}": fields[name].default_factory for name in made}
+    scope |= {f"_partgrad_default_{p.name}": FACTORY if p.name in made else p.default for p in parameters}
+
+    lines = [f"def __init__({_header(me, parameters)}):", f"_partgrad_d = {me}.__dict__"]
+    for name in [name for name in fields if name in given or name in made]:
+        if name in made:
+            condition = f"if {name} is _partgrad_factory: " if name in given else ""
+            lines.append(f"{condition}{name} = _partgrad_make_{name}()")
+        lines.append(f"_partgrad_d[{name!r}] = {name}")
+    has_post_init = hasattr(cls, "__post_init__")
+    names = {p.name for p in parameters} - set(fields)
+    # In the order of declaration, which keyword-only ones leave in the signature.
+    variables = "".join(f"{name}, " for name in cls.__dataclass_fields__ if name in names)
+    lines += [
+        f"if {me}.__class__ is not _partgrad_cls:",
+        f"    _partgrad_check_decorated({me})",
+        *([f"    _partgrad_run_post_init({me}, None, ({variables}))"] if has_post_init else []),
+        "    return",
+    ]
+    if has_post_init:
+        lines.append(f"_partgrad_run_post_init({me}, {ORIGIN}, ({variables}))")
+    else:
+        lines += _settling(me, schema, {*given, *made}, given)
+    init: Any = _compile("__init__", lines, scope)
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__module__ = cls.__module__
+    init.__annotations__ = {k: v for k, v in standard.__annotations__.items() if k != ORIGIN}
+    init.__signature__ = signature.replace(parameters=[me_parameter, *parameters])
+    return init
+
+
+def _header(me: str, parameters: list[inspect.Parameter]) -> str:
+    def write(p: inspect.Parameter) -> str:
+        return p.name if p.default is p.empty else f"{p.name}=_partgrad_default_{p.name}"
+
+    positional = [write(p) for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    return ", ".join(
+        [me, *positional, "*", *(write(p) for p in parameters if p.kind is p.KEYWORD_ONLY), f"{ORIGIN}=None"]
+    )
+
+
+def _settling(me: str, schema: Schema, stored: set[str], given: list[str]) -> list[str]:
+    """The lines that settle the stored fields, in the cheapest way that is enough."""
+    if stored != set(schema.names) or stored != set(given):
+        return [f"_partgrad_settle({me}, {ORIGIN})"]
+    wrapped = [f"{name}.__class__ in _partgrad_wrappers" for name in given if name not in schema.static]
+    special = " or ".join([f"{ORIGIN} is not None", *wrapped])
+    held = [
+        f"if {n}.__class__ is not float: _partgrad_d[{n!r}] = _partgrad_hold({n}, {schema.labels[n]!r})"
+        for n in schema.nondiff
+    ]
+    if not schema.static:
+        lines = [f"if {special}:", f"    _partgrad_settle({me}, {ORIGIN})"]
+        return [*lines, "else:", *(f"    {line}" for line in held)] if held else lines
+    # Marks with the same simple static data are one object: quick to find here, and quick to compare in a treedef.
+    key = f"({''.join(f'{n}.__class__, {n}, ' for n in schema.static)})"
+    simple = " and ".join(f"{n}.__class__ in _partgrad_simple_types" for n in schema.static)
+    return [
+        f"if not ({special}) and {simple}:",
+        f"    _partgrad_known = _partgrad_simple.get({key})",
+        "    if _partgrad_known is not None:",
+        f"        _partgrad_d[{MARKS!r}] = _partgrad_known",
+        *(f"        {line}" for line in held),
+        "        return",
+        f"    _partgrad_settle({me}, None)",
+        f"    if len(_partgrad_simple) >= {_CACHE_SIZE}: _partgrad_simple.clear()",
+        f"    _partgrad_simple[{key}] = _partgrad_d[{MARKS!r}]",
+        "else:",
+        f"    _partgrad_settle({me}, {ORIGIN})",
+    ]
+
+
+def compile_tree_functions(
+    schema: Schema, flatten_irregular: Callable[..., Any], rebuild: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Generate flatten and unflatten for the regular instances of a class; the others go to the two functions given.
+
+    Args:
+        schema: What the class declares.
+        flatten_irregular: Flattens an instance whose static fields are not just the class's constants.
+        rebuild: Builds an instance from schema, marks and children.
+
+    Returns:
+        The functions `flatten(instance) -> (children, marks)` and `unflatten(marks, children) -> instance`.
+    """
+    scope: dict[str, Any] = {"irregular": flatten_irregular, "rebuild": rebuild, "schema": schema, "hold": hold}
+    scope |= {
+        "concrete": CONCRETE,
+        "new": object.__new__,
+        "cls": schema.cls,
+        "default": schema.default,
+        "labels": schema.labels,
+    }
+    values = "".join(f"x.{name}, " for name in schema.dynamic)
+    flatten = _compile(
+        "flatten",
+        [
+            "def flatten(x):",
+            f"marks = x.{MARKS}",
+            f"if marks.regular: return ({values}), marks",
+            "return irregular(x)",
+        ],
+        scope,
+    )
+    targets = "".join(f"d[{name!r}], " for name in schema.dynamic)
+    unflatten = _compile(
+        "unflatten",
+        [
+            "def unflatten(marks, children):",
+            "if not marks.regular: return rebuild(schema, marks, children)",
+            "x = new(cls)",
+            "d = x.__dict__",
+            *([f"{targets}= children"] if targets else []),
+            "if marks is default:",
+            *(
+                f"    if d[{n!r}].__class__ not in concrete: d[{n!r}] = hold(d[{n!r}], {schema.labels[n]!r})"
+                for n in schema.nondiff
+            ),
+            "    return x",
+            f"d[{MARKS!r}] = marks",
+            *(["for name, data in marks.static: d[name] = data.constant"] if schema.static else []),
+            "for name in marks.nondiff:",
+            "    value = d[name]",
+            "    if value.__class__ not in concrete: d[name] = hold(value, labels[name])",
+            "return x",
+        ],
+        scope,
+    )
+    return flatten, unflatten

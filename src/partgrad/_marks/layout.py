@@ -1,0 +1,162 @@
+"""A tree laid out: every node and leaf with its path, its leaves' numbers and the marks above it.
+
+Leaves are numbered as `jax.tree.flatten` numbers them. `NonDiff` and `Static` wrappers are places, but take no step in
+a path.
+"""
+
+from typing import Any
+
+import jax
+from jax.tree_util import GetAttrKey
+
+from .._trees import paths
+from .fields import MARKS, children_of, schema_of
+from .nondiff import NonDiff
+from .static import Static, StaticData
+
+
+class Place:
+    """A node or a leaf of a tree.
+
+    Attributes:
+        value: The node or leaf.
+        alias: The object that an attribute of the parent returns, where that is not `value` itself: static data, whose
+            child in the tree is only its arrays.
+        parent: The place above, or None at the root.
+        step: The key entry that leads here, or None for the root and for what a wrapper holds.
+        number, siblings: Which child of its parent it is, and of how many.
+        depth: How many places are above.
+        mark: The depth of the lowest marked place from the root down to here, or -1.
+        start, stop: The range of its leaves.
+        is_leaf: Whether it is a leaf.
+    """
+
+    __slots__ = ("alias", "depth", "is_leaf", "mark", "number", "parent", "siblings", "start", "step", "stop", "value")
+
+    def __init__(self, value: Any, alias: Any, parent: "Place | None", step: Any, marked: bool):
+        self.value = value
+        self.alias = alias
+        self.parent = parent
+        self.step = step
+        self.number = self.siblings = 0
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.mark: int = self.depth if marked else -1 if parent is None else parent.mark
+        self.start = self.stop = 0
+        self.is_leaf = False
+
+    @property
+    def steps(self) -> list[Any]:
+        """The key entries from the root to here."""
+        steps, place = [], self
+        while place.parent is not None:
+            if place.step is not None:
+                steps.append(place.step)
+            place = place.parent
+        return steps[::-1]
+
+    @property
+    def route(self) -> tuple[int, ...]:
+        """The numbers of the children from the root to here, in the structure of the tree."""
+        numbers, place = [], self
+        while place.parent is not None:
+            if not isinstance(place.parent.value, _HeldArray):
+                numbers.append(place.number)
+            place = place.parent
+        return tuple(reversed(numbers))
+
+    @property
+    def path(self) -> str:
+        """The path from the root to here, as text."""
+        return paths.write(self.steps)
+
+    @property
+    def is_wrapper(self) -> bool:
+        """Whether it is a `NonDiff` or `Static` wrapper."""
+        return isinstance(self.value, NonDiff | Static)
+
+
+class Layout:
+    """All places of a tree, each node before what is in it.
+
+    Args:
+        tree: Any pytree.
+
+    Attributes:
+        places: The nodes and leaves.
+        leaves: The leaves, by number.
+    """
+
+    def __init__(self, tree: Any):
+        self.places: list[Place] = []
+        self.leaves: list[Place] = []
+        pending = [Place(tree, tree, None, None, False)]
+        while pending:
+            place = pending.pop()
+            place.start = len(self.leaves)
+            self.places.append(place)
+            children = _children(place)
+            if children is None:
+                place.is_leaf = True
+                self.leaves.append(place)
+                continue
+            below = [Place(value, alias, place, step, marked) for step, value, alias, marked in children]
+            for number, child in enumerate(below):
+                child.number, child.siblings = number, len(below)
+            pending += reversed(below)
+        for place in reversed(self.places):
+            place.stop = max(place.stop, place.start + place.is_leaf)
+            if place.parent is not None:
+                place.parent.stop = max(place.parent.stop, place.stop)
+
+    @property
+    def root(self) -> Place:
+        """The place of the tree itself."""
+        return self.places[0]
+
+    def paths(self) -> list[str]:
+        """The paths of all leaves."""
+        return [leaf.path for leaf in self.leaves]
+
+
+class _HeldArray(NonDiff[Any]):
+    """Marks one array of static data whose other arrays are not held; no node of the tree."""
+
+
+def _children(place: Place) -> list[tuple[Any, Any, Any, bool]] | None:
+    """The children of a node, each as step, value, alias and whether it is marked; None for a leaf."""
+    node, alias = place.value, place.alias
+    if isinstance(node, NonDiff):
+        return [(None, node.value, alias.value if isinstance(alias, NonDiff) else alias, True)]
+    if isinstance(node, Static):
+        data = node.data
+        inside = alias.value if isinstance(alias, Static) else alias
+        return [(None, *_static_child(data, data.child(node.value), inside))] if data.arrays else []
+    if schema_of(node) is not None:
+        nondiff = getattr(node, MARKS).nondiff
+        return [
+            (GetAttrKey(name), *_static_child(data, child, getattr(alias, name)))
+            if data is not None
+            else (GetAttrKey(name), child, getattr(alias, name), name in nondiff)
+            for name, child, data in children_of(node)
+        ]
+    if not jax.tree_util.is_tree_node(type(node)):
+        return None
+    children, _ = flatten_one_level(node)
+    if place.alias is node or not children:
+        return [(step, child, child, False) for step, child in children]
+    aliases, _ = flatten_one_level(place.alias)
+    return [(step, child, alias, False) for (step, child), (_, alias) in zip(children, aliases, strict=True)]
+
+
+def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """The children of a node with their key entries, and the structure that puts them together again."""
+    # jax.tree_util.flatten_one_level_with_keys names all fields of a NamedTuple alike in JAX 0.10.2.
+    keyed, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
+    return [(path[0], child) for path, child in keyed], structure
+
+
+def _static_child(data: StaticData, child: Any, alias: Any) -> tuple[Any, Any, bool]:
+    if not data.live:
+        return child, alias, True
+    held = [array if n in data.live else _HeldArray(array) for n, array in enumerate(data.arrays_in(child))]
+    return data.nest(held), alias, False

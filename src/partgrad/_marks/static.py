@@ -1,0 +1,249 @@
+"""Static: Python data for the compiler, and how it is taken apart where it holds arrays."""
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from jax.tree_util import GetAttrKey, keystr
+
+from .. import _words as words
+from .._trees import is_array, trees_equal
+from .nondiff import hold
+
+T = TypeVar("T")
+
+
+class StaticData:
+    """How a static value is taken apart: constants, compared by type and `==`, and arrays, which travel as leaves.
+
+    What is an array is decided once, when this is built; taking the value apart and putting it together again only
+    follows that decision.
+
+    Args:
+        value: The value; an array or a tracer in it is never hashed.
+        where: What holds it, for the error message.
+
+    Attributes:
+        constant: The value itself, where it holds no array.
+        arrays: How many arrays it holds.
+        live: The numbers of those arrays that are not held, because a selector named them.
+    """
+
+    __slots__ = ("_child_def", "_constants", "_key", "_positions", "_treedef", "arrays", "constant", "live")
+
+    def __init__(self, value: Any, where: str = "`Static`"):
+        try:
+            paths_and_leaves, self._treedef = jax.tree_util.tree_flatten_with_path(value)
+        except (TypeError, ValueError) as error:
+            raise words.static_unsortable(where, error) from error
+        leaves = [leaf for _, leaf in paths_and_leaves]
+        self._positions = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
+        self.arrays = len(self._positions)
+        self.live: frozenset[int] = frozenset()
+        self.constant = None if self.arrays else _copied(value)
+        self._constants = [None if is_array(leaf) else leaf for leaf in leaves]
+        # Treedefs compare their keys and auxiliary data by `==` alone, and `1 == True`.
+        self._key = (
+            _typed_structure(self._treedef),
+            tuple(_ARRAY if is_array(leaf) else _typed(leaf, where, keystr(path)) for path, leaf in paths_and_leaves),
+        )
+        # Not None for a constant: that is what stands for the leaves of another part of a tree.
+        shown = [True if is_array(leaf) else () for leaf in leaves]
+        self._child_def = jax.tree.structure(self._treedef.unflatten(shown))
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The numbers of the arrays among all leaves of the value."""
+        return self._positions
+
+    def child(self, value: Any) -> Any:
+        """The arrays of a value, in the value's own containers, with () for its constants."""
+        leaves = self._treedef.flatten_up_to(value)
+        return self._child_def.unflatten([leaves[i] for i in self._positions])
+
+    def arrays_in(self, child: Any) -> list[Any]:
+        """What stands at the arrays in a child."""
+        return self._child_def.flatten_up_to(child)
+
+    def nest(self, arrays: list[Any]) -> Any:
+        """The child that holds these in the place of the arrays."""
+        return self._child_def.unflatten(arrays)
+
+    def value(self, child: Any, label: str = "Static") -> Any:
+        """Put a value together from what `child` returned, or from anything of that structure, held as `label`."""
+        leaves = list(self._constants)
+        for number, (i, leaf) in enumerate(zip(self._positions, self.arrays_in(child), strict=True)):
+            leaves[i] = leaf if number in self.live else hold(leaf, label)
+        return self._treedef.unflatten(leaves)
+
+    def with_live(self, live: frozenset[int]) -> "StaticData":
+        """The same data with other arrays held."""
+        if live == self.live:
+            return self
+        new: StaticData = object.__new__(StaticData)
+        for name in StaticData.__slots__:
+            setattr(new, name, getattr(self, name))
+        new.live = live
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, StaticData):
+            return NotImplemented
+        return self._key == other._key and self._treedef == other._treedef and self.live == other.live
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return repr(self.constant) if not self.arrays else f"{self._treedef} with {self.arrays} arrays"
+
+    def __deepcopy__(self, memo: Any) -> "StaticData":
+        return self
+
+    def skeleton(self) -> Any:
+        """A value of this kind, with empty arrays."""
+        leaves = list(self._constants)
+        for i in self._positions:
+            leaves[i] = np.zeros(0)
+        return self._treedef.unflatten(leaves) if self.arrays else self.constant
+
+    def __reduce__(self) -> Any:
+        # Rebuilt from the skeleton: the key holds types, not all of which can be pickled.
+        return _static_data, (self.skeleton(), self.live)
+
+
+def _copied(value: Any) -> Any:
+    """Copy the plain containers of a value: the caller's own dict or list may change afterwards."""
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
+
+
+def _static_data(value: Any, live: frozenset[int]) -> StaticData:
+    return StaticData(value).with_live(live)
+
+
+# Stands for an array in the key of static data.
+_ARRAY = object()
+
+
+def _typed(value: Any, where: str, path: str) -> Any:
+    """A key that compares by type and `==`; NaN equals itself, or every call would compile anew."""
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(_typed(item, where, path) for item in value)
+    if isinstance(value, tuple):
+        return type(value), tuple(_typed(item, where, path) for item in value)
+    if isinstance(value, np.ndarray):
+        return (
+            np.ndarray,
+            value.dtype.str,
+            value.shape,
+            tuple(_typed(item, where, path) for item in value.ravel().tolist()),
+        )
+    try:
+        hash(value)
+    except TypeError:
+        raise words.static_unhashable(where, path, value) from None
+    is_nan = isinstance(value, float | complex | np.inexact) and value != value
+    return type(value), "nan" if is_nan else value
+
+
+def _typed_structure(structure: Any) -> Any:
+    data = structure.node_data()
+    return data and (data[0], _typed_aux(data[1]), tuple(map(_typed_structure, structure.children())))
+
+
+def _typed_aux(aux: Any) -> Any:
+    """A key for auxiliary data by type and value; by type alone where it cannot be hashed."""
+    if isinstance(aux, tuple | list):
+        return type(aux), tuple(map(_typed_aux, aux))
+    if isinstance(aux, dict):
+        return type(aux), tuple((_typed_aux(key), _typed_aux(value)) for key, value in aux.items())
+    try:
+        hash(aux)
+    except TypeError:
+        return type(aux)
+    return type(aux), aux
+
+
+class Static(Generic[T]):
+    """Python data that the compiler may specialise on: a string, a function, an `int` used as a shape.
+
+    It is part of the structure of the tree (the treedef), compared by type and `==`, so `jax.jit` compiles once for
+    every different value. An array or a tracer in it is never hashed: it is carried as a leaf, as if marked by
+    `NonDiff`, and may change without recompiling. A dict or a list may mix both. A bare `Static(x)` given to a field of
+    a `partgrad.dataclass` is stored plain; elsewhere `.value` gives back what it holds. Do not change a dict or a list
+    after it was made static.
+
+    Args:
+        value: Any data that can be hashed and compared, or a dict, list, set or array, or containers of such.
+
+    Raises:
+        StaticError: For a value that can be neither hashed nor carried as a leaf.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, partgrad as pg
+        >>> jax.jit(lambda p: jnp.zeros(p["n"].value) + p["x"])({"n": pg.Static(2), "x": 1.0})
+        Array([1., 1.], dtype=float32)
+    """
+
+    __slots__ = ("__weakref__", "_data", "_value")
+
+    _data: StaticData
+    _value: Any
+
+    if TYPE_CHECKING:
+
+        def __new__(cls, value: T) -> T: ...  # type: ignore[misc]  # a field of type T accepts Static(x)
+    else:
+
+        def __init__(self, value):
+            while isinstance(value, Static):
+                value = value.value
+            self._data = StaticData(value)
+            self._value = self._data.value(self._data.child(value)) if self._data.arrays else self._data.constant
+
+    @property
+    def value(self) -> T:
+        """What it holds."""
+        return self._value
+
+    @property
+    def data(self) -> StaticData:
+        """How it is taken apart."""
+        return self._data
+
+    def __eq__(self, other: object) -> Any:
+        return trees_equal(self, other) if isinstance(other, Static) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._data)
+
+    def __repr__(self) -> str:
+        return f"Static({self._value!r})"
+
+    def __reduce__(self) -> Any:
+        return unflatten_static, (self._data, (self._data.child(self._value),) if self._data.arrays else ())
+
+
+def _flatten_static(node: Static[Any]) -> tuple[tuple[Any, ...], StaticData]:
+    data = node._data
+    return ((data.child(node._value),) if data.arrays else ()), data
+
+
+def _flatten_static_with_keys(node: Static[Any]) -> Any:
+    children, data = _flatten_static(node)
+    return tuple((GetAttrKey("value"), child) for child in children), data
+
+
+def unflatten_static(data: StaticData, children: Any) -> Static[Any]:
+    """Build a `Static` from how its value is taken apart and from its arrays."""
+    new: Static[Any] = object.__new__(Static)
+    new._data = data
+    new._value = data.value(children[0]) if data.arrays else data.constant
+    return new
+
+
+jax.tree_util.register_pytree_with_keys(Static, _flatten_static_with_keys, unflatten_static, _flatten_static)

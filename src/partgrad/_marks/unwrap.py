@@ -1,0 +1,37 @@
+"""Take the wrappers out of a tree."""
+
+from typing import TypeVar
+
+import jax
+
+from .nondiff import NonDiff
+from .static import Static
+
+T = TypeVar("T")
+
+
+def unwrap(tree: T) -> T:
+    """Replace every `NonDiff` and `Static` wrapper in a tree by the value that it holds.
+
+    Fields of a `partgrad.dataclass` store plain values already; their marks stay. What a wrapper held is no longer
+    marked: differentiate the result and its leaves take part.
+
+    Args:
+        tree: Any pytree.
+
+    Returns:
+        The same tree without wrapper nodes.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.unwrap({"a": pg.NonDiff(2.0), "n": pg.Static(3)})
+        {'a': 2.0, 'n': 3}
+    """
+    wrappers = NonDiff | Static
+    if isinstance(tree, wrappers):
+        return unwrap(tree.value)
+    return jax.tree.map(
+        lambda node: unwrap(node.value) if isinstance(node, wrappers) else node,
+        tree,
+        is_leaf=lambda node: isinstance(node, wrappers),
+    )

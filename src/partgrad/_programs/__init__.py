@@ -1,0 +1,38 @@
+"""Programs as jaxprs: tracing them, running them with a rule, what depends on what."""
+
+from .dependence import CONSTANT as CONSTANT, dependencies as dependencies, used_leaves as used_leaves
+from .interpreter import (
+    CALLS as CALLS,
+    CHECKPOINTS as CHECKPOINTS,
+    ENTERED as ENTERED,
+    Operands as Operands,
+    Rule as Rule,
+    any_equation as any_equation,
+    bind as bind,
+    checkpoint_like as checkpoint_like,
+    custom_rule_body as custom_rule_body,
+    evaluate as evaluate,
+    expanded as expanded,
+    float0_zeros as float0_zeros,
+    inner_jaxprs as inner_jaxprs,
+    interpret as interpret,
+    is_custom_rule as is_custom_rule,
+    is_floating as is_floating,
+    is_mutating as is_mutating,
+    opened as opened,
+    primal_jaxpr as primal_jaxpr,
+    reading_dimensions as reading_dimensions,
+    rebind as rebind,
+    reenter as reenter,
+    scan_counts as scan_counts,
+    scan_like as scan_like,
+    shard_map_like as shard_map_like,
+    solve_jaxpr as solve_jaxpr,
+    source_of as source_of,
+    varying_axes as varying_axes,
+    varying_like as varying_like,
+    with_constants_as_inputs as with_constants_as_inputs,
+    written_window as written_window,
+    zeros_like_aval as zeros_like_aval,
+)
+from .trace import Run as Run, rewritten as rewritten

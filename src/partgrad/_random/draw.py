@@ -1,0 +1,162 @@
+"""draw: what the gradient through a draw means, said where the draw is made."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from .. import _words as words
+from .._programs import evaluate
+from .sampler import Drawing, is_parameter
+
+_WORDS = ("pathwise", "fixed", "error", "score")
+
+# The name of the value that carries a log-probability through a jaxpr; the axes of the key, the count of drawn arrays
+# and the words for the draw follow.
+SCORE = "partgrad.draw|"
+
+
+def draw(
+    sampler: Callable[..., Any],
+    key: Any,
+    *args: Any,
+    gradient: str = "pathwise",
+    log_prob: Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """A draw from a sampler, with a word for what its gradient means.
+
+    The values are those of `sampler(key, *args, **kwargs)` under every word. What the word decides is the derivative
+    through the parameters of the distribution, be they arguments or values that the sampler closes over:
+
+    - `"pathwise"`: JAX's own. The draw is a deterministic function of key and parameters, and is differentiated as one.
+    - `"fixed"`: first drawn, then held. No derivative goes through the parameters.
+    - `"error"`: a derivative through the parameters is refused when it is traced. A draw that nothing differentiates
+      through is silent. A tangent of explicit zeros counts as a derivative, as in `jax.jvp(f, (p,), (0.0,))`.
+    - `"score"`: the draw is held, and its log-probability goes into the gradient of the enclosing `pg.expectation`.
+      Differentiated anywhere else, it is refused.
+
+    Args:
+        sampler: A function of a key and parameters to an array, or a tree of arrays: of `jax.random`, the `sample` of a
+            distribution object, or your own. The key is passed to its parameter named `key`, `rng_key`, `rng` or
+            `seed`, else as its first argument.
+        key: The key.
+        *args: Further arguments of the sampler.
+        gradient: One of the four words.
+        log_prob: For `"score"`: a function of the draw and the sampler's `args` and `kwargs`, but those that the
+            sampler calls `shape`, `sample_shape` or `dtype`, to the logarithm of the probability or of the density of
+            the draw. Arrays are summed. The other words ignore it.
+        **kwargs: Further keyword arguments of the sampler.
+
+    Returns:
+        What the sampler returns.
+
+    Raises:
+        ArgumentError: If the word is none of the four, or `"score"` has no `log_prob`.
+        DrawError: Where the word refuses a derivative, when it is traced; or if what `log_prob` returns is not the
+            log-probability of the draw.
+
+    Example:
+        >>> import jax, partgrad as pg
+        >>> key = jax.random.key(0)
+        >>> scaled = lambda x, word: pg.draw(jax.random.uniform, key, maxval=x, gradient=word)
+        >>> print(jax.grad(scaled)(10.0, "pathwise") * 10 == scaled(10.0, "pathwise"))
+        True
+        >>> print(jax.grad(scaled)(10.0, "fixed"))
+        0.0
+    """
+    if gradient not in _WORDS:
+        raise words.draw_word(gradient, _WORDS)
+    drawing = Drawing(sampler, key, args, kwargs)
+    if gradient == "pathwise":
+        return drawing.run()
+    if gradient == "fixed":
+        return _held(drawing)
+    if gradient == "error":
+        return _refusing(drawing)
+    if log_prob is None:
+        raise words.score_without_log_prob(drawing.name, drawing.site)
+    return _scored(drawing, log_prob)
+
+
+def _held(drawing: Drawing) -> Any:
+    # The parameters too: the sampler may not be differentiable at all, as a callback to NumPy.
+    held = drawing.changed(lambda parameter, _name: lax.stop_gradient(parameter)).run()
+    # The draw too: the sampler may close over parameters.
+    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if is_parameter(leaf) else leaf, held)
+
+
+def _refusing(drawing: Drawing) -> Any:
+    """A draw in which every parameter, closed over or not, refuses a tangent."""
+    error = functools.partial(words.draw_differentiated, drawing.name, drawing.site)
+    guard = lambda parameter, name: _guarded(parameter, functools.partial(error, name))
+    try:
+        staged, shape = jax.make_jaxpr(drawing.isolated().run, return_shape=True)()
+    except (TypeError, jax.errors.NonConcreteBooleanIndexError):
+        # It cannot be traced, by values it branches on or by what it returns; what it closes over stays unseen, unless
+        # it reaches the draw.
+        drawn = drawing.changed(lambda parameter, name: guard(parameter, f"`{name}`")).run()
+        unseen = "a value that the sampler closes over"
+        return jax.tree.map(lambda leaf: guard(leaf, unseen) if is_parameter(leaf) else leaf, drawn)
+    consts = [guard(c, drawing.parameter_name(c)) if is_parameter(c) else c for c in staged.consts]
+    return jax.tree.structure(shape).unflatten(evaluate(staged.jaxpr, consts, []))
+
+
+def _guarded(value: Any, error: Callable[[], Exception]) -> Any:
+    return _refusing_tangents(lambda value: value, error)(value)
+
+
+def _refusing_tangents(function: Callable[..., Any], error: Callable[[], Exception]) -> Callable[..., Any]:
+    """The function, which raises where any of its arguments has a tangent, or may have one, when that is traced."""
+    # Not a `custom_jvp`: the partial evaluation of a scan replaces one by its body, and an outer derivative slips by.
+    # `jax.jvp` calls the rule of a `custom_vjp` as well.
+    guarded = jax.custom_vjp(function)
+
+    def forward(*args: Any) -> tuple[Any, None]:
+        if any(leaf.perturbed for leaf in jax.tree.leaves(args, is_leaf=lambda leaf: hasattr(leaf, "perturbed"))):
+            raise error()
+        return guarded(*jax.custom_derivatives.custom_vjp_primal_tree_values(args)), None
+
+    guarded.defvjp(forward, lambda _residuals, _cotangent: None, symbolic_zeros=True)
+    return guarded
+
+
+def _scored(drawing: Drawing, log_prob: Callable[..., Any]) -> Any:
+    leaves, structure = jax.tree.flatten(_held(drawing))
+    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)]
+    values = [leaves[i] for i in positions]
+    total = _total(drawing, drawing.log_prob_of(log_prob, structure.unflatten(leaves)), values)
+    key = drawing.key if isinstance(drawing.key, jax.Array) else None
+    label = f"{SCORE}{'' if key is None else key.ndim}|{len(values)}|`{drawing.name}` at {drawing.site}"
+    error = functools.partial(words.score_outside, drawing.name, drawing.site)
+    for i, value in zip(positions, _tagged(label, error, total, key, values, drawing.parameters()), strict=True):
+        leaves[i] = value
+    return structure.unflatten(leaves)
+
+
+def _total(drawing: Drawing, log_probability: Any, values: list[Any]) -> Any:
+    """The log-probability as one number."""
+    parts = [jnp.asarray(part) for part in jax.tree.leaves(log_probability)]
+    sizes = [sum(part.size for part in parts), sum(np.size(value) for value in values)]
+    if not parts or not all(jnp.issubdtype(part.dtype, jnp.floating) for part in parts) or sizes[0] > sizes[1]:
+        found = [f"{part.dtype}{list(part.shape)}" for part in parts]
+        raise words.not_a_log_probability(drawing.name, drawing.site, found, sizes[1])
+    return sum(map(jnp.sum, parts), start=jnp.zeros((), parts[0].dtype))
+
+
+def _tagged(
+    label: str, error: Callable[[], Exception], total: Any, key: Any, values: list[Any], parameters: list[Any]
+) -> list[Any]:
+    """The drawn values, by an equation that carries their log-probability and refuses to be differentiated."""
+
+    def tag(total: Any, key: Any, values: list[Any], parameters: list[Any]) -> list[Any]:
+        # The values must depend on the log-probability, or dead code elimination takes it out of a jaxpr.
+        marked = checkpoint_name(total, label) > 0
+        return [lax.select_n(marked, value, value) for value in values]
+
+    return list(_refusing_tangents(tag, error)(total, key, values, parameters))

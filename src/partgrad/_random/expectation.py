@@ -1,0 +1,180 @@
+"""expectation: the mean of a random function, with an unbiased gradient through discrete draws too."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from .. import _words as words
+from .._programs import CALLS, CHECKPOINTS, Operands, inner_jaxprs, interpret, opened, reenter, rewritten
+from .draw import SCORE
+
+_ENTERED = CALLS | CHECKPOINTS | {"scan", "cond"}
+
+
+def expectation(f: Callable[..., Any], *, samples: int) -> Callable[..., Any]:
+    """The expectation of a random function, estimated by the mean of independent samples.
+
+    The value is the mean of `f(k, *args)` over `samples` keys split from the key. Its derivatives, of any order and in
+    either mode, are unbiased estimates of those of the expectation: through `pg.draw(..., gradient="score")` by the
+    score function, with the mean of the other samples as baseline, and through everything else by JAX's own rules. So
+    a `"pathwise"` draw is right where its sampler is (see the page on random functions), a `"fixed"` one has no
+    derivative, and the kinds may be mixed, in `jit`, `vmap`, `scan`, `cond` and `jax.checkpoint`.
+
+    Draws with `"score"` must have independent keys. None may be inside a `while` loop, a custom derivative rule or
+    `shard_map`, or be differentiated by a `jax.grad` inside `f`: each of these is refused. Not refused are draws that
+    take one key twice, or a key that is not made of the one given to `f`; their gradient is biased.
+
+    Args:
+        f: A function of a key and any further arguments that can be traced, to a scalar, an array or a tree of them.
+        samples: How many keys; with one there is no baseline. The samples are run by `vmap`.
+
+    Returns:
+        A function of a key and the arguments of `f`, to the mean of each output: of its shape and, if that is floating
+        or complex, of its dtype. Integers and bools become floating.
+
+    Raises:
+        ArgumentError: If `samples` is no positive integer.
+        DrawError: If a `"score"` draw is where its gradient would be wrong, when the function is called; or if its
+            `log_prob` does not depend on what is differentiated, when the derivative is traced.
+
+    Example:
+        >>> import jax, partgrad as pg
+        >>> from jax.scipy.stats import bernoulli
+        >>> def f(key, p):
+        ...     heads = pg.draw(jax.random.bernoulli, key, p, gradient="score", log_prob=bernoulli.logpmf)
+        ...     return jax.numpy.where(heads, 3.0, 1.0)
+        >>> mean = pg.expectation(f, samples=10_000)
+        >>> value, slope = jax.value_and_grad(mean, argnums=1)(jax.random.key(0), 0.3)
+        >>> print(f"{value:.1f} {slope:.1f}")
+        1.6 2.0
+
+    References:
+        Williams (1992), Machine Learning 8, 229, for the score function; Kool, van Hoof and Welling (2019), Buy 4
+        REINFORCE samples, get a baseline for free, for the baseline; Foerster et al. (2018), DiCE, arXiv:1802.05098,
+        section 4, for the factor that makes derivatives of every order unbiased.
+    """
+    if not callable(f):
+        raise words.not_a_function("expectation", f)
+    if isinstance(samples, bool) or not hasattr(samples, "__index__") or samples < 1:
+        raise words.not_a_count("samples", samples)
+    count = samples.__index__()
+    # The zero is replaced by the log-probability of what `f` draws.
+    scored = rewritten(lambda *args, **kwargs: (f(*args, **kwargs), jnp.zeros(())), _with_scores)
+
+    @functools.wraps(f, updated=())
+    def estimate(key: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs, scores = jax.vmap(lambda key: scored(key, *args, **kwargs))(jax.random.split(key, count))
+        return jax.tree.map(lambda samples: _mean(samples, scores), outputs)
+
+    return estimate
+
+
+def _mean(samples: Any, scores: Any) -> Any:
+    """The mean over the first axis, whose derivatives take the log-probability of each sample into account.
+
+    With box = exp(score - stop_gradient(score)), which is one, it is the mean of sample * box + baseline * (1 - box).
+    """
+    if not (jnp.issubdtype(samples.dtype, jnp.number) or samples.dtype == bool):
+        raise words.no_mean(samples.dtype)
+    if not jnp.issubdtype(samples.dtype, jnp.inexact):
+        samples = samples.astype(float)
+    count = len(samples)
+    box_minus_one = jnp.expm1(scores - lax.stop_gradient(scores)).astype(jnp.finfo(samples.dtype).dtype)
+    box_minus_one = box_minus_one.reshape(count, *(1,) * (samples.ndim - 1))
+    held = lax.stop_gradient(samples)
+    others = held - (held - jnp.mean(held, 0)) * (count / (count - 1)) if count > 1 else jnp.zeros_like(held)
+    return jnp.mean(samples + _zero_times(box_minus_one, samples - others), 0)
+
+
+def _zero_times(zero: Any, factor: Any) -> Any:
+    """The product of a zero that has derivatives and a factor; where the factor is infinite, its derivatives are."""
+    # A product would turn the mean of infinite samples into NaN.
+    finite = jnp.isfinite(factor)
+    return jnp.where(finite, zero * jnp.where(finite, factor, 0), jnp.sqrt(jnp.where(finite, 1, zero)))
+
+
+def _with_scores(program: ClosedJaxpr) -> Callable[..., Operands]:
+    def run(*operands: Any) -> Operands:
+        *outputs, _, score = _run(program.jaxpr, list(program.consts), list(operands))
+        return [*outputs, score]
+
+    return run
+
+
+def _run(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
+    """The outputs of a jaxpr, and behind them the log-probability of all that was drawn."""
+    scores = [jnp.zeros((), float)]
+
+    def rule(equation: JaxprEqn, given: Operands) -> Operands:
+        tag = _tag_of(equation)
+        if tag is not None:
+            scores.append(_score(tag, given))
+            body, body_consts = opened(equation.params["call_jaxpr"])
+            # Without the name: an expectation further out must not find it again.
+            return interpret(body, body_consts, given, lambda _equation, named: named, _is_tag)
+        _refuse_hidden(equation)
+        entered = reenter(equation, given, _run)
+        assert entered is not None
+        *results, score = entered
+        # A scan has stacked those of its steps.
+        scores.append(jnp.sum(score))
+        return results
+
+    outputs = interpret(jaxpr, consts, operands, rule, _is_tag)
+    return [*outputs, sum(scores[1:], start=scores[0])]
+
+
+def _is_tag(equation: JaxprEqn) -> bool:
+    return equation.primitive.name == "name" and str(equation.params["name"]).startswith(SCORE)
+
+
+def _tag_of(equation: JaxprEqn) -> JaxprEqn | None:
+    """The tag in an equation that `draw` made."""
+    if not equation.primitive.name.startswith("custom_vjp_call"):
+        return None
+    return next((inner for body in inner_jaxprs(equation) for inner in body.eqns if _is_tag(inner)), None)
+
+
+def _score(tag: JaxprEqn, given: Operands) -> Any:
+    key_axes, values, text = tag.params["name"].removeprefix(SCORE).split("|", 2)
+    score, *rest = given
+    if key_axes and jnp.ndim(rest[0]) - int(key_axes) < jnp.ndim(score):
+        raise words.score_shared_key(text)
+    parameters = rest[bool(key_axes) + int(values) :]
+    return jnp.sum(_depending(score, parameters, functools.partial(words.score_independent, text))).astype(float)
+
+
+def _depending(score: Any, parameters: list[Any], error: Callable[[], Exception]) -> Any:
+    """A log-probability that refuses to be constant where a parameter of the draw is not."""
+    checked = jax.custom_jvp(lambda score, parameters: score)
+
+    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        is_zero = [isinstance(tangent, SymbolicZero) for tangent in jax.tree.leaves(tangents)]
+        if is_zero[0] and not all(is_zero):
+            raise error()
+        return checked(*primals), tangents[0]
+
+    checked.defjvp(rule, symbolic_zeros=True)
+    return checked(score, parameters)
+
+
+def _refuse_hidden(equation: JaxprEqn) -> None:
+    """Refuse a draw inside of something that would hide it, or run it twice."""
+    name = equation.primitive.name
+    again = name in CHECKPOINTS and equation.params.get("differentiated", False)
+    if name not in _ENTERED or again:
+        text = _first_tag(equation).params["name"].rsplit("|", 1)[-1]
+        raise words.score_hidden(text, "checkpoint differentiated" if again else name)
+
+
+def _first_tag(equation: JaxprEqn) -> Any:
+    if _is_tag(equation):
+        return equation
+    equations = (inner for body in inner_jaxprs(equation) for inner in body.eqns)
+    return next(filter(None, map(_first_tag, equations)), None)

@@ -1,0 +1,236 @@
+"""Read and edit the selected leaves of a tree; nothing else of it changes, neither values nor key paths."""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _words as words
+from .._marks import remark
+from .choose import Chosen, Subject
+from .selectors import as_selection
+from .target import Target, values_like
+
+T = TypeVar("T")
+
+
+def select(tree: Any, wrt: Any) -> Any:
+    """The selected leaves as they are stored, in the shape of the gradient.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector.
+
+    Returns:
+        The part that `wrt` names, or the tree with None at every leaf that is not selected.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.select({"a": [1.0, 2.0], "b": 3.0}, "a[1]")
+        2.0
+        >>> pg.select({"a": [1.0, 2.0], "b": 3.0}, "a[*]")
+        {'a': [1.0, 2.0], 'b': None}
+    """
+    target = Target(tree, as_selection(wrt))
+    return target.shaped(target.selected)
+
+
+def replace(tree: T, wrt: Any, new: Any) -> T:
+    """Put other values into the selected leaves; marks stay.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector.
+        new: A function, which is applied to each selected leaf; or a tree in the shape of the gradient: the new part,
+            or the tree with None at every leaf that is not selected.
+
+    Returns:
+        The tree with the new leaves.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+        PartsError: If `new` has another structure than the gradient.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.replace({"a": 1.0, "b": 2.0}, "b", 5.0)
+        {'a': 1.0, 'b': 5.0}
+        >>> pg.replace({"a": 1.0, "b": 2.0}, None, lambda x: 10 * x)
+        {'a': 10.0, 'b': 20.0}
+    """
+    target = Target(tree, as_selection(wrt))
+    template = target.shaped(target.selected)
+    # A model may be callable itself: a tree is a value, and a bare function is none.
+    if callable(new) and (isinstance(new, jax.tree_util.Partial) or jax.tree.structure(new) == jax.tree.structure(0)):
+        values = [new(leaf) for leaf in target.selected]
+    else:
+        values = values_like(template, new, "The new value of `replace`")
+    return _with_values(target, values)
+
+
+def _with_values(target: Target, values: list[Any]) -> Any:
+    return target.treedef.unflatten(target.plan.inserted(target.leaves, values))
+
+
+def mask(tree: T, wrt: Any) -> T:
+    """The tree with True at every selected leaf and False at the others, for optimisers and as a selector.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector. None selects every floating or complex leaf that no mark holds.
+
+    Returns:
+        A tree of bools with the structure of the tree.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.mask({"a": 1.0, "b": 2.0, "n": 3}, "b")
+        {'a': False, 'b': True, 'n': False}
+    """
+    target = Target(tree, as_selection(wrt))
+    target.plan.refuse_elements("mask", tree)
+    chosen = set(target.plan.indices)
+    return target.treedef.unflatten([i in chosen for i in range(len(target.leaves))])
+
+
+def is_nondiff(tree: Any, wrt: Any) -> bool:
+    """Whether a mark holds every selected leaf.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector; here it reaches through marks. None asks about all floating and complex leaves.
+
+    Returns:
+        One bool.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.is_nondiff({"a": 1.0, "b": pg.NonDiff(2.0)}, "b"), pg.is_nondiff({"a": 1.0, "b": pg.NonDiff(2.0)}, None)
+        (True, False)
+    """
+    chosen, held = _through_marks(tree, wrt)
+    return all(held[i] for i in chosen.selected)
+
+
+def stop_gradient(tree: T, wrt: Any = None, when: Any = True) -> T:
+    """Stop gradients at the selected leaves, in this trace only; the tree stays as it is.
+
+    A schedule that freezes and releases leaves runs inside one compiled step: `when` may be traced. Every transform,
+    enclosing ones too, sees the stopped leaves as constants. Values do not change.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector. None selects every floating or complex leaf that no mark holds.
+        when: Whether to stop: a bool, traced or not, or an array of bools that is broadcast against each selected leaf;
+            or a tree of these in the shape of the gradient.
+
+    Returns:
+        The tree.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+        PartsError: If `when` is a tree of another structure than the gradient.
+
+    Example:
+        >>> import jax, partgrad as pg
+        >>> def loss(p, frozen):
+        ...     p = pg.stop_gradient(p, "a", when=frozen)
+        ...     return p["a"] ** 2 * p["b"]
+        >>> step = jax.jit(jax.grad(loss))
+        >>> print(step({"a": 3.0, "b": 2.0}, True)["a"], step({"a": 3.0, "b": 2.0}, False)["a"])
+        0.0 12.0
+    """
+    target = Target(tree, as_selection(wrt))
+    if jax.tree.structure(when) == jax.tree.structure(0):
+        conditions = [when] * len(target.selected)
+    else:
+        template = target.shaped(target.selected)
+        conditions = values_like(template, when, "The condition of `stop_gradient`")
+    return _with_values(target, [_stopped(leaf, on) for leaf, on in zip(target.selected, conditions, strict=True)])
+
+
+def _stopped(leaf: Any, when: Any) -> Any:
+    # Nothing flows through what is not traced, and stopping it would change its type.
+    if not isinstance(leaf, jax.core.Tracer) or when is False:
+        return leaf
+    if when is not True and np.broadcast_shapes(jnp.shape(when), leaf.shape) != leaf.shape:
+        raise words.condition_shape(leaf.shape, jnp.shape(when))
+    stopped = jax.lax.stop_gradient(leaf)
+    return stopped if when is True else jnp.where(when, stopped, leaf)
+
+
+def freeze(tree: T, wrt: Any) -> T:
+    """Mark the selected leaves NonDiff: traced, but differentiated by nothing until they are thawed or named.
+
+    Values do not change. In a `partgrad.dataclass` the mark goes to the field, and JAX's key paths do not change. In
+    any other container, which has no field to mark, it is a `NonDiff` around the largest node that is wholly selected.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector; here it reaches through marks that are there already. None selects all.
+
+    Returns:
+        The tree with more marks.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.freeze({"w": 1.0, "b": 2.0}, "b")
+        {'b': NonDiff(2.0), 'w': 1.0}
+    """
+    return _remarked(tree, wrt, True)
+
+
+def thaw(tree: T, wrt: Any) -> T:
+    """Remove the marks of the selected leaves, those that a class declares too.
+
+    Values do not change. Where a whole node was marked and a part of it is thawed, the rest stays held.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector; here it reaches through marks. None selects all.
+
+    Returns:
+        The tree with fewer marks.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.thaw({"w": 1.0, "b": pg.NonDiff(2.0)}, "b")
+        {'b': 2.0, 'w': 1.0}
+    """
+    return _remarked(tree, wrt, False)
+
+
+def _remarked(tree: T, wrt: Any, held: bool) -> T:
+    chosen, _ = _through_marks(tree, wrt)
+    selected = frozenset(chosen.selected)
+    return remark(tree, lambda i: held if i in selected else None)
+
+
+def _through_marks(tree: Any, wrt: Any) -> tuple[Chosen, list[bool]]:
+    """What a selector chooses where marks do not count, and which leaves of the tree a mark holds."""
+    leaves, treedef = jax.tree.flatten(tree)
+    subject = Subject(tree, leaves, treedef, through_marks=True)
+    try:
+        chosen = as_selection(wrt).choose(subject)
+        for i, elements in zip(chosen.selected, chosen.elements, strict=True):
+            if elements is not None:
+                raise words.elements_refused("freeze, thaw and is_nondiff", subject.layout.leaves[i].path)
+        return chosen, [place.mark >= 0 for place in subject.layout.leaves]
+    finally:
+        subject.release()

@@ -1,0 +1,117 @@
+"""The functions with which a user writes selectors."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import _words as words
+from .selectors import CallableSelection, Matching, OfType, Path, Selection, as_selection
+
+
+def each(function: Callable[[Any], Any]) -> Selection:
+    """Select what a function returns on every node that it fits, the root included.
+
+    A plain callable that fits the root names a part of it; `each` always describes leaves, so that the gradient has
+    the shape of the tree, and leaves held by a mark stay out.
+
+    Args:
+        function: From a node to a leaf or node in it, or a tuple, list or dict of them. It fits a node if it returns
+            such a thing; an AttributeError, KeyError, IndexError or TypeError means that it does not.
+
+    Returns:
+        A selection, for every `wrt=`.
+
+    Example:
+        >>> import partgrad as pg
+        >>> tree = {"w": 1.0, "deep": {"w": 2.0, "b": 3.0}}
+        >>> pg.grad(lambda t: t["w"] * t["deep"]["w"], wrt=pg.each(lambda node: node["w"]))(tree)["deep"]
+        {'b': None, 'w': Array(1., dtype=float32, weak_type=True)}
+    """
+    if not callable(function):
+        raise words.not_a_selector(function)
+    return CallableSelection(function, everywhere=True)
+
+
+def path(pattern: str) -> Selection:
+    """Select by a path or a glob, as the bare string does.
+
+    Args:
+        pattern: Steps as Python writes them, from the tree itself: `kernels[0].variance`, `['w'].scale`. A name matches
+            an attribute or a string key; `*` is one step, `**` any number. A path without these names a part.
+
+    Returns:
+        A selection, for every `wrt=`.
+
+    Raises:
+        NoMatchError: If the text cannot be read as a path.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.grad(lambda t: t["a"][0] * t["a"][1], wrt=pg.path("a[1]"))({"a": [2.0, 3.0]})
+        Array(2., dtype=float32, weak_type=True)
+    """
+    if not isinstance(pattern, str):
+        raise words.not_a_selector(pattern)
+    return Path(pattern)
+
+
+def of_type(cls: type) -> Selection:
+    """Select every differentiable leaf inside the nodes of a class, as the bare class does.
+
+    Args:
+        cls: A class of nodes: a model class, `dict`, `list`. Instances of subclasses count.
+
+    Returns:
+        A selection, for every `wrt=`.
+
+    Raises:
+        SelectorTypeError: If it is no class.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.partition({"a": [1.0, 2.0], "b": 3.0}, pg.of_type(list))[0]
+        {'a': [1.0, 2.0], 'b': None}
+    """
+    if not isinstance(cls, type):
+        raise words.not_a_selector(cls)
+    return OfType(cls)
+
+
+def matching(function: Callable[[str, Any], bool]) -> Selection:
+    """Select the leaves for which a function returns true.
+
+    Args:
+        function: Of the path as text and of the leaf as a slot, which has `shape`, `dtype`, `ndim` and `size` (for
+            Python numbers too). It is asked about floating and complex leaves that no mark holds.
+
+    Returns:
+        A selection, for every `wrt=`.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.partition({"a": 1.0, "b": 2.0}, pg.matching(lambda path, leaf: "b" in path and leaf.ndim == 0))[0]
+        {'a': None, 'b': 2.0}
+    """
+    if not callable(function):
+        raise words.not_a_selector(function)
+    return Matching(function)
+
+
+def exclude(selector: Any) -> Selection:
+    """Select every differentiable leaf that no mark holds and that another selector does not select.
+
+    Selections combine: `a | b` (of leaves selected once), `a & b`, `a - b`, and `~a`, which is `exclude(a)`. One side
+    may be anything that can be a selector. A combination describes leaves: the gradient has the shape of the tree, and
+    held leaves stay out.
+
+    Args:
+        selector: Any selector.
+
+    Returns:
+        A selection, for every `wrt=`.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.partition({"a": 1.0, "b": 2.0, "c": 3.0}, pg.exclude("b") - pg.path("c"))[0]
+        {'a': 1.0, 'b': None, 'c': None}
+    """
+    return ~as_selection(selector)

@@ -1,0 +1,92 @@
+"""The selected leaves as one vector."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _words as words
+from .._marks import Layout
+from .._trees import dtype_of, shape_of
+from .selectors import as_selection
+from .target import Target
+
+
+class Unravel:
+    """Puts a vector back into the tree that it was taken from.
+
+    Args:
+        target: The tree, and what of it is selected.
+
+    Attributes:
+        size: The length of the vector.
+    """
+
+    def __init__(self, target: Target):
+        self._target = target
+        self._shapes = [shape_of(leaf) for leaf in target.selected]
+        self._dtypes = [dtype_of(leaf) for leaf in target.selected]
+        self.size = sum(map(math.prod, self._shapes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each entry, the path of its leaf and its index there: `kernel.lengthscale[0]`."""
+        places, plan = Layout(self._target.argument).leaves, self._target.plan
+        names = []
+        for i, elements in zip(plan.indices, plan.elements, strict=True):
+            shape = shape_of(self._target.leaves[i])
+            for at in np.arange(math.prod(shape)) if elements is None else elements.ravel():
+                index = ",".join(map(str, np.unravel_index(at, shape))) if shape else ""
+                names.append(f"{places[i].path}[{index}]" if index else places[i].path)
+        return tuple(names)
+
+    def __call__(self, vector: Any) -> Any:
+        """The tree with the entries of a vector in its selected leaves, in their shapes and dtypes.
+
+        Raises:
+            PartsError: If the vector has another length.
+        """
+        vector = jnp.asarray(vector)
+        if vector.shape != (self.size,):
+            raise words.vector_length(self.size, vector.shape)
+        values, start = [], 0
+        for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
+            piece = vector[start : start + math.prod(shape)]
+            if jnp.iscomplexobj(piece) and not jnp.issubdtype(dtype, jnp.complexfloating):
+                piece = piece.real
+            values.append(piece.astype(dtype).reshape(shape))
+            start += math.prod(shape)
+        return self._target.with_selected(values)
+
+
+def ravel(tree: Any, wrt: Any = None) -> tuple[jax.Array, Unravel]:
+    """Put the selected leaves into one vector, as `scipy.optimize` and samplers want it.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector. None selects every floating or complex leaf that no mark holds.
+
+    Returns:
+        The pair `(vector, unravel)`. The vector, of shape (n,), has the dtype to which those of the leaves promote.
+        `unravel(vector)` is the tree with these entries, thawed where a held leaf was named; it works under `jit` and
+        `grad`. `unravel.names` labels the n entries with paths that are selectors.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import jax.numpy as jnp, partgrad as pg
+        >>> vector, unravel = pg.ravel({"a": jnp.array([1.0, 2.0]), "b": 3.0, "n": 4})
+        >>> print(vector, unravel.names)
+        [1. 2. 3.] ("['a'][0]", "['a'][1]", "['b']")
+        >>> print(unravel(10 * vector)["a"])
+        [10. 20.]
+    """
+    target = Target(tree, as_selection(wrt))
+    selected = [jnp.asarray(leaf) for leaf in target.selected]
+    if not selected:
+        return jnp.zeros(0), Unravel(target)
+    dtype = jnp.result_type(*selected)
+    return jnp.concatenate([leaf.ravel().astype(dtype) for leaf in selected]), Unravel(target)

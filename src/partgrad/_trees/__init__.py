@@ -1,0 +1,22 @@
+"""Trees: leaves, key paths, elements of leaves, equality."""
+
+from .elements import (
+    Elements as Elements,
+    common as common,
+    joined as joined,
+    overlap as overlap,
+    positions as positions,
+    put as put,
+    take as take,
+    without as without,
+)
+from .equality import trees_equal as trees_equal
+from .leaf import (
+    describe as describe,
+    dtype_of as dtype_of,
+    is_array as is_array,
+    is_differentiable as is_differentiable,
+    shape_of as shape_of,
+)
+from .reach import reaches_array as reaches_array
+from .show import show_fields as show_fields
