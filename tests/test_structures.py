@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+import inspect
 import operator
 import typing
 import weakref
@@ -214,11 +215,38 @@ def test_every_undecorated_subclass_is_told():
     class Further(Below):
         d: float = 3.0
 
-    for build in (Silent, Standard, Plain):
-        with pytest.raises(errors.DataclassError, match="is not decorated itself"):
-            build()
+    with pytest.raises(errors.DataclassError, match="is not decorated itself"):
+        Plain()
+    for cls in (Silent, Standard):
+        with pytest.warns(
+            UserWarning, match=rf"is a `{cls.__name__}`[\s\S]*dataclass `Base`[\s\S]*@partgrad.dataclass above"
+        ):
+            pg.mask({cls.__name__: cls(), "y": 1.0}, None)
     assert jax.tree.leaves(Below()) == [1.0, 2.0]
     assert jax.tree.leaves(Further(5.0)) == [5.0, 2.0, 3.0]
+
+
+def test_a_dataclass_that_jax_does_not_know_is_an_error_where_it_holds_arrays():
+    @dataclasses.dataclass
+    class Kernel:
+        a: typing.Any
+
+    for model in (Kernel(jnp.ones(2)), {"b": [Kernel({"c": np.ones(2)})]}, {"b": Kernel(Kernel(jnp.ones(())))}):
+        with pytest.raises(
+            errors.ForgottenDecoratorError, match=r"(?s)is a `Kernel`.*Fix: write @partgrad.dataclass above"
+        ):
+            pg.grad(lambda t: 0.0)(model)
+    assert pg.mask({"b": Kernel(3), "x": 1.0}, None) == {"b": False, "x": True}
+    assert pg.grad(lambda t: t["x"])({"b": pg.Static(3), "x": 1.0})["x"] == 1.0
+
+
+def test_generated_code_is_shown_by_debuggers():
+    @pg.dataclass
+    class Model:
+        a: float
+        b: float = 2.0
+
+    assert inspect.getsource(Model.__init__).startswith("def __init__(self, a, b=")
 
 
 def test_other_decorators_are_refused():

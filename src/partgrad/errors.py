@@ -1,4 +1,4 @@
-"""The exceptions of partgrad; `_words` is the one place that words their messages.
+"""The exceptions of partgrad.
 
 Every message says what went wrong, where (the key path), what was expected and what was found, and how to mend it, in
 that order. Every class also derives from the builtin that a caller would catch::
@@ -13,6 +13,7 @@ that order. Every class also derives from the builtin that a caller would catch:
     ├── ArgumentError(TypeError, ValueError)    the arguments of a transform do not go together
     ├── PartsError(ValueError)              parts that `combine` cannot put together
     ├── DataclassError(TypeError)           a class, or the building of an instance
+    │   └── ForgottenDecoratorError(TypeError)  a leaf is a dataclass that JAX does not know as a pytree
     ├── StaticError(TypeError)              a value that cannot be static
     ├── DrawError(TypeError)                a derivative through a draw that has none, or would be wrong
     └── CheckError(AssertionError)          a gradient that did not pass its check
@@ -57,6 +58,10 @@ class PartsError(PartgradError, ValueError):
 
 class DataclassError(PartgradError, TypeError):
     """A class cannot be a partgrad dataclass, or an instance was built wrongly."""
+
+
+class ForgottenDecoratorError(DataclassError):
+    """A leaf is a dataclass that JAX does not know as a pytree, so nothing in it would be differentiated."""
 
 
 class StaticError(PartgradError, TypeError):

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
-from .. import _words as words
+from .._message import word
 from .._trees import is_differentiable
+from ..errors import DataclassError
 from .fields import MARKS, children_of, rebuild, schema_of
 from .layout import flatten_one_level
 from .nondiff import NonDiff
@@ -75,7 +76,14 @@ class _Visitor:
             rebuilt = structure.unflatten(children)
             if _leaves_and_marks(rebuilt) == _leaves_and_marks(children):
                 return rebuilt
-        raise words.cannot_hold(type(node).__name__)
+        name = type(node).__name__
+        raise DataclassError(
+            word(
+                f"`{name}` takes NonDiff wrappers apart when JAX builds it, so its leaves cannot be marked.",
+                "Expected a class that stores what it is given.",
+                fix=f"leave them out by wrt=..., or make `{name}` a partgrad.dataclass, whose fields can be marked.",
+            )
+        )
 
     def _open(self, node: Any, marked: bool) -> Any:
         schema, marks = schema_of(node), getattr(node, MARKS)

@@ -5,7 +5,8 @@ These run for every node of every tree on every call, so they are compiled for t
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+import linecache
+from collections.abc import Callable, Container
 from typing import Any
 
 from .fields import MARKS, ORIGIN, Schema
@@ -14,6 +15,8 @@ from .static import Static
 
 _SIMPLE = frozenset({int, str, bool, type(None)})
 _CACHE_SIZE = 1024
+# What given to a field is a mark.
+WRAPPERS = frozenset({NonDiff, Static})
 
 
 class _Factory:
@@ -24,9 +27,12 @@ class _Factory:
 FACTORY = _Factory()
 
 
-def _compile(name: str, lines: list[str], scope: dict[str, Any]) -> Callable[..., Any]:
-    exec("\n    ".join(lines), scope)
+def _compile(cls: type, name: str, lines: list[str], scope: dict[str, Any]) -> Callable[..., Any]:
+    source, file = "\n    ".join(lines) + "\n", f"<partgrad {cls.__module__}.{cls.__qualname__}.{name} {id(cls):x}>"
+    exec(compile(source, file, "exec"), scope)
     function: Callable[..., Any] = scope[name]
+    # Debuggers and tracebacks show the source; without a loader and a time, `linecache.checkcache` keeps it.
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     return function
 
 
@@ -47,28 +53,27 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
     standard = cls.__init__
     signature = inspect.signature(standard)
     me_parameter, *parameters = (p for p in signature.parameters.values() if p.name != ORIGIN)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
     me = "self" if all(p.name != "self" for p in parameters) else "_partgrad_self"
-    scope: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": frozenset({NonDiff, Static})}
-    scope |= {"_partgrad_hold": hold, "_partgrad_factory": FACTORY, "_partgrad_simple": {}}
-    scope["_partgrad_simple_types"] = _SIMPLE
-    scope |= {f"_partgrad_{name}": function for name, function in helpers.items()}
-
+    fields = {f.name: f for f in dataclasses.fields(cls)}
     given = [p.name for p in parameters if p.name in fields]
-    made = [name for name, f in fields.items() if f.default_factory is not dataclasses.MISSING]
-    scope |= {f"_partgrad_make_{name}": fields[name].default_factory for name in made}
+    made = {n: f.default_factory for n, f in fields.items() if f.default_factory is not dataclasses.MISSING}
+    stored = [name for name in fields if name in given or name in made]
+
+    scope: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": WRAPPERS, "_partgrad_hold": hold}
+    scope |= {"_partgrad_factory": FACTORY, "_partgrad_simple": {}, "_partgrad_simple_types": _SIMPLE}
+    scope |= {f"_partgrad_{name}": function for name, function in helpers.items()}
+    scope |= {f"_partgrad_make_{name}": factory for name, factory in made.items()}
     scope |= {f"_partgrad_default_{p.name}": FACTORY if p.name in made else p.default for p in parameters}
 
-    lines = [f"def __init__({_header(me, parameters)}):", f"_partgrad_d = {me}.__dict__"]
-    for name in [name for name in fields if name in given or name in made]:
-        if name in made:
-            condition = f"if {name} is _partgrad_factory: " if name in given else ""
-            lines.append(f"{condition}{name} = _partgrad_make_{name}()")
-        lines.append(f"_partgrad_d[{name!r}] = {name}")
-    has_post_init = hasattr(cls, "__post_init__")
     names = {p.name for p in parameters} - set(fields)
     # In the order of declaration, which keyword-only ones leave in the signature.
     variables = "".join(f"{name}, " for name in cls.__dataclass_fields__ if name in names)
+    has_post_init = hasattr(cls, "__post_init__")
+    lines = [
+        f"def __init__({_header(me, parameters)}):",
+        f"_partgrad_d = {me}.__dict__",
+        *_storing(stored, given, made),
+    ]
     lines += [
         f"if {me}.__class__ is not _partgrad_cls:",
         f"    _partgrad_check_decorated({me})",
@@ -78,13 +83,24 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
     if has_post_init:
         lines.append(f"_partgrad_run_post_init({me}, {ORIGIN}, ({variables}))")
     else:
-        lines += _settling(me, schema, {*given, *made}, given)
-    init: Any = _compile("__init__", lines, scope)
+        lines += _settling(me, schema, set(stored), given)
+    init: Any = _compile(cls, "__init__", lines, scope)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
     init.__annotations__ = {k: v for k, v in standard.__annotations__.items() if k != ORIGIN}
     init.__signature__ = signature.replace(parameters=[me_parameter, *parameters])
     return init
+
+
+def _storing(stored: list[str], given: list[str], made: Container[str]) -> list[str]:
+    """The lines that store arguments, and what default factories make."""
+    lines = []
+    for name in stored:
+        if name in made:
+            condition = f"if {name} is _partgrad_factory: " if name in given else ""
+            lines.append(f"{condition}{name} = _partgrad_make_{name}()")
+        lines.append(f"_partgrad_d[{name!r}] = {name}")
+    return lines
 
 
 def _header(me: str, parameters: list[inspect.Parameter]) -> str:
@@ -151,6 +167,7 @@ def compile_tree_functions(
     }
     values = "".join(f"x.{name}, " for name in schema.dynamic)
     flatten = _compile(
+        schema.cls,
         "flatten",
         [
             "def flatten(x):",
@@ -162,6 +179,7 @@ def compile_tree_functions(
     )
     targets = "".join(f"d[{name!r}], " for name in schema.dynamic)
     unflatten = _compile(
+        schema.cls,
         "unflatten",
         [
             "def unflatten(marks, children):",

@@ -1,243 +1,33 @@
 """Dataclasses that are pytrees, whose marks belong to the fields of an instance."""
 
-import contextlib
 import dataclasses
-import functools
-import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 import jax
 from jax.tree_util import GetAttrKey
 from typing_extensions import dataclass_transform
 
-from .. import _words as words
-from .._trees import show_fields, trees_equal
+from .._message import word
+from ..errors import DataclassError
 from .code import compile_init, compile_tree_functions
-from .fields import MARKS, ORIGIN, SCHEMA, Marks, Schema, children_of, rebuild
-from .nondiff import NonDiff, hold
-from .static import Static, StaticData
+from .fields import MARKS, ORIGIN, SCHEMA, Marks, Schema, children_of, rebuild, static_and_nondiff
+from .instance import (
+    check_decorated,
+    equal,
+    frozen_hash,
+    frozen_setattr,
+    mutable_delattr,
+    mutable_hash,
+    mutable_setattr,
+    run_post_init,
+    settle,
+    show,
+    wrap_own_init,
+)
 
 T = TypeVar("T")
-
-_BUILDING = "_partgrad_building"
-
-
-# --- building an instance ----------------------------------------------------------------------------------------
-
-
-def _settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
-    """Turn what was stored into plain values and marks.
-
-    Args:
-        instance: Whose fields were stored.
-        origin: The instance whose marks these fields have to start with; None for the class's own.
-        complete: Whether every field must be there.
-    """
-    schema: Schema = getattr(instance, SCHEMA)
-    values = instance.__dict__
-    if origin is None and not schema.static and _settle_nondiff(schema, values):
-        return
-    before: Marks = schema.default if origin is None else getattr(origin, MARKS)
-    before_static = dict(before.static)
-    nondiff, static = [], []
-    for name in schema.names:
-        if name not in values:
-            if not hasattr(schema.cls, name):
-                if complete:
-                    raise words.field_not_set(schema.cls.__name__, name)
-                continue
-            values[name] = getattr(schema.cls, name)
-        value = values[name]
-        is_nondiff, is_static = name in before.nondiff, name in schema.static or name in before_static
-        while isinstance(value, NonDiff | Static):
-            is_nondiff, is_static = is_nondiff or isinstance(value, NonDiff), is_static or isinstance(value, Static)
-            value = value.value
-        if is_static:
-            data = before_static.get(name)
-            # What is an array was decided when the value came in; a placeholder in its place does not change that.
-            if data is None or origin.__dict__[name] is not value:
-                new = StaticData(value, f"`{schema.cls.__name__}.{name}`")
-                data = new.with_live(data.live) if data is not None and new == data.with_live(frozenset()) else new
-            static.append((name, data))
-            value = data.value(data.child(value), schema.labels[name]) if data.arrays else data.constant
-        elif is_nondiff:
-            nondiff.append(name)
-            value = hold(value, schema.labels[name])
-        values[name] = value
-    marks = schema.marks(tuple(nondiff), tuple(static))
-    values.pop(MARKS, None)
-    if marks is not schema.default:
-        values[MARKS] = marks
-
-
-def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
-    """Settle the fields of a new instance, quickly, if they hold no wrapper but NonDiff; otherwise return False."""
-    nondiff, plain = schema.nondiff, {}
-    for name in schema.names:
-        value = values.get(name, Static)
-        while value.__class__ is NonDiff:
-            value = value.value
-            if name not in nondiff:
-                nondiff += (name,)
-        if value is Static or value.__class__ is Static:
-            return False
-        plain[name] = hold(value, schema.labels[name]) if name in nondiff else value
-    values.update(plain)
-    if nondiff is not schema.nondiff:
-        values[MARKS] = schema.marks(tuple(n for n in schema.names if n in nondiff), ())
-    return True
-
-
-def _run_post_init(instance: Any, origin: Any, arguments: tuple[Any, ...]) -> None:
-    """Run `__post_init__` on plain values; a subclass's `__init__`, which called this one, settles what follows."""
-    _settle(instance, origin, complete=False)
-    settled = _snapshot(instance)
-    with _building(instance):
-        instance.__post_init__(*arguments)
-    _settle(instance, settled, complete=not _is_building(instance))
-
-
-@contextlib.contextmanager
-def _building(instance: Any) -> Iterator[None]:
-    """Let fields be assigned. The flag is the instance's own id, so that a copy made meanwhile is frozen."""
-    values, outer = instance.__dict__, _is_building(instance)
-    values[_BUILDING] = id(instance)
-    try:
-        yield
-    finally:
-        if not outer:
-            del values[_BUILDING]
-
-
-def _is_building(instance: Any) -> bool:
-    return instance.__dict__.get(_BUILDING) == id(instance)
-
-
-def _snapshot(instance: Any) -> Any:
-    copy = object.__new__(type(instance))
-    copy.__dict__.update(instance.__dict__)
-    return copy
-
-
-def _check_decorated(instance: Any) -> None:
-    cls = type(instance)
-    if SCHEMA not in cls.__dict__:
-        raise words.undecorated(cls.__name__, getattr(cls, SCHEMA).cls.__name__)
-
-
-def _watch_subclasses(cls: Any) -> None:
-    """See to it that a subclass which is not decorated says so when it is first built, whatever its `__init__` does."""
-    own = cls.__dict__.get("__init_subclass__")
-
-    def __init_subclass__(subclass: Any, **kwargs: Any) -> None:
-        if own is None:
-            super(cls, subclass).__init_subclass__(**kwargs)
-        else:
-            own.__func__(subclass, **kwargs)
-        original = subclass.__dict__.get("__init__")
-        if hasattr(original, "_partgrad_original"):
-            return
-
-        @functools.wraps(original or cls.__init__)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            _check_decorated(self)
-            (original or super(subclass, type(self)).__init__)(self, *args, **kwargs)
-
-        __init__._partgrad_original = original  # type: ignore[attr-defined]
-        subclass.__init__ = __init__
-
-    cls.__init_subclass__ = classmethod(__init_subclass__)
-
-
-def _unwatch(cls: Any) -> None:
-    init = cls.__dict__.get("__init__")
-    if hasattr(init, "_partgrad_original"):
-        del cls.__init__
-        if init._partgrad_original is not None:
-            cls.__init__ = init._partgrad_original
-
-
-def _wrap_own_init(cls: Any) -> Callable[..., None]:
-    """Wrap an `__init__` written by hand: fields may be assigned inside it, and are settled after it."""
-    original = cls.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, _partgrad_origin: Any = None, **kwargs: Any) -> None:
-        if self.__class__ is not cls:
-            _check_decorated(self)
-            original(self, *args, **kwargs)
-            return
-        with _building(self):
-            # dataclasses.replace passes fields by name, which an __init__ with other parameters cannot take.
-            if _partgrad_origin is None or _accepts(original, self, args, kwargs):
-                original(self, *args, **kwargs)
-            else:
-                _store(self, kwargs)
-        # A base class's __init__ may have settled some fields already.
-        settled = _snapshot(self) if MARKS in self.__dict__ else None
-        _settle(self, _partgrad_origin or settled)
-
-    return __init__
-
-
-def _store(instance: Any, fields: Mapping[str, Any]) -> None:
-    names = getattr(instance, SCHEMA).names
-    for name in fields:
-        if name not in names:
-            raise words.field_unknown(type(instance).__name__, name, names)
-    instance.__dict__.update(fields)
-
-
-def _accepts(function: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    try:
-        inspect.signature(function).bind(instance, *args, **kwargs)
-    except TypeError:
-        return False
-    return True
-
-
-def _frozen_setattr(self: Any, name: str, value: Any) -> None:
-    if not _is_building(self):
-        raise dataclasses.FrozenInstanceError(words.frozen_message(type(self).__name__, name))
-    object.__setattr__(self, name, value)
-
-
-def _mutable_setattr(self: Any, name: str, value: Any) -> None:
-    settled = _snapshot(self)
-    object.__setattr__(self, name, value)
-    if not _is_building(self) and name in getattr(self, SCHEMA).names:
-        _settle(self, settled, complete=False)
-
-
-def _mutable_delattr(self: Any, name: str) -> None:
-    if name in getattr(self, SCHEMA).names:
-        raise words.field_deleted(type(self).__name__, name)
-    object.__delattr__(self, name)
-
-
-def _mutable_hash(self: Any) -> int:
-    raise words.unhashable(type(self).__name__)
-
-
-def _equal(self: Any, other: object) -> Any:
-    return trees_equal(self, other) if type(self) is type(other) else NotImplemented
-
-
-def _frozen_hash(self: Any) -> int:
-    return hash((type(self), jax.tree.structure(self)))
-
-
-def _repr(self: Any) -> str:
-    schema, marks = getattr(self, SCHEMA), getattr(self, MARKS)
-    static = frozenset(name for name, _ in marks.static) - frozenset(schema.static)
-    wrappers: dict[str, str] = dict.fromkeys(marks.nondiff, "NonDiff") | dict.fromkeys(static, "Static")
-    shown = [(n, self.__dict__.get(n, ...), wrappers.get(n)) for n in schema.names if n not in schema.hidden]
-    return show_fields(type(self).__qualname__.rsplit("<locals>.", 1)[-1], shown)
-
-
-# --- the decorator -----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -286,7 +76,7 @@ def field(
         Periodic(lengthscale=1.0, period=NonDiff(None))
     """
     if nondiff and static:
-        raise words.static_and_nondiff("`field`")
+        raise static_and_nondiff("`field`")
     marks = {name: True for name, given in (("nondiff", nondiff), ("static", static)) if given}
     return dataclasses.field(
         default=default,
@@ -370,47 +160,56 @@ def dataclass(
 
     def decorate(cls: Any) -> Any:
         if not isinstance(cls, type):
-            raise words.not_a_class(cls)
+            raise DataclassError(
+                word(
+                    f"`partgrad.dataclass` got {type(cls).__name__} {cls!r:.60}, which is not a class.",
+                    fix="write @partgrad.dataclass or @partgrad.dataclass(kw_only=True) above a class.",
+                )
+            )
         if slots or "__slots__" in cls.__dict__:
-            raise words.slots_refused(cls.__name__)
+            raise _slots_refused(cls.__name__)
         return _decorate(cls, options, repr, eq)
 
     return decorate if cls is None else decorate(cls)
 
 
 def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
-    _unwatch(cls)
     own_init = "__init__" in cls.__dict__ or not options["init"]
     own = set(cls.__dict__)
     if "__dataclass_params__" in own:
-        raise words.decorated_twice(cls.__name__)
+        raise _decorated_twice(cls.__name__)
     try:
         dataclasses.dataclass(cls, repr=False, eq=False, **options)
     except TypeError as error:
-        raise words.dataclass_refused(cls.__name__, error) from error
+        raise DataclassError(
+            word(
+                f"`{cls.__name__}` cannot be a partgrad dataclass: {error}.",
+                "Expected a class that dataclasses.dataclass accepts; partgrad's are frozen without frozen=False.",
+                fix="change the class; a base that is a plain dataclass must be frozen like this one.",
+            )
+        ) from error
     cls.__dataclass_fields__[ORIGIN] = _Carrier.__dataclass_fields__[ORIGIN]
     schema = Schema(cls)
     if any(isinstance(getattr(cls, name, None), types.MemberDescriptorType) for name in schema.names):
-        raise words.slots_refused(cls.__name__)
+        raise _slots_refused(cls.__name__)
     setattr(cls, SCHEMA, schema)
     setattr(cls, MARKS, schema.default)
     setattr(cls, ORIGIN, property(lambda self: self))
-    _watch_subclasses(cls)
     helpers: dict[str, Callable[..., Any]] = {
-        "settle": _settle,
-        "run_post_init": _run_post_init,
-        "check_decorated": _check_decorated,
+        "settle": settle,
+        "run_post_init": run_post_init,
+        "check_decorated": check_decorated,
     }
-    init = _wrap_own_init(cls) if own_init else compile_init(cls, schema, helpers)
-    generated: dict[str, Any] = {"__setattr__": _frozen_setattr if options["frozen"] else _mutable_setattr}
+    init = wrap_own_init(cls) if own_init else compile_init(cls, schema, helpers)
+    generated: dict[str, Any] = {"__setattr__": frozen_setattr if options["frozen"] else mutable_setattr}
     if not options["frozen"]:
-        generated["__delattr__"] = _mutable_delattr
+        generated["__delattr__"] = mutable_delattr
     if repr:
-        generated["__repr__"] = _repr
+        generated["__repr__"] = show
     if eq:
-        generated["__eq__"] = _equal
+        generated["__eq__"] = equal
         if "__eq__" not in own:
-            generated["__hash__"] = _frozen_hash if options["frozen"] else _mutable_hash
+            generated["__hash__"] = frozen_hash if options["frozen"] else mutable_hash
     for name, function in generated.items():
         # A `__hash__` of None is what Python puts beside an `__eq__`.
         if name not in own or (name == "__hash__" and cls.__dict__[name] is None):
@@ -418,6 +217,26 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
     cls.__init__ = init
     _register(cls, schema)
     return cls
+
+
+def _slots_refused(cls: str) -> DataclassError:
+    return DataclassError(
+        word(
+            f"`{cls}` asks for slots=True (or defines __slots__).",
+            "Expected instances with a __dict__: that is where unflattening writes, without running __init__.",
+            fix="leave slots out; reading a field costs the same.",
+        )
+    )
+
+
+def _decorated_twice(cls: str) -> DataclassError:
+    return DataclassError(
+        word(
+            f"`{cls}` is a dataclass already.",
+            "partgrad.dataclass makes a class a dataclass and registers it with JAX; another decorator does so too.",
+            fix="leave partgrad.dataclass as the only decorator.",
+        )
+    )
 
 
 def _register(cls: type, schema: Schema) -> None:
@@ -433,7 +252,7 @@ def _register(cls: type, schema: Schema) -> None:
     try:
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     except ValueError as error:
-        raise words.decorated_twice(cls.__name__) from error
+        raise _decorated_twice(cls.__name__) from error
 
 
 def _flatten_irregular(instance: Any) -> tuple[tuple[Any, ...], Marks]:

@@ -8,7 +8,8 @@ data of the treedef, so whatever keeps the structure keeps them.
 import dataclasses
 from typing import Any
 
-from .. import _words as words
+from .._message import word
+from ..errors import DataclassError
 from .nondiff import hold
 from .static import StaticData
 
@@ -69,7 +70,7 @@ class Schema:
         self.dynamic = tuple(n for n in self.names if n not in self.static)
         for name in self.nondiff:
             if name in self.static:
-                raise words.static_and_nondiff(f"The field `{cls.__name__}.{name}`")
+                raise static_and_nondiff(f"The field `{cls.__name__}.{name}`")
         self.default = Marks(self.nondiff, (), not self.static)
         self._interned = {self.nondiff: self.default}
 
@@ -79,6 +80,17 @@ class Schema:
             return self._interned.setdefault(nondiff, Marks(nondiff, (), True))
         own = tuple(name for name, _ in static) == self.static
         return Marks(nondiff, static, own and not any(data.arrays for _, data in static))
+
+
+def static_and_nondiff(owner: str) -> DataclassError:
+    """The error for a field that is declared both static and nondiff."""
+    return DataclassError(
+        word(
+            f"{owner} sets both static=True and nondiff=True.",
+            "Static data is in the structure, a nondiff value is a traced leaf; static data is never differentiated.",
+            fix="keep nondiff=True for numbers, static=True for what the compiler may specialise on.",
+        )
+    )
 
 
 def _is_static(f: "dataclasses.Field[Any]") -> bool:

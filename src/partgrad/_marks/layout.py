@@ -4,6 +4,7 @@ Leaves are numbered as `jax.tree.flatten` numbers them. `NonDiff` and `Static` w
 a path.
 """
 
+import itertools
 from typing import Any
 
 import jax
@@ -160,3 +161,24 @@ def _static_child(data: StaticData, child: Any, alias: Any) -> tuple[Any, Any, b
         return child, alias, True
     held = [array if n in data.live else _HeldArray(array) for n, array in enumerate(data.arrays_in(child))]
     return data.nest(held), alias, False
+
+
+def first_difference(first: Any, second: Any) -> tuple[str, str, str]:
+    """Where two structures first differ: the path, and what the first and the second have there."""
+    for one, other in itertools.zip_longest(Layout(first).places, Layout(second).places):
+        if one is None or other is None or one.path != other.path:
+            expected, found = ("nothing" if place is None else f"`{place.path}`" for place in (one, other))
+            return (one or other).path, expected, found
+        expected, found = _describe_node(one.value), _describe_node(other.value)
+        if expected != found:
+            return one.path, expected, found
+    return "", f"{jax.tree.structure(first)}", f"{jax.tree.structure(second)}"
+
+
+def _describe_node(node: Any) -> str:
+    if node is None:
+        return "None"
+    if not jax.tree_util.is_tree_node(type(node)):
+        return "a leaf"
+    marks = getattr(node, MARKS, None)
+    return f"{type(node).__name__}" + (f" with the marks [{marks!r}]" if marks is not None else "")

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, keystr
 
-from .. import _words as words
+from .._message import word
 from .._trees import is_array, trees_equal
+from ..errors import StaticError
 from .nondiff import hold
 
 T = TypeVar("T")
@@ -35,7 +36,13 @@ class StaticData:
         try:
             paths_and_leaves, self._treedef = jax.tree_util.tree_flatten_with_path(value)
         except (TypeError, ValueError) as error:
-            raise words.static_unsortable(where, error) from error
+            raise StaticError(
+                word(
+                    f"{where} holds a container that JAX cannot flatten: {str(error).splitlines()[0]:.100}",
+                    "Expected dicts whose keys can be sorted.",
+                    fix="use keys of one type, such as strings.",
+                )
+            ) from error
         leaves = [leaf for _, leaf in paths_and_leaves]
         self._positions = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
         self.arrays = len(self._positions)
@@ -145,7 +152,14 @@ def _typed(value: Any, where: str, path: str) -> Any:
     try:
         hash(value)
     except TypeError:
-        raise words.static_unhashable(where, path, value) from None
+        inside = f" at `{path}`" if path else ""
+        raise StaticError(
+            word(
+                f"{where} holds {type(value).__name__} {value!r:.60}{inside}, which cannot be static.",
+                "Expected data that can be hashed and compared, or a dict, list, set or array of such.",
+                fix="give its class __eq__ and __hash__, or store the data it is made from.",
+            )
+        ) from None
     is_nan = isinstance(value, float | complex | np.inexact) and value != value
     return type(value), "nan" if is_nan else value
 

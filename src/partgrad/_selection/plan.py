@@ -99,7 +99,11 @@ def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
     try:
         return treedef.unflatten(leaves)
     except Exception as error:
-        error.add_note(words.none_refused_note())
+        error.add_note(
+            "partgrad built a tree with None in the place of the leaves that are not in it, and the constructor of a "
+            "class in it, which JAX runs to build one, refused that.\n"
+            "Fix: let the constructor accept None, or name the leaves by a callable, whose gradient has no such tree."
+        )
         raise
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from .. import _words as words, errors
-from .._marks import Layout, Place
+from .._marks import Layout, Place, refuse_forgotten
 from .._trees import Elements, common, is_differentiable, joined, paths, shape_of, without
 from .choose import (
     Chosen,
@@ -135,6 +135,7 @@ class _Everything(Selection):
     """`wrt=None`: every differentiable leaf that no mark holds."""
 
     def choose(self, subject: Subject) -> Chosen:
+        refuse_forgotten(subject.leaves, lambda i: subject.layout.leaves[i].path)
         everything = range(len(subject.leaves))
         return Chosen(list(everything), [i for i in everything if is_free(subject, i)])
 

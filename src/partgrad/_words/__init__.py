@@ -7,23 +7,6 @@ from ._check import (
     not_a_progress as not_a_progress,
     nothing_differentiable_returned as nothing_differentiable_returned,
 )
-from ._classes import (
-    cannot_hold as cannot_hold,
-    dataclass_refused as dataclass_refused,
-    decorated_twice as decorated_twice,
-    field_deleted as field_deleted,
-    field_not_set as field_not_set,
-    field_unknown as field_unknown,
-    frozen_message as frozen_message,
-    none_refused_note as none_refused_note,
-    not_a_class as not_a_class,
-    slots_refused as slots_refused,
-    static_and_nondiff as static_and_nondiff,
-    static_unhashable as static_unhashable,
-    static_unsortable as static_unsortable,
-    undecorated as undecorated,
-    unhashable as unhashable,
-)
 from ._draws import (
     draw_differentiated as draw_differentiated,
     draw_word as draw_word,
