@@ -1,89 +1,65 @@
-"""Time the gradient of `double_where` beside `jax.grad` and the double-where trick written by hand, as ratios.
+"""Measure the gradient of `double_where` beside `jax.grad`, and beside the double-where trick written by hand.
 
-Run it with ``python benchmarks/double_where.py``. What is compared is compiled, then timed in turns, so a machine that
-slows down slows down all; ratios are medians of the ratios of single turns.
+Run it with ``python benchmarks/double_where.py``. The first table needs no quiet machine: what XLA counts, how long the
+program is, what devices communicate. ``--time`` adds running times: what is compared is timed in turns, so a machine
+that slows down slows down all, and ratios are medians of the ratios of single turns.
 """
 
+import pathlib
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
+from double_where_programs import ALL, Built
 
 import partgrad as pg
 
 ROUNDS = 31
-RANDOM = np.random.default_rng(0)
-normal = lambda *shape: jnp.asarray(RANDOM.normal(size=shape))
+TRACES = 5
+Figures = dict[str, float]
 
 
-def gaussian_process(by_hand: bool = False) -> tuple[Callable[[Any], Any], Any]:
-    x, y = normal(400, 2), normal(400)
-
-    def loss(parameters: Any) -> Any:
-        length, scale, noise = jnp.exp(parameters)
-        squares = ((x[:, None] - x[None]) ** 2).sum(-1) / length**2
-        inner = jnp.where(squares > 0, squares, 1.0) if by_hand else squares
-        r = jnp.sqrt(3.0) * jnp.where(squares > 0, jnp.sqrt(inner), 0.0)
-        cholesky = jnp.linalg.cholesky(scale**2 * (1 + r) * jnp.exp(-r) + noise**2 * jnp.eye(400))
-        solved = jax.scipy.linalg.cho_solve((cholesky, True), y)
-        return 0.5 * y @ solved + jnp.log(jnp.diag(cholesky)).sum()
-
-    return loss, jnp.zeros(3)
-
-
-def attention(masked: bool = True) -> tuple[Callable[[Any], Any], Any]:
-    batch, length, heads, size = 2, 128, 4, 64
-    x0, mask = normal(batch, length, size), jnp.tril(jnp.ones((length, length), bool))
-    split = lambda y: y.reshape(batch, length, heads, size // heads)
-
-    def loss(weights: Any) -> Any:
-        x = x0
-        for w in weights:
-            q, k, v = (split(x @ w[i]) for i in range(3))
-            scores = jnp.einsum("bthd,bshd->bhts", q, k) / 4
-            scores = jnp.where(mask, scores, -jnp.inf) if masked else scores
-            mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), v)
-            x = jax.nn.gelu(x + mixed.reshape(batch, length, size) @ w[3])
-        return (x**2).sum()
-
-    return loss, [0.1 * normal(4, size, size) for _ in range(3)]
+def figures(gradient: Callable[..., Any], argument: Any) -> Figures:
+    """What XLA counts in a compiled gradient, and the lines of its StableHLO."""
+    lowered = jax.jit(gradient).lower(argument)
+    compiled = lowered.compile()
+    counted, memory = compiled.cost_analysis(), compiled.memory_analysis()
+    assert counted is not None
+    assert memory is not None
+    return {
+        "FLOPs": counted["flops"],
+        "bytes": counted["bytes accessed"],
+        "temporaries": float(memory.temp_size_in_bytes),
+        "StableHLO": float(len(lowered.as_text().splitlines())),
+    }
 
 
-def recurrent() -> tuple[Callable[[Any], Any], Any]:
-    xs, keep = normal(200, 32, 64), jnp.asarray(RANDOM.random((200, 32, 1)) > 0.3)
+def trace_seconds(build: Callable[..., Built], wrap: Callable[..., Any], more: int) -> tuple[float, float]:
+    """How long tracing takes the first time, and again for a new function of the same structure."""
+    loss, argument, _ = build(more)
 
-    def loss(weights: Any) -> Any:
-        def step(h: Any, x: Any) -> Any:
-            x, keep = x
-            return jnp.where(keep, jnp.tanh(h @ weights[0] + x @ weights[1]), h), None
+    def once() -> float:
+        start = time.perf_counter()
+        jax.jit(jax.grad(wrap(lambda p: loss(p)))).trace(argument)
+        return time.perf_counter() - start
 
-        return (lax.scan(step, jnp.zeros((32, 64)), (xs, keep))[0] ** 2).sum()
-
-    return loss, [0.1 * normal(64, 64) for _ in range(2)]
-
-
-def network() -> tuple[Callable[[Any], Any], Any]:
-    x = normal(256, 64)
-
-    def loss(weights: Any) -> Any:
-        h = x
-        for w in weights:
-            h = jnp.tanh(h @ w)
-        return (h**2).sum()
-
-    return loss, [0.1 * normal(64, 64) for _ in range(3)]
+    return once(), statistics.median(once() for _ in range(3))
 
 
-def compiled(gradient: Callable[..., Any], argument: Any) -> tuple[Any, float]:
-    """The compiled gradient, and how many seconds tracing and compiling took."""
-    start = time.perf_counter()
-    program = jax.jit(gradient).lower(argument).compile()
-    return program, time.perf_counter() - start
+def traces(build: Callable[..., Built]) -> tuple[float, float]:
+    """The times of `trace_seconds` as multiples of those of `jax.grad`, on sizes that were never seen before."""
+    pairs = []
+    for number in range(1, TRACES + 1):
+        plain = trace_seconds(build, lambda f: f, 2 * number)
+        ours = trace_seconds(build, pg.double_where, 2 * number + 1)
+        pairs.append((ours[0] / plain[0], ours[1] / plain[1]))
+    first, again = zip(*pairs, strict=True)
+    return statistics.median(first), statistics.median(again)
 
 
 def ratios(programs: list[Any], argument: Any) -> list[float]:
@@ -99,18 +75,27 @@ def ratios(programs: list[Any], argument: Any) -> list[float]:
     return [statistics.median(column) for column in zip(*times[1:], strict=True)]
 
 
-def report(name: str, loss: Callable[[Any], Any], argument: Any, *others: Callable[[Any], Any]) -> None:
-    """Print one line."""
-    losses = [loss, pg.double_where(loss), *others]
-    programs, seconds = zip(*(compiled(jax.grad(each), argument) for each in losses), strict=True)
-    again = [compiled(jax.grad(lambda p, each=each: each(p)), argument)[1] for each in losses[:2]]
-    flops = [program.cost_analysis()["flops"] for program in programs]
-    run = ratios(list(programs), argument)
-    hand = f"{run[1] / run[2]:.2f}x of the one by hand" if others else ""
-    print(
-        f"{name:28} run {run[1]:.2f}x  trace and compile {(seconds[1] + again[1]) / (seconds[0] + again[0]):.2f}x  "
-        f"FLOPs {flops[1] / flops[0]:.3f}x  {hand}"
-    )
+def report(name: str, build: Callable[..., Built]) -> None:
+    """Print one line: against the trick written by hand, where there is one, or else against `jax.grad`."""
+    loss, argument, by_hand = build()
+    reference = figures(jax.grad(by_hand or loss), argument)
+    ours = figures(jax.grad(pg.double_where(loss)), argument)
+    shown = "  ".join(f"{key} {_ratio(ours[key], reference[key])}" for key in ours)
+    first, again = traces(build)
+    print(f"{name:30} {shown}  trace {first:4.1f}, again {again:4.1f}", flush=True)
+
+
+def _ratio(one: float, other: float) -> str:
+    return f"{one / other:5.2f}" if other else "    -"
+
+
+def timed(name: str, build: Callable[..., Built]) -> None:
+    """Print one line of running times."""
+    loss, argument, by_hand = build()
+    losses = [loss, pg.double_where(loss), *([by_hand] if by_hand else [])]
+    run = ratios([jax.jit(jax.grad(each)).lower(argument).compile() for each in losses], argument)
+    hand = f", {run[1] / run[2]:.2f}x of the one by hand" if by_hand else ""
+    print(f"{name:30} run {run[1]:.2f}x of jax.grad{hand}", flush=True)
 
 
 def eager() -> None:
@@ -119,15 +104,22 @@ def eager() -> None:
     x, g = jnp.arange(3.0), pg.double_where(f)
     for name, one, other in [("value", f, g), ("gradient", jax.grad(f), jax.grad(g))]:
         one(x), other(x)
-        print(f"eager {name:22} run {ratios([one, other], x)[1]:.2f}x")
+        print(f"eager {name:24} run {ratios([one, other], x)[1]:.2f}x")
+
+
+def main(arguments: list[str]) -> None:
+    names = [argument for argument in arguments if not argument.startswith("-")]
+    chosen = {name: build for name, build in ALL.items() if not names or any(part in name for part in names)}
+    for name, build in chosen.items():
+        report(name, build)
+    if not names:
+        subprocess.run([sys.executable, str(pathlib.Path(__file__).with_name("double_where_mesh.py"))], check=True)
+    if "--time" in arguments:
+        for name, build in chosen.items():
+            timed(name, build)
+        eager()
 
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    compiled(jax.grad(lambda x: jnp.sin(x)), 1.0)
-    report("Gaussian process", *gaussian_process(), gaussian_process(by_hand=True)[0])
-    report("masked attention", *attention())
-    report("attention without a mask", *attention(masked=False))
-    report("masked recurrent network", *recurrent())
-    report("network without a selection", *network())
-    eager()
+    main(sys.argv[1:])
