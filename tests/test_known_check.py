@@ -1,0 +1,299 @@
+"""Known to be wrong in `check`, each with the verdict that is due.
+
+Everything under `known` fails today and is marked strictly: whoever puts a case right must remove its mark, and the
+case stays as a test. Whether a gradient is right was told by hand.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optimistix
+import pytest
+from jax import lax
+from jax.lax import stop_gradient
+
+import partgrad as pg
+
+
+def known(why, raises=AssertionError):
+    """The mark of a case that fails today; `raises` is how."""
+    return pytest.mark.xfail(strict=True, raises=raises, reason=why)
+
+
+def check(f, *args, wrt=None, **options):
+    return pg.check(f, wrt, progress=False, **options)(*args)
+
+
+def found(report, *severities):
+    """Kinds and leaves of the findings of these severities, by default of errors and warnings."""
+    severities = severities or ("error", "warning")
+    return [(f.kind, f.leaf) for f in report.findings if f.severity in severities]
+
+
+def here(function, offset):
+    """A line of a function, as findings write it."""
+    return f"{__file__.rpartition('/')[2]}:{function.__code__.co_firstlineno + offset}"
+
+
+def rule(f, derivative):
+    """A function with a forward rule of its own."""
+    f = jax.custom_jvp(f)
+    f.defjvp(lambda primals, tangents: (f(*primals), derivative(*primals) * tangents[0]))
+    return f
+
+
+twice_too_large = rule(lambda x: jnp.sin(x), lambda x: 2 * jnp.cos(x))
+another_wrong_one = rule(lambda x: jnp.cos(x), lambda x: 3 * jnp.cos(x))
+
+# --- of the wrapped function that of the plain one, less what wrapping put right -------------------------------------
+
+
+def stopped(p):
+    return p["q"] ** 2 + stop_gradient(p["s"]) * p["q"]
+
+
+def read_beyond(p):
+    return (p["a"] * jnp.array([1.0, 2.0]))[jnp.array([5])][0] * p["b"] + p["c"]
+
+
+def rounded(p):
+    return jnp.round(p["a"]) + p["b"]
+
+
+def with_wrong_rule(p):
+    return twice_too_large(p["a"]) + p["b"]
+
+
+def with_norm(p):
+    return jnp.linalg.norm(p["a"]) + p["b"]
+
+
+ABC = {"a": 3.2, "b": 1.5, "c": 1.0}
+AB = {"a": 3.2, "b": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("f", "point"),
+    [
+        (stopped, {"q": 1.5, "s": 0.7}),
+        (read_beyond, ABC),
+        (rounded, AB),
+        (with_wrong_rule, AB),
+        (with_norm, {"a": jnp.zeros(2), "b": 1.5}),
+    ],
+    ids=["stop_gradient", "out of bounds", "round", "a rule", "a singularity"],
+)
+@known("stops, lines and names of rules are lost inside `double_where`")
+def test_the_report_of_the_wrapped_function(f, point):
+    plain, wrapped = check(f, point), check(pg.double_where(f), point)
+    assert [(f.kind, f.severity, f.leaf, f.where) for f in wrapped.findings] == [
+        (f.kind, f.severity, f.leaf, f.where) for f in plain.findings
+    ]
+
+
+# --- ties and removable singularities --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: jnp.where(x == 0, 1.0, jnp.log1p(x) / jnp.where(x == 0, 1.0, x)),
+        lambda x: jax.nn.relu(x) - jax.nn.relu(-x),
+    ],
+    ids=["where", "relu"],
+)
+@known("both sides have one slope, and the gradient another")
+def test_a_removable_singularity_is_no_tie(f):
+    report = check(f, 0.0)
+    assert not report.ok
+    assert ("mismatch", "") in found(report, "error")
+
+
+@known("its derivative is finite, and 0 where the slope is -0.5")
+def test_a_remedy_that_is_finite_and_wrong():
+    report = check(lambda x: jnp.where(x == 0, 1.0, jnp.log1p(x) / x), 0.0)
+    assert not report.ok
+    assert "double_where" not in str(report).replace("neither `double_where`", "")
+
+
+# --- complex outputs ---------------------------------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def drops_the_imaginary_part(x):
+    return x * (1 + 2j)
+
+
+drops_the_imaginary_part.defvjp(lambda x: (x * (1 + 2j), None), lambda _, ct: (ct.real,))
+
+
+@known("the cotangents are real")
+def test_a_complex_output_of_a_wrong_rule():
+    assert ("mismatch", "") in found(check(drops_the_imaginary_part, np.float32(1.5)), "error")
+
+
+@known("the cotangents are real")
+def test_an_imaginary_output_is_not_zero():
+    assert check(lambda p: 1j * p**2, np.float32(1.5)).findings == ()
+
+
+# --- rules -------------------------------------------------------------------------------------------------------------
+
+
+def beside_a_loop(x):
+    slightly_wrong = rule(lambda x: jnp.sin(x), lambda x: 1.0008 * jnp.cos(x))
+    count = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, 1.0))
+    return slightly_wrong(x) + count[1]
+
+
+@known("a loop anywhere excuses everything by 1e-3")
+def test_a_wrong_rule_beside_a_loop():
+    assert ("mismatch", "") in found(check(beside_a_loop, 0.7), "error")
+
+
+def in_a_product(x):
+    u = twice_too_large(x)
+    v = another_wrong_one(x)
+    return u * v
+
+
+def in_a_sum(x):
+    u = twice_too_large(x)
+    v = another_wrong_one(x)
+    return u + v
+
+
+def on_two_lines(x):
+    u = twice_too_large(x)
+    v = twice_too_large(2 * x)
+    return u + v
+
+
+@pytest.mark.parametrize("f", [in_a_product, in_a_sum, on_two_lines])
+@known("no single rule is to blame")
+def test_every_wrong_rule_is_named_with_its_line(f):
+    report = check(f, 0.7)
+    text = str(report)
+    assert ("mismatch", "") in found(report, "error")
+    assert here(f, 1) in text
+    assert here(f, 2) in text
+
+
+called = rule(
+    lambda x: jax.pure_callback(lambda v: np.sin(v), jax.ShapeDtypeStruct((), np.float32), x), lambda x: 3 * jnp.cos(x)
+)
+
+
+@known("it says ok of a leaf of which it says inconclusive")
+def test_inconclusive_is_not_ok():
+    headline = str(check(called, np.float32(0.7))).splitlines()[0]
+    assert ": ok" not in headline
+
+
+@known("a custom rule that returns NaN is called a singularity")
+def test_a_rule_that_returns_nan():
+    report = check(rule(lambda x: jnp.sin(x), lambda x: jnp.nan), 1.0)
+    assert not report.ok
+    assert "true singularity" not in str(report)
+
+
+@known("a mismatch of the rule, which is right")
+def test_a_loosely_converged_solver():
+    solver = optimistix.FixedPointIteration(1e-4, 1e-4)
+    f = lambda a: optimistix.fixed_point(lambda y, a: jnp.cos(a * y), solver, jnp.array(0.5), a).value
+    report = check(f, 0.8)
+    assert report.ok
+    assert "tolerance" in str(report)
+
+
+# --- what is lost, in bits and elements ----------------------------------------------------------------------------
+
+
+def stopped_with_bits(p):
+    first, second = jax.random.split(jax.random.key(0))
+    chance = stop_gradient(jax.random.uniform(second, (20,)) ** p["a"])
+    return jnp.where(jax.random.uniform(first, (20,)) < chance, 1.0, 0.0).sum()
+
+
+@known("nothing is found")
+def test_a_leaf_stopped_together_with_random_bits():
+    assert "['a']" in [leaf for _, leaf in found(check(stopped_with_bits, {"a": 1.3}))]
+
+
+@known("nothing is found")
+def test_a_cast_to_float32_in_x64():
+    with jax.enable_x64(True):
+        report = check(lambda x: (x.astype(jnp.float32) ** 2).astype(jnp.float64), jnp.float64(0.7))
+    assert "precision" in [f.kind for f in report.findings]
+
+
+@known("nothing is found")
+def test_a_dead_element():
+    report = check(lambda x: jnp.sum(x[:2] ** 2), jnp.array([1.0, 2.0, 3.0]))
+    assert "zero" in [f.kind for f in report.findings]
+
+
+# --- it reports, whatever is set -----------------------------------------------------------------------------------
+
+
+@known("the line of the infinity is missing")
+def test_the_line_of_a_value_that_is_not_finite():
+    f = lambda p: jnp.where(p > 0, -p, -jnp.inf)
+    (finding,) = check(f, -1.0).findings
+    assert finding.where == here(f, 0)
+
+
+def masked_log(x):
+    return jnp.where(x > 0, jnp.log(x), 0.0).sum()
+
+
+@known("it raises", raises=FloatingPointError)
+def test_under_debug_nans():
+    with jax.debug_nans(True):
+        report = check(masked_log, jnp.array([0.0, 1.0]))
+    assert found(report, "error") == [("nan", "")]
+
+
+@known("it raises", raises=jax.errors.JaxRuntimeError)
+def test_under_a_transfer_guard():
+    x = jnp.array([0.5, 1.0])
+    with jax.transfer_guard("disallow"):
+        assert check(lambda x: (x**2).sum(), x).ok
+
+
+class Counter(eqx.Module):
+    index: eqx.nn.StateIndex
+
+    def __init__(self):
+        self.index = eqx.nn.StateIndex(jnp.array(0.0))
+
+    def __call__(self, x, state):
+        count = state.get(self.index)
+        return x**2 * (1 + count), state.set(self.index, count + 1)
+
+
+@known("old state", raises=ValueError)
+def test_a_state_of_equinox():
+    layer, state = eqx.nn.make_with_state(Counter)()
+    assert check(lambda x, state: layer(x, state)[0], 1.5, state).ok
+
+
+@known("a bare JAX error", raises=jax.errors.TracerArrayConversionError)
+def test_a_tracer_in_the_closure():
+    with pytest.raises(pg.errors.PartgradError):
+        jax.jit(lambda y: check(lambda x: x * y, 2.0).ok)(1.0)
+
+
+@known("a keyword that is meant for f is taken for an option", raises=pytest.fail.Exception)
+def test_keywords_of_the_function():
+    """Either f gets its keyword, or the name is refused."""
+    with pytest.raises((AssertionError, TypeError)):
+        pg.testing.assert_gradients(lambda x, seed=0: x * jnp.float32(np.nan if seed == 3 else 1.0), 1.0, seed=3)
+
+
+@known("rows as wide as their contents")
+def test_eighty_columns():
+    tree = {"a_rather_long_name_of_a_parameter": {"another_rather_long_name_of_a_group": {"and_the_first_one": 0.7}}}
+    report = check(lambda p: sum(map(twice_too_large, jax.tree.leaves(p))), tree)
+    assert max(map(len, str(report).splitlines())) <= 80
