@@ -107,10 +107,12 @@ def test_values_flow_through_decisions_too():
 
 
 def test_what_is_carried_flows_round():
-    def rotated(x, y):
-        return lax.scan(lambda c, _: ((c[1], c[0]), None), (x, y), length=3)[0][0]
+    def rotated(x, y, length):
+        return lax.scan(lambda c, _: ((c[1], c[0]), None), (x, y), length=length)[0][0]
 
-    assert flowing(rotated, 1.0, 2.0) == [3]
+    # Few steps are followed one by one.
+    assert flowing(lambda x, y: rotated(x, y, 3), 1.0, 2.0) == [2]
+    assert flowing(lambda x, y: rotated(x, y, 99), 1.0, 2.0) == [3]
 
 
 def test_reaching_tells_what_the_output_needs():

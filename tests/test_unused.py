@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from partgrad._programs.dependence import used_leaves
+from partgrad._transforms.unused import used_leaves
 
 CASES = {}
 FORWARD_ONLY = {"while_carry", "while_constant", "while_beside_custom_vjp"}

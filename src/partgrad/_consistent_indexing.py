@@ -17,31 +17,36 @@ from jax.tree_util import Partial
 from . import _words as words
 from ._programs import (
     CALLS,
+    CUSTOM_JVPS,
+    CUSTOM_VJPS,
+    EXTREMAL_WRITES,
+    HIGH,
+    WRITES,
+    Chain,
     Operands,
     Run,
     any_equation,
     bind,
+    closed_over,
     evaluate,
     float0_zeros,
-    interpret,
+    index_batching_axes,
     is_floating,
     opened,
+    primal_jaxpr,
     reading_dimensions,
     rebind,
     rewritten,
+    run,
     source_of,
     written_window,
     zeros_like_aval,
 )
 
-_EXTREMAL_WRITES = frozenset({"scatter-min", "scatter-max"})
-_WRITES = _EXTREMAL_WRITES | {"scatter", "scatter-add", "scatter-sub", "scatter-mul"}
-_CUSTOM_JVP = "custom_jvp_call"
-_CUSTOM_VJP = "custom_vjp_call"
 # The other parameters of these say nothing of what is in their jaxprs.
 _HOLDERS = CALLS | {"scan", "while", "cond", "custom_linear_solve", "eval_jaxpr"}
-# From 0.12 on some functions of JAX, such as `custom_root`, are primitives that show only their rules.
-_OPAQUE = "call_hi_primitive"
+# `HIGH` ones, such as `custom_root` from 0.12 on, show only their rules.
+_RULED = CUSTOM_JVPS | CUSTOM_VJPS | HIGH
 # How deep a rule is looked for in the rules that a rule calls.
 _DEPTH = 3
 
@@ -86,13 +91,13 @@ def _consistent(jaxpr: ClosedJaxpr) -> Run:
         return lambda *operands: evaluate(*opened(jaxpr), list(operands))
     programs: list[ClosedJaxpr] = []
 
-    def run(*operands: Any) -> Operands:
+    def consistent(*operands: Any) -> Operands:
         if not programs:
             # A loop that is entered again is another loop to the compiler; one that is kept is compiled once.
             programs.append(rewriting.of(jaxpr)(*operands))
         return evaluate(*opened(programs[0]), list(operands))
 
-    return run
+    return consistent
 
 
 class _Rewriting:
@@ -105,7 +110,7 @@ class _Rewriting:
 
     def wanted(self, equation: JaxprEqn) -> bool:
         """Whether an equation, or the derivative rule of a custom one, is to be rewritten."""
-        if equation.primitive.name not in (_CUSTOM_JVP, _CUSTOM_VJP, _OPAQUE):
+        if equation.primitive.name not in _RULED:
             return _index_rule(equation) is not None
         if id(equation) not in self._decided:
             self._decided[id(equation)] = equation, self._has_wanted_rule(equation)
@@ -113,7 +118,7 @@ class _Rewriting:
 
     def _has_wanted_rule(self, equation: JaxprEqn) -> bool:
         # The rule of a function may call the function itself, or another of a family without end.
-        text = str(equation.params.get("call_jaxpr", equation))
+        text = str(primal_jaxpr(equation) or equation)
         if text in self._rules or len(self._rules) == _DEPTH:
             return False
         self._rules.append(text)
@@ -127,18 +132,19 @@ class _Rewriting:
 
     def run(self, jaxpr: Any, operands: Operands) -> Operands:
         """The outputs of a jaxpr, rewritten."""
-        return interpret(*opened(jaxpr), operands, self.rule, self.wanted)
+        return run(*opened(jaxpr), operands, self.rule, wanted=self.wanted)
 
     def of(self, jaxpr: ClosedJaxpr) -> Callable[..., ClosedJaxpr]:
         """From operands to the rewritten jaxpr."""
         return jax.make_jaxpr(lambda *operands: self.run(jaxpr, list(operands)))
 
-    def rule(self, equation: JaxprEqn, operands: Operands) -> Operands | None:
+    def rule(self, chain: Chain, operands: Operands) -> Operands | None:
         """The results of an equation that is wanted or contains one that is, or None to run or enter it as it was."""
+        equation = chain[-1]
         name = equation.primitive.name
-        if name in (_CUSTOM_JVP, _OPAQUE):
+        if name in CUSTOM_JVPS | HIGH:
             return self._custom_jvp(equation, operands)
-        if name == _CUSTOM_VJP:
+        if name in CUSTOM_VJPS:
             return self._custom_vjp(equation, operands)
         if name in _HOLDERS:
             return rebind(equation, operands, lambda inner: self.of(inner)(*(v.aval for v in opened(inner)[0].invars)))
@@ -182,19 +188,18 @@ class _Rewriting:
             return function(*operands)
 
     def _primal(self, equation: JaxprEqn) -> Callable[..., Operands]:
-        if equation.primitive.name == _OPAQUE:
+        if equation.primitive.name in HIGH:
             return lambda *operands: bind(equation, list(operands))
-        primal = lambda *operands: self.run(equation.params["call_jaxpr"], list(operands))
-        primal.__name__ = opened(equation.params["call_jaxpr"])[0].debug_info.func_name
+        primal = lambda *operands: self.run(primal_jaxpr(equation), list(operands))
+        primal.__name__ = opened(primal_jaxpr(equation))[0].debug_info.func_name
         return primal
 
 
 def _traced_rule(equation: JaxprEqn) -> ClosedJaxpr:
     """The rule of a custom derivative, applied to operands that all have tangents."""
     avals = [atom.aval for atom in equation.invars]
-    closed_over = equation.params.get("num_consts", 0)
-    moving = [i for i, aval in enumerate(avals) if is_floating(aval) and i >= closed_over]
-    if equation.primitive.name == _CUSTOM_VJP:
+    moving = [i for i, aval in enumerate(avals) if is_floating(aval) and i >= closed_over(equation)]
+    if equation.primitive.name in CUSTOM_VJPS:
         return _traced_vjp(equation, moving, avals)[0]
     return _traced_jvp(equation, moving, avals, [avals[i] for i in moving])
 
@@ -253,7 +258,7 @@ def _instantiated(zero: SymbolicZero) -> Any:
 def _index_rule(equation: JaxprEqn) -> Callable[[JaxprEqn, Operands], Operands] | None:
     """How to run a read or write that has a derivative which may disagree with its value."""
     name, p = equation.primitive.name, equation.params
-    if (name not in _WRITES and name != "gather") or not is_floating(equation.outvars[0].aval):
+    if (name not in WRITES and name != "gather") or not is_floating(equation.outvars[0].aval):
         return None
     promised = p["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS
     clipped = p["mode"] == GatherScatterMode.CLIP
@@ -264,19 +269,14 @@ def _index_rule(equation: JaxprEqn) -> Callable[[JaxprEqn, Operands], Operands] 
         return None
     if promised:
         return _dropping_write
-    if clipped and name in _EXTREMAL_WRITES:
+    if clipped and name in EXTREMAL_WRITES:
         return _clipped_write
     return _COLLIDING_WRITES.get(name) if collides else None
 
 
 def _count(equation: JaxprEqn) -> int:
     """How many places of one array a read or write touches."""
-    numbers, shape = equation.params["dimension_numbers"], equation.invars[1].aval.shape[:-1]
-    batching = (
-        numbers.start_indices_batching_dims
-        if hasattr(numbers, "start_indices_batching_dims")
-        else numbers.scatter_indices_batching_dims
-    )
+    batching, shape = index_batching_axes(equation), equation.invars[1].aval.shape[:-1]
     return math.prod(size for axis, size in enumerate(shape) if axis not in batching)
 
 

@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from .._programs import CALLS, CHECKPOINTS, Operands, Rule, bind, expanded, opened, primal_jaxpr, reenter, solve_jaxpr
+from .._programs import CALLS, CHECKPOINTS, Operands, bind, expanded, opened, primal_jaxpr, reenter, solve_jaxpr
+
+# From an equation and its operands to other results for it, or to None.
+Rule = Callable[[JaxprEqn, Operands], Operands | None]
 
 # Their jaxprs compute their results, and what else they do is for derivatives and compilers.
 _ENTERED_IN_PLACE = CALLS | CHECKPOINTS | {"custom_jvp_call", "custom_vjp_call"}

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.extend.core import Jaxpr, JaxprEqn, take_current_trace
 
-from .._programs import Operands, bind, evaluate, float0_zeros, interpret, is_floating, opened, zeros_like_aval
+from .._programs import Chain, Operands, bind, evaluate, float0_zeros, is_floating, opened, run, zeros_like_aval
 
 
 def pushed(jaxpr: Jaxpr, coefficients: Operands, tangents: Operands) -> Operands:
     """The outputs of a jaxpr of coefficients that is linear in tangents."""
     if _is_batching():
-        return interpret(jaxpr, [], [*coefficients, *tangents], _batched, _is_special)
+        return run(jaxpr, [], [*coefficients, *tangents], _batched, wanted=_is_special)
     return evaluate(jaxpr, [], [*coefficients, *tangents])
 
 
@@ -33,7 +33,8 @@ def _is_special(equation: JaxprEqn) -> bool:
     return equation.primitive.name in {"cond", "custom_lin"}
 
 
-def _batched(equation: JaxprEqn, operands: Operands) -> Operands | None:
+def _batched(chain: Chain, operands: Operands) -> Operands | None:
+    equation = chain[-1]
     if equation.primitive.name == "cond":
         return _selected(equation, operands)
     if equation.primitive.name == "custom_lin":
@@ -50,7 +51,7 @@ def _selected(equation: JaxprEqn, operands: Operands) -> Operands:
         taken = index == number
         only = lambda value, taken=taken: jnp.where(taken, value, jnp.zeros_like(value))
         kept = [only(value) if is_float else value for value, is_float in zip(given, floating, strict=True)]
-        of_branch = interpret(*opened(branch), kept, _batched, _is_special)
+        of_branch = run(*opened(branch), kept, _batched, wanted=_is_special)
         results = [jnp.where(taken, new, old) for new, old in zip(of_branch, results, strict=True)]
     return results
 

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from .._programs import Operands, bind, interpret, is_floating, reading_dimensions, written_window
+from .._programs import Chain, Operands, bind, is_floating, reading_dimensions, run, written_window
 
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call")
 
 
 def with_selections(jaxpr: Any, operands: Operands) -> Operands:
     """The outputs of an open jaxpr without constants, whose derivative selects where there was a competition."""
-    return interpret(jaxpr, [], operands, _rewritten, _is_competition)
+    return run(jaxpr, [], operands, _rewritten, wanted=_is_competition)
 
 
 def _is_competition(equation: JaxprEqn) -> bool:
@@ -30,7 +30,8 @@ def _is_competition(equation: JaxprEqn) -> bool:
     return is_floating(aval) and not jnp.issubdtype(aval.dtype, jnp.complexfloating)
 
 
-def _rewritten(equation: JaxprEqn, operands: Operands) -> Operands | None:
+def _rewritten(chain: Chain, operands: Operands) -> Operands | None:
+    equation = chain[-1]
     if equation.primitive.name in _CUSTOM:
         # Their derivative is the user's.
         return bind(equation, operands)

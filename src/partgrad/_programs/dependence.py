@@ -1,211 +1,199 @@
-"""Which leaves the output of a function depends on differentiably, read off the traced derivative.
+"""What depends on what in a jaxpr: sets of sources, from its inputs through every equation to its outputs.
 
-JAX has removed symbolic zeros and `stop_gradient` from a traced derivative, so a leaf whose tangent no longer reaches
-the output is unused whatever the values are. The rules of `custom_vjp` show only in reverse mode, where a second trace
-follows the cotangent to the leaves.
+A set is the bits of an int, so that a union is `|`. What an equation passes on is decided by whoever asks: values go
+through everything, derivatives through what is floating, tangents through what is linear. Small arrays are followed
+element by element through what only moves or combines elements, so that what is sliced away is not reached.
 """
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .interpreter import CALLS, CHECKPOINTS, any_equation, inner_jaxprs, is_mutating, opened, scan_counts
-
-# What a value depends on: a set of bits, one for each source, so that a union is `|`. The empty set is a known zero.
-CONSTANT = 1
-_CALLS = CALLS | CHECKPOINTS | {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-_LINEAR = frozenset(
-    (
-        "add",
-        "add_any",
-        "broadcast_in_dim",
-        "concatenate",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "expand_dims",
-        "neg",
-        "pad",
-        "reduce_sum",
-        "reshape",
-        "rev",
-        "slice",
-        "squeeze",
-        "sub",
-        "transpose",
-    )
+from .elementwise import moved, union_of
+from .interpreter import Chain, expanded, step_through
+from .primitives import (
+    CALLS,
+    CHECKPOINTS,
+    DRAWS,
+    FLAT,
+    HIGH,
+    MOVES,
+    PRODUCTS,
+    SUMS,
+    branches_of,
+    has_tangent,
+    inner_jaxprs,
+    is_custom_rule,
+    opened,
+    scan_parts,
+    while_parts,
 )
-_BILINEAR = frozenset({"mul", "dot_general"})
+
+Sources = list[int]
+# From an equation, after those that it is inside of, and what its operands depend on, to what its results depend on.
+Transfer = Callable[[Chain, Sources], Sources]
+
+# In a linear program: what is a number, and may be anything but the zero that JAX or a rule knows.
+CONSTANT = 1
+_ENTERED = CALLS | CHECKPOINTS | {"custom_vmap_call", "shard_map"}
 
 
-def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any], *, has_aux: bool = False) -> list[bool]:
-    """Tell of each leaf whether the output of a function can depend on it differentiably.
-
-    What is decided is structure, not values: a leaf multiplied by 0.0 is used, and one behind `stop_gradient` is not.
-    Nothing is computed, unless the function branches in Python on the values of its leaves; then it runs once or twice,
-    and the answer holds for the branches it took.
+class Dependence:
+    """What the operands and the results of every equation depend on.
 
     Args:
-        function: A function of one list of arrays to a scalar, or to a pair of it and auxiliary data.
-        selected: The floating or complex leaves.
-        has_aux: Whether the function returns a pair.
+        jaxpr: An open jaxpr.
+        sources: What its inputs depend on.
+        transfer: What an equation passes on that is not looked into.
+        constant: What constants depend on, and numbers other than zero.
+        through_control: Whether a condition and the number of steps of a loop count for what they decide.
+        into_rules: Whether the function of a custom rule is looked into.
+        own: Further sources that the results of an equation have. By them, what chosen equations reach can be asked.
+        ends_at_own: Whether nothing goes through an equation that has sources of its own.
 
-    Returns:
-        One bool for each leaf.
+    Attributes:
+        outputs: What the outputs of the jaxpr depend on.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def f(x, y):
+        ...     return jax.lax.scan(lambda carry, _: (jnp.sin(y), carry), x, None, length=3)
+        >>> jaxpr = jax.make_jaxpr(f)(1.0, 2.0).jaxpr
+        >>> flow = Dependence(jaxpr, [0b01, 0b10], smoothly)
+        >>> flow.outputs  # the last carry is made of y, and x is the first of what is stacked
+        [2, 3]
+        >>> [flow.into(chain) for chain in flow.chains if chain[-1].primitive.name == "sin"]
+        [[2]]
     """
-    differentiated = _first(function) if has_aux else function
-    jaxpr, shape = _staged(_linear_map, differentiated, selected, selected)
-    count = len(selected)
-    if any_equation(jaxpr, is_mutating):
-        return [True] * count
-    sources = [CONSTANT] * (len(jaxpr.invars) - count) + [2 << i for i in range(count)]
-    reaching = _union(dependencies(jaxpr, sources))
-    used = [bool(reaching & source) for source in sources[-count:]] if count else []
-    if any(used) and any_equation(jaxpr, _has_own_rule):
-        used = list(map(operator.and_, used, _reached_in_reverse(differentiated, selected, shape)))
-    return used
 
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        sources: Sources,
+        transfer: Transfer,
+        *,
+        constant: int = 0,
+        through_control: bool = False,
+        into_rules: bool = False,
+        own: Callable[[Chain], int] = lambda chain: 0,
+        ends_at_own: bool = False,
+    ):
+        self._transfer, self._constant, self._own, self._ends_at_own = transfer, constant, own, ends_at_own
+        self._through_control, self._into_rules = through_control, into_rules
+        self._records: dict[tuple[int, ...], tuple[Sources, Sources]] = {}
+        self._chains: dict[tuple[int, ...], Chain] = {}
+        self._expanded: dict[int, list[Jaxpr]] = {}
+        self.outputs = _unions(self._through(jaxpr, sources, ()))
 
-def _first(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    return lambda leaves: function(leaves)[0]
+    @property
+    def chains(self) -> list[Chain]:
+        """All equations, each after those that it is inside of, and before those that are inside of it."""
+        return list(self._chains.values())
 
+    def knows(self, chain: Chain) -> bool:
+        """Whether an equation was met."""
+        return _key(chain) in self._records
 
-def _linear_map(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Callable[[Any], Any]:
-    # Not `jax.jvp`, which refuses `custom_vjp`.
-    linear: Callable[[Any], Any] = jax.linearize(function, leaves)[1]
-    return linear
+    def into(self, chain: Chain) -> Sources:
+        """What the operands of an equation depend on, in any step of the loops around it; nothing if it was not met."""
+        return self._records.get(_key(chain), ([0] * len(chain[-1].invars), []))[0]
 
+    def out_of(self, chain: Chain) -> Sources:
+        """What the results of an equation depend on."""
+        return self._records.get(_key(chain), ([], [0] * len(chain[-1].outvars)))[1]
 
-def _pullback(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Callable[[Any], Any]:
-    pullback: Callable[[Any], Any] = jax.vjp(function, leaves)[1]
-    return lambda cotangent: pullback(cotangent)[0]
+    def _through(self, jaxpr: Jaxpr, sources: list[Any], inside: Chain) -> list[Any]:
+        step = lambda equation, given: self._step((*inside, equation), given)
+        return step_through(jaxpr, [self._constant] * len(jaxpr.constvars), sources, step, self._of_literal)
 
+    def _of_literal(self, literal: Literal) -> int:
+        # An array may be a value of the user's that happens to be zero; what JAX and rules write as zero is a number.
+        value = literal.val
+        is_zero = not isinstance(value, jax.Array) and not getattr(value, "shape", ()) and value == 0
+        return 0 if is_zero else self._constant
 
-def _staged(derivative: Callable[..., Any], function: Any, leaves: list[Any], argument: Any) -> tuple[Any, Any]:
-    """The jaxpr of a derivative at some leaves, whose last inputs are the argument; and the shape of its output."""
-    try:
-        closed, shape = jax.make_jaxpr(lambda at, v: derivative(function, at)(v), return_shape=True)(leaves, argument)
-    except jax.errors.ConcretizationTypeError:
-        # A branch in Python on a leaf: it may be legal, for `jax.grad` outside of `jit` knows the values.
-        # As arrays, so that a leaf of value zero is no literal zero in the jaxpr.
-        arrays = [jnp.asarray(leaf) for leaf in leaves]
-        closed, shape = jax.make_jaxpr(derivative(function, arrays), return_shape=True)(argument)
-    return opened(closed)[0], shape
+    def _step(self, chain: Chain, given: list[Any]) -> list[Any]:
+        key, own = _key(chain), self._own(chain)
+        self._chains.setdefault(key, chain)
+        results = self._of(chain, given)
+        if own:
+            results = [own if self._ends_at_own else result | own for result in results]
+        into, out_of = self._records.get(key, ([0] * len(given), [0] * len(results)))
+        self._records[key] = _joined(into, _unions(given)), _joined(out_of, _unions(results))
+        return results
 
+    def _of(self, chain: Chain, given: list[Any]) -> list[Any]:
+        equation = chain[-1]
+        name = equation.primitive.name
+        if name == "scan":
+            return self._of_scan(chain, _unions(given))
+        if name == "while":
+            return self._of_while(chain, _unions(given))
+        if name == "cond":
+            return self._of_cond(chain, given)
+        inner = self._entered(equation)
+        if len(inner) == 1 and len(inner[0].invars) == len(given):
+            # Inside a `shard_map` each array is a part of what it is outside.
+            return self._through(inner[0], _unions(given) if name == "shard_map" else given, chain)
+        if name == "optimization_barrier":
+            return given
+        passed = self._transfer(chain, _unions(given))
+        # A function of a zero need not be zero, unless it is linear.
+        everywhere = 0 if name in MOVES | SUMS | PRODUCTS else self._constant
+        return moved(equation, given, passed, everywhere)
 
-def _reached_in_reverse(function: Callable[[list[Any]], Any], selected: list[Any], shape: Any) -> list[bool]:
-    """Tell of each leaf whether its cotangent is anything but a structural zero."""
-    try:
-        jaxpr, _ = _staged(_pullback, function, selected, shape)
-    except ValueError:
-        # Reverse mode does not apply to the function, a `while_loop` for one; then the linear map is all there is.
-        return [True] * len(selected)
-    if any_equation(jaxpr, is_mutating):
-        return [True] * len(selected)
-    # A rule may ignore its cotangent and return a constant: that is a gradient, hence used.
-    return [bool(mask) for mask in dependencies(jaxpr, [CONSTANT] * (len(jaxpr.invars) - 1) + [2])]
+    def _entered(self, equation: JaxprEqn) -> list[Jaxpr]:
+        name = equation.primitive.name
+        if name in _ENTERED or (self._into_rules and is_custom_rule(equation)):
+            return list(inner_jaxprs(equation))
+        if name in HIGH and id(equation) not in self._expanded:
+            # Kept, so that the identity of its equations stays taken.
+            body = expanded(equation)
+            self._expanded[id(equation)] = [] if body is None else [opened(body)[0]]
+        return self._expanded.get(id(equation), [])
 
+    def _of_cond(self, chain: Chain, given: list[Any]) -> list[Any]:
+        decided = union_of(given[0]) & ~self._constant if self._through_control else 0
+        branches = [self._through(opened(branch)[0], given[1:], chain) for branch in branches_of(chain[-1])]
+        return [functools.reduce(operator.or_, each) | decided for each in zip(*branches, strict=True)]
 
-def _union(masks: Iterable[int]) -> int:
-    return functools.reduce(operator.or_, masks, 0)
-
-
-def _has_own_rule(equation: Any) -> bool:
-    return "bwd" in equation.params
-
-
-def dependencies(jaxpr: Any, masks: list[int]) -> list[int]:
-    """What each output of a jaxpr depends on, given what its inputs depend on; 0 is what is known to be zero."""
-    known = dict.fromkeys(jaxpr.constvars, CONSTANT)
-    known.update(zip(jaxpr.invars, masks, strict=True))
-
-    def read(atom: Any) -> int:
-        return _of_literal(atom.val) if isinstance(atom, Literal) else known[atom]
-
-    for equation in jaxpr.eqns:
-        results = _of_equation(equation, [read(atom) for atom in equation.invars])
-        known.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _of_literal(value: Any) -> int:
-    # An array may be a value of the user's that happens to be zero; what JAX and rules write as zero is a number.
-    is_zero = not isinstance(value, jax.Array) and not getattr(value, "shape", ()) and value == 0
-    return 0 if is_zero else CONSTANT
-
-
-def _of_equation(equation: Any, masks: list[int]) -> list[int]:
-    name, inner = equation.primitive.name, list(inner_jaxprs(equation))
-    if name == "scan":
-        return _of_scan(equation, inner[0], masks)
-    if name == "while":
-        return _of_while(equation, masks)
-    if name == "cond":
-        branches = zip(*(dependencies(branch, masks[1:]) for branch in inner), strict=True)
-        return [_union(each) | _sources(masks[0]) for each in branches]
-    if name in _CALLS and len(inner) == 1 and len(inner[0].invars) == len(masks):
-        return dependencies(inner[0], masks)
-    if name == "optimization_barrier":
-        return masks
-    return [_of_primitive(name, masks)] * len(equation.outvars)
-
-
-def _sources(mask: int) -> int:
-    return mask & ~CONSTANT
-
-
-def _of_primitive(name: str, masks: list[int]) -> int:
-    union = _union(masks)
-    if name in _LINEAR:
-        return union
-    if name in _BILINEAR:
-        # A zero that the program multiplies by is a number, but the zero that a rule returned stays one.
-        return union if _sources(union) or all(masks) else 0
-    if name == "select_n":
-        return _union(masks[1:]) | _sources(masks[0])
-    if name in {"div", "dynamic_slice"}:
-        return masks[0] | _sources(union)
-    return union | CONSTANT
-
-
-def _of_scan(equation: Any, body: Any, masks: list[int]) -> list[int]:
-    constants, carried = scan_counts(equation)
-    consts, carry, xs = masks[:constants], masks[constants : constants + carried], masks[constants + carried :]
-    step = lambda carry: dependencies(body, [*consts, *carry, *xs])
-    stacked = [0] * (len(equation.outvars) - carried)
-    # Step by step first: what the first step overwrites is unused, and a union over all lengths would not tell.
-    for _ in range(min(equation.params["length"], 2 * carried + 2)):
-        outputs = step(carry)
-        stacked = [before | now for before, now in zip(stacked, outputs[carried:], strict=True)]
-        if outputs[:carried] == carry:
+    def _of_scan(self, chain: Chain, given: Sources) -> Sources:
+        parts = scan_parts(chain[-1])
+        body, carried = opened(parts.body)[0], parts.carried
+        consts, carry, xs = given[: parts.consts], given[parts.consts :][:carried], given[parts.consts + carried :]
+        step = lambda carry: _unions(self._through(body, [*consts, *carry, *xs], chain))
+        stacked = [0] * (len(chain[-1].outvars) - carried)
+        # Step by step first: what the first step overwrites is unused, and a union over all lengths would not tell.
+        for _ in range(min(parts.length, 2 * carried + 2)):
+            outputs = step(carry)
+            stacked = _joined(stacked, outputs[carried:])
+            if outputs[:carried] == carry:
+                return [*carry, *stacked]
+            carry = outputs[:carried]
+        if parts.length <= 2 * carried + 2:
             return [*carry, *stacked]
-        carry = outputs[:carried]
-    if equation.params["length"] <= 2 * carried + 2:
-        return [*carry, *stacked]
-    outputs = _fixed_point(step, carry)
-    return [*outputs[:carried], *(before | now for before, now in zip(stacked, outputs[carried:], strict=True))]
+        outputs = _fixed_point(step, carry)
+        return [*outputs[:carried], *_joined(stacked, outputs[carried:])]
+
+    def _of_while(self, chain: Chain, given: Sources) -> Sources:
+        parts = while_parts(chain[-1])
+        test, body = opened(parts.test)[0], opened(parts.body)[0]
+        tested, rest = given[: parts.test_consts], given[parts.test_consts :]
+        consts, carry = rest[: parts.body_consts], rest[parts.body_consts :]
+
+        def step(carry: Sources) -> Sources:
+            decided = union(_unions(self._through(test, [*tested, *carry], chain))) & ~self._constant
+            outputs = _unions(self._through(body, [*consts, *carry], chain))
+            return [source | decided for source in outputs] if self._through_control else outputs
+
+        return _fixed_point(step, carry)
 
 
-def _of_while(equation: Any, masks: list[int]) -> list[int]:
-    condition, body = opened(equation.params["cond_jaxpr"])[0], opened(equation.params["body_jaxpr"])[0]
-    carried = len(equation.outvars)
-    of_condition = len(condition.invars) - carried
-    of_body = len(body.invars) - carried
-    tested, consts, carry = masks[:of_condition], masks[of_condition:][:of_body], masks[of_condition + of_body :]
-
-    def step(carry: list[int]) -> list[int]:
-        predicate = _sources(_union(dependencies(condition, [*tested, *carry])))
-        return [mask | predicate for mask in dependencies(body, [*consts, *carry])]
-
-    return _fixed_point(step, carry)
-
-
-def _fixed_point(step: Callable[[list[int]], list[int]], carry: list[int]) -> list[int]:
+def _fixed_point(step: Callable[[Sources], Sources], carry: Sources) -> Sources:
     """The outputs of a loop: the carry, which contains its start (a loop may run no time), and what is stacked."""
     while True:
         outputs = step(carry)
@@ -213,3 +201,134 @@ def _fixed_point(step: Callable[[list[int]], list[int]], carry: list[int]) -> li
         if grown == carry:
             return [*carry, *outputs[len(carry) :]]
         carry = grown
+
+
+def _key(chain: Chain) -> tuple[int, ...]:
+    return tuple(map(id, chain))
+
+
+def union(sources: Iterable[int]) -> int:
+    """What is in any of the sets."""
+    return functools.reduce(operator.or_, sources, 0)
+
+
+def _unions(sources: Iterable[Any]) -> Sources:
+    return list(map(union_of, sources))
+
+
+def _joined(first: Sources, second: Sources) -> Sources:
+    return list(map(operator.or_, first, second))
+
+
+# --- what equations pass on ------------------------------------------------------------------------------------------
+
+
+def everything(chain: Chain, sources: Sources) -> Sources:
+    """What the value of each result depends on."""
+    return [union(sources)] * len(chain[-1].outvars)
+
+
+def smoothly(chain: Chain, sources: Sources) -> Sources:
+    """What the derivative of each result may depend on: nothing goes through integers, comparisons or stops."""
+    equation = chain[-1]
+    operands = zip(equation.invars, sources, strict=True)
+    total = 0 if equation.primitive.name in FLAT else union(source for atom, source in operands if has_tangent(atom))
+    return [total if has_tangent(result) else 0 for result in equation.outvars]
+
+
+def linearly(chain: Chain, sources: Sources) -> Sources:
+    """What each result of a linear program depends on; the empty set is a zero that JAX or a rule knows."""
+    name, total = chain[-1].primitive.name, union(sources)
+    if name in MOVES | SUMS:
+        passed = total
+    elif name in PRODUCTS:
+        # A zero that the program multiplies by is a number, but the zero that a rule returned stays one.
+        passed = total if total & ~CONSTANT or all(sources) else 0
+    elif name == "select_n":
+        passed = union(sources[1:]) | sources[0] & ~CONSTANT
+    elif name in {"div", "dynamic_slice"}:
+        passed = sources[0] | total & ~CONSTANT
+    else:
+        passed = total | CONSTANT
+    return [passed] * len(chain[-1].outvars)
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+def dependencies(jaxpr: Jaxpr, sources: Sources) -> Sources:
+    """What each output of a linear program depends on, given what its inputs do; 0 is what is known to be zero."""
+    return Dependence(jaxpr, sources, linearly, constant=CONSTANT, through_control=True, into_rules=True).outputs
+
+
+def by_value(jaxpr: Jaxpr, sources: Sources, **asked: Any) -> Dependence:
+    """What the value of everything depends on, through conditions and indices too."""
+    return Dependence(jaxpr, sources, everything, through_control=True, into_rules=True, **asked)
+
+
+def differentiably(jaxpr: Jaxpr, sources: Sources, *, into_rules: bool = False) -> Dependence:
+    """What the derivative of everything may depend on."""
+    return Dependence(jaxpr, sources, smoothly, into_rules=into_rules)
+
+
+def of_cotangents(jaxpr: Jaxpr, count: int) -> Dependence:
+    """What in a derivative depends on its last inputs, the tangents or cotangents."""
+    first = len(jaxpr.invars) - count
+    return Dependence(jaxpr, [0] * first + [1] * count, smoothly)
+
+
+def of_draws(jaxpr: Jaxpr) -> Dependence:
+    """What depends on random bits drawn inside."""
+    drawn = lambda chain: int(chain[-1].primitive.name in DRAWS)
+    return Dependence(jaxpr, [0] * len(jaxpr.invars), everything, into_rules=True, own=drawn)
+
+
+def arrivals(jaxpr: Jaxpr, sources: Sources, wanted: Callable[[Chain], bool]) -> Iterator[tuple[Chain, Sources]]:
+    """Where the derivative of some inputs arrives at equations of some kind, through everything that contains them.
+
+    Args:
+        jaxpr: An open jaxpr.
+        sources: For each input its bit, or 0.
+        wanted: Which equations, each after those that it is inside of. A named scope shows in the name stack of any of
+            these: inside of a loop it begins anew.
+
+    Yields:
+        Each such equation, after those that it is inside of, that a source reaches, and which reach each operand.
+
+    Example:
+        >>> import jax
+        >>> def f(x, y):
+        ...     return jax.lax.scan(lambda c, _: (c * jax.lax.stop_gradient(y + x), None), x, None, length=3)[0]
+        >>> jaxpr = jax.make_jaxpr(f)(1.0, 2.0).jaxpr
+        >>> held = lambda chain: chain[-1].primitive.name == "stop_gradient"
+        >>> [sources for _, sources in arrivals(jaxpr, [0b01, 0b10], held)]
+        [[3]]
+    """
+    flow = differentiably(jaxpr, sources, into_rules=True)
+    for chain in flow.chains:
+        if wanted(chain) and any(flow.into(chain)):
+            yield chain, flow.into(chain)
+
+
+def reaching(jaxpr: Jaxpr, chains: Iterable[Chain]) -> list[Chain]:
+    """Those of some equations on whose results the value of the output depends."""
+    chains = list(chains)
+    reached = union(arriving(jaxpr, chains))
+    return [chain for number, chain in enumerate(chains) if reached >> number & 1]
+
+
+def arriving(jaxpr: Jaxpr, chains: Iterable[Chain]) -> Sources:
+    """For each output, on the results of which of some equations its value depends: a bit for each of them."""
+    bits = {_key(chain): 1 << number for number, chain in enumerate(chains)}
+    # What is inside of one of them is part of it.
+    own = lambda chain: union(bits.get(_key(chain[:length]), 0) for length in range(1, len(chain) + 1))
+    return by_value(jaxpr, [0] * len(jaxpr.invars), own=own).outputs
+
+
+def last_of(jaxpr: Jaxpr, chains: Iterable[Chain]) -> list[Chain]:
+    """Those of some equations from which the value reaches the output without going through another of them."""
+    chains = list(chains)
+    bits = {_key(chain): 1 << number for number, chain in enumerate(chains)}
+    own = lambda chain: bits.get(_key(chain), 0)
+    reached = union(by_value(jaxpr, [0] * len(jaxpr.invars), own=own, ends_at_own=True).outputs)
+    return [chain for chain in chains if reached & bits[_key(chain)]]

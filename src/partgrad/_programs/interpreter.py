@@ -1,11 +1,13 @@
-"""Walking a jaxpr: run an equation as it was, and enter the control flow in it again.
+"""Run a jaxpr with a rule for its equations: the one interpreter.
 
-What JAX keeps in the parameters of an equation changes between its versions. Each such parameter is read here.
+`run` is the usual way in. `step_through` is the loop under it, for values that are not arrays: sets of sources, masks,
+tangents yet to come. `reenter` stages a loop, a branch or a call again with other bodies, and `bind` runs one equation.
 """
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
@@ -15,53 +17,127 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-Operands = list[Any]
-Rule = Callable[[JaxprEqn, Operands], Operands | None]
+from .primitives import (
+    CALLS,
+    CHECKPOINTS,
+    HIGH,
+    Operands,
+    any_equation,
+    branches_of,
+    inner_jaxprs,
+    name_of,
+    opened,
+    primal_jaxpr,
+    scan_parts,
+    varying_axes,
+    while_parts,
+)
 
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
-CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2"})
-
-
-def opened(jaxpr: Any) -> tuple[Jaxpr, Operands]:
-    """A jaxpr, open or closed, as an open jaxpr and its constants."""
-    return (jaxpr.jaxpr, list(jaxpr.consts)) if hasattr(jaxpr, "jaxpr") else (jaxpr, [])
-
-
-def with_constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
-    """An open jaxpr whose constants are its first inputs, and which holds on to none of their values."""
-    debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None) if jaxpr.debug_info else None
-    inputs = [*jaxpr.constvars, *jaxpr.invars]
-    return Jaxpr([], inputs, jaxpr.outvars, jaxpr.eqns, jaxpr.effects, debug_info)
-
-
-def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
-    """The jaxprs in the parameters of an equation."""
-    for parameter in equation.params.values():
-        for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
-            jaxpr, _ = opened(item)
-            if hasattr(jaxpr, "eqns"):
-                yield jaxpr
+# An equation, and before it those that it is inside of, from the outermost in.
+Chain = tuple[JaxprEqn, ...]
+# From an equation and the values of its operands to the values of its results, or to None: it is then run as it was.
+EquationRule = Callable[[Chain, Operands], Operands | None]
 
 
-def any_equation(jaxpr: Jaxpr, predicate: Callable[[JaxprEqn], bool]) -> bool:
-    """Whether an equation of a jaxpr, at any depth, is one of those looked for."""
-    return any(predicate(e) or any(any_equation(inner, predicate) for inner in inner_jaxprs(e)) for e in jaxpr.eqns)
+def step_through(
+    jaxpr: Jaxpr,
+    consts: Operands,
+    operands: Operands,
+    step: Callable[[JaxprEqn, Operands], Operands],
+    literal: Callable[[Literal], Any] = lambda literal: literal.val,
+) -> Operands:
+    """The outputs of a jaxpr, equation by equation, of whatever kind its values are.
+
+    Args:
+        jaxpr: An open jaxpr.
+        consts: What stands for its constants.
+        operands: What stands for its inputs.
+        step: From an equation and what stands for its operands to what stands for its results.
+        literal: What stands for a number that the jaxpr spells out.
+
+    Returns:
+        What stands for its outputs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> jaxpr = jax.make_jaxpr(lambda x, y: jnp.sin(x) + y * x)(1.0, 2.0).jaxpr
+        >>> deepest = lambda equation, depths: [1 + max(depths)]
+        >>> step_through(jaxpr, [], [0, 0], deepest, literal=lambda literal: 0)
+        [2]
+    """
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+    read = lambda atom: literal(atom) if isinstance(atom, Literal) else values[atom]
+    for equation in jaxpr.eqns:
+        results = step(equation, [read(atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
 
 
-def custom_rule_body(equation: JaxprEqn) -> Any:
-    """The function that a custom derivative rule is for, as a jaxpr, or None for an equation of another kind."""
-    parameters = equation.params
-    return parameters.get("call_jaxpr", parameters.get("fun_jaxpr")) if is_custom_rule(equation) else None
+def run(
+    jaxpr: Jaxpr,
+    consts: Operands,
+    operands: Operands,
+    rule: EquationRule,
+    *,
+    inside: Chain = (),
+    wanted: Callable[[JaxprEqn], bool] | None = None,
+    in_place: Container[str] = (),
+    scope: Callable[[Chain], Any] = lambda chain: contextlib.nullcontext(),
+) -> Operands:
+    """The outputs of a jaxpr in which a rule stands in for some equations, at any depth.
+
+    The rule is asked about an equation that contains others before it is asked about these. Where it answers None, a
+    call, loop, conditional, checkpoint or `shard_map` is entered and staged again, and any other equation is run as it
+    was: a custom derivative rule too, unless it is named by `in_place`. A rule that wants more runs an equation itself,
+    by `bind`, `reenter` or `run` with `inside=chain`, and returns the results; so it can look at these, change the
+    operands, or count the steps of a loop.
+
+    Args:
+        jaxpr: An open jaxpr.
+        consts: The values of its constants.
+        operands: The values of its inputs.
+        rule: From an equation, after those that it is inside of, and the values of its operands to the values of its
+            results, or to None.
+        inside: The equations that the jaxpr itself is inside of.
+        wanted: Of which equations the rule may have something to say. The rule is then asked only about these and about
+            what contains them, and all else is left as it is. None for every equation.
+        in_place: The names of primitives whose body is run in the place of the equation, not staged as a call: calls,
+            checkpoints, and custom rules, whose derivative rules are thereby lost.
+        scope: From an equation, after those that it is inside of, to a context in which it is run: a `jax.named_scope`.
+
+    Returns:
+        The values of the outputs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> closed = jax.make_jaxpr(lambda x: jax.lax.fori_loop(0, 3, lambda _, c: jnp.sin(c), x))(0.5)
+        >>> def cosine(chain, operands):
+        ...     return [jnp.cos(operands[0])] if chain[-1].primitive.name == "sin" else None
+        >>> (value,) = run(closed.jaxpr, closed.consts, [0.5], cosine)
+        >>> bool(jnp.allclose(value, jnp.cos(jnp.cos(jnp.cos(0.5)))))
+        True
+    """
+
+    def within(chain: Chain) -> Callable[..., Operands]:
+        return functools.partial(run, rule=rule, inside=chain, wanted=wanted, in_place=in_place, scope=scope)
+
+    def step(equation: JaxprEqn, given: Operands) -> Operands:
+        chain = (*inside, equation)
+        contains = wanted is None or any(any_equation(inner, wanted) for inner in inner_jaxprs(equation))
+        with scope(chain):
+            results = rule(chain, given) if contains or (wanted is not None and wanted(equation)) else None
+            if results is None and contains and equation.primitive.name in in_place:
+                results = within(chain)(*opened(primal_jaxpr(equation)), given)
+            if results is None and contains:
+                results = reenter(equation, given, within(chain))
+            return bind(equation, given) if results is None else results
+
+    return step_through(jaxpr, consts, operands, step)
 
 
-def is_custom_rule(equation: JaxprEqn) -> bool:
-    """Whether an equation is the call of a function with a `custom_jvp` or a `custom_vjp`."""
-    return equation.primitive.name.startswith(("custom_jvp_call", "custom_vjp_call"))
-
-
-def is_mutating(equation: JaxprEqn) -> bool:
-    """Whether an equation works on a mutable reference: what is written there does not show in its outputs."""
-    return any(hasattr(v.aval, "inner_aval") for v in (*equation.invars, *equation.outvars))
+def evaluate(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
+    """The outputs of a jaxpr, equation by equation."""
+    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*operands))
 
 
 def bind(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
@@ -120,42 +196,38 @@ class source_of:
             context.__exit__(*raised)
 
 
-def evaluate(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
-    """The outputs of a jaxpr, equation by equation."""
-    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*operands))
+def with_constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
+    """An open jaxpr whose constants are its first inputs, and which holds on to none of their values."""
+    debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None) if jaxpr.debug_info else None
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    return Jaxpr([], inputs, jaxpr.outvars, jaxpr.eqns, jaxpr.effects, debug_info)
 
 
-def interpret(
-    jaxpr: Jaxpr, consts: Operands, operands: Operands, rule: Rule, wanted: Callable[[JaxprEqn], bool]
-) -> Operands:
-    """The outputs of a jaxpr in which a rule stands in for some equations, at any depth.
-
-    Args:
-        jaxpr: An open jaxpr.
-        consts: The values of its constants.
-        operands: The values of its inputs.
-        rule: From an equation and the values of its operands to the values of its results, or to None: the equation
-            is then run as it was. It is asked about every equation that is wanted or contains one that is; about a
-            custom derivative rule it decides alone.
-        wanted: Whether the rule may have an answer; where no equation is wanted, control flow is left as it is.
+def expanded(equation: JaxprEqn) -> ClosedJaxpr | None:
+    """What a primitive that is not JAX's own, or that shows only its rules, computes.
 
     Returns:
-        The values of the outputs.
+        A jaxpr of the operands of the equation; None for JAX's other primitives, and where it cannot be traced.
     """
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-    read = lambda atom: atom.val if isinstance(atom, Literal) else values[atom]
-    for equation in jaxpr.eqns:
-        given = [read(atom) for atom in equation.invars]
-        results = None
-        contains = any(any_equation(inner, wanted) for inner in inner_jaxprs(equation))
-        if contains or wanted(equation):
-            results = rule(equation, given)
-            if results is None and contains:
-                results = reenter(equation, given, functools.partial(interpret, rule=rule, wanted=wanted))
-        if results is None:
-            results = bind(equation, given)
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    implementation = equation.primitive.impl
+    home = getattr(getattr(implementation, "func", implementation), "__module__", None) or "jax"
+    if equation.primitive.name in HIGH:
+        primitive = equation.params["_prim"]
+        unflattened = lambda operands: jax.tree.unflatten(primitive.in_tree, operands)
+        function: Callable[..., Any] = lambda *operands: jax.tree.leaves(primitive.expand(*unflattened(operands)))
+    elif home.split(".")[0] not in ("jax", "jaxlib"):
+        function = lambda *operands: implementation(*operands, **equation.params)
+    else:
+        return None
+    try:
+        with source_of(equation):
+            return jax.make_jaxpr(function)(*(atom.aval for atom in equation.invars))
+    except Exception:
+        # What runs Python code has nothing to show.
+        return None
+
+
+# --- control flow ----------------------------------------------------------------------------------------------------
 
 
 def reenter(
@@ -180,44 +252,6 @@ def reenter(
         return list(enter(equation, operands, _CountedRun(run) if counted else run))
 
 
-def primal_jaxpr(equation: JaxprEqn) -> Any:
-    """The jaxpr, open or closed, that a call, a checkpoint or a custom rule computes its results by."""
-    return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-
-
-def solve_jaxpr(equation: JaxprEqn, operands: Operands) -> tuple[Any, Operands]:
-    """The jaxpr by which a `custom_linear_solve` solves, and its operands."""
-    counts = equation.params["const_lengths"]
-    before = counts.matvec + counts.vecmat
-    constants = operands[before : before + counts.solve]
-    right_sides = operands[before + counts.solve + counts.transpose_solve :]
-    return equation.params["jaxprs"].solve, [*constants, *right_sides]
-
-
-def expanded(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """What a primitive that is not JAX's own, or that shows only its rules, computes.
-
-    Returns:
-        A jaxpr of the operands of the equation; None for JAX's other primitives, and where it cannot be traced.
-    """
-    implementation = equation.primitive.impl
-    home = getattr(getattr(implementation, "func", implementation), "__module__", None) or "jax"
-    if equation.primitive.name == "call_hi_primitive":
-        primitive = equation.params["_prim"]
-        unflattened = lambda operands: jax.tree.unflatten(primitive.in_tree, operands)
-        function: Callable[..., Any] = lambda *operands: jax.tree.leaves(primitive.expand(*unflattened(operands)))
-    elif home.split(".")[0] not in ("jax", "jaxlib"):
-        function = lambda *operands: implementation(*operands, **equation.params)
-    else:
-        return None
-    try:
-        with source_of(equation):
-            return jax.make_jaxpr(function)(*(atom.aval for atom in equation.invars))
-    except Exception:
-        # What runs Python code has nothing to show.
-        return None
-
-
 class _CountedRun:
     """A way to run a jaxpr that is told the number of the step."""
 
@@ -236,64 +270,48 @@ def _body(jaxpr: Any, run: Callable[..., Operands]) -> Callable[..., Operands]:
 
 
 def _call(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    parameters = equation.params
     body = _body(primal_jaxpr(equation), run)
-    body.__name__ = parameters.get("name", "call")
-    return jax.jit(body, inline=parameters.get("inline", False))(*operands)
+    body.__name__ = name_of(equation)
+    return jax.jit(body, inline=equation.params.get("inline", False))(*operands)
 
 
 def _scan(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    count_consts, count_carry = scan_counts(equation)
-    consts, carry = operands[:count_consts], operands[count_consts:][:count_carry]
+    parts = scan_parts(equation)
+    consts, carry = operands[: parts.consts], operands[parts.consts :][: parts.carried]
     counted = isinstance(run, _CountedRun)
 
     def step(carry: Operands, xs: tuple[Any, Operands]) -> tuple[Operands, Operands]:
         number, own = xs
-        body = _body(equation.params["jaxpr"], run.at(number) if isinstance(run, _CountedRun) else run)
+        body = _body(parts.body, run.at(number) if isinstance(run, _CountedRun) else run)
         outputs = body(*consts, *carry, *own)
-        return outputs[:count_carry], outputs[count_carry:]
+        return outputs[: parts.carried], outputs[parts.carried :]
 
-    numbers = jnp.arange(equation.params["length"]) if counted else None
-    carry, stacked = scan_like(equation, step, carry, (numbers, operands[count_consts + count_carry :]))
+    numbers = jnp.arange(parts.length) if counted else None
+    carry, stacked = scan_like(equation, step, carry, (numbers, operands[parts.consts + parts.carried :]))
     return [*carry, *stacked]
-
-
-def scan_counts(equation: JaxprEqn) -> tuple[int, int]:
-    """How many of a scan's operands are the same at every step, and how many are carried."""
-    (body, _), outer = opened(equation.params["jaxpr"]), equation.params
-    if "num_consts" in outer:
-        return outer["num_consts"], outer["num_carry"]
-    # From 0.11 on, the parameters tell it in JAX's own containers; but only what is scanned has one axis more outside.
-    scanned = sum(_has_more_axes(*pair) for pair in zip(equation.invars, body.invars, strict=True))
-    stacked = sum(_has_more_axes(*pair) for pair in zip(equation.outvars, body.outvars, strict=True))
-    carried = len(equation.outvars) - stacked
-    return len(equation.invars) - scanned - carried, carried
-
-
-def _has_more_axes(outside: Any, inside: Any) -> bool:
-    return len(outside.aval.shape) > len(inside.aval.shape)
 
 
 def scan_like(equation: JaxprEqn, step: Callable[..., Any], carry: Any, xs: Any, *, backwards: bool = False) -> Any:
     """`jax.lax.scan` with the length, direction and unrolling of an equation, or in the other direction."""
-    p = equation.params
-    return lax.scan(step, carry, xs, length=p["length"], reverse=p["reverse"] != backwards, unroll=p["unroll"])
+    parts = scan_parts(equation)
+    is_reversed, unroll = parts.is_reversed != backwards, equation.params["unroll"]
+    return lax.scan(step, carry, xs, length=parts.length, reverse=is_reversed, unroll=unroll)
 
 
 def _while(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    p = equation.params
-    tested, rest = operands[: p["cond_nconsts"]], operands[p["cond_nconsts"] :]
-    consts, carry = rest[: p["body_nconsts"]], rest[p["body_nconsts"] :]
-    (predicate,) = opened(p["cond_jaxpr"])[0].outvars
+    parts = while_parts(equation)
+    tested, rest = operands[: parts.test_consts], operands[parts.test_consts :]
+    consts, carry = rest[: parts.body_consts], rest[parts.body_consts :]
+    (predicate,) = opened(parts.test)[0].outvars
     first: tuple[Any, Operands] = (jnp.zeros((), int), carry)
     at = run.at if isinstance(run, _CountedRun) else lambda number: run
 
     def going(number: Any, carry: Operands) -> Any:
-        return _body(p["cond_jaxpr"], at(number))(*tested, *carry)[0]
+        return _body(parts.test, at(number))(*tested, *carry)[0]
 
     def step(numbered: tuple[Any, Operands]) -> tuple[Any, Operands]:
         number, carry = numbered
-        new = _body(p["body_jaxpr"], at(number))(*consts, *carry)
+        new = _body(parts.body, at(number))(*consts, *carry)
         if predicate.aval.shape:
             # Under `jax.vmap` each element of the batch, the leading axes of all that is carried, stops by itself.
             mask = going(number, carry)
@@ -305,18 +323,23 @@ def _while(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands])
 
 
 def _cond(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    branches = [_body(branch, run) for branch in equation.params["branches"]]
-    return lax.switch(operands[0], branches, *operands[1:])
+    return lax.switch(operands[0], [_body(branch, run) for branch in branches_of(equation)], *operands[1:])
 
 
 def _checkpoint(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    return checkpoint_like(equation, _body(equation.params["jaxpr"], run))(*operands)
+    # One bool for each operand, where the user gave a tree of them.
+    prevent_cse = equation.params["prevent_cse"]
+    return _checkpointed(equation, _body(primal_jaxpr(equation), run), prevent_cse)(*operands)
 
 
 def checkpoint_like(equation: JaxprEqn, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.checkpoint` with the policy of an equation."""
-    p = equation.params
-    return jax.checkpoint(function, prevent_cse=p["prevent_cse"], policy=p["policy"])
+    """`jax.checkpoint` with the policy of an equation, for a function of any arguments."""
+    prevent_cse = equation.params["prevent_cse"]
+    return _checkpointed(equation, function, any(prevent_cse) if isinstance(prevent_cse, tuple) else prevent_cse)
+
+
+def _checkpointed(equation: JaxprEqn, function: Callable[..., Any], prevent_cse: Any) -> Callable[..., Any]:
+    return jax.checkpoint(function, prevent_cse=prevent_cse, policy=equation.params["policy"])
 
 
 def _shard_map(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
@@ -335,7 +358,7 @@ def shard_map_like(equation: JaxprEqn, function: Callable[..., Any], in_specs: A
     )
 
 
-_REENTRIES = {
+_REENTRIES: dict[str, Callable[[JaxprEqn, Operands, Callable[..., Operands]], Operands]] = {
     **dict.fromkeys(CALLS, _call),
     **dict.fromkeys(CHECKPOINTS, _checkpoint),
     "scan": _scan,
@@ -343,18 +366,14 @@ _REENTRIES = {
     "cond": _cond,
     "shard_map": _shard_map,
 }
-# The equations whose jaxprs `reenter` runs in another way.
-ENTERED = frozenset(_REENTRIES)
 
 
-def is_floating(aval: Any) -> bool:
-    """Whether values of this shape and dtype have tangents."""
-    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+# --- zeros -----------------------------------------------------------------------------------------------------------
 
 
 def zeros_like_aval(aval: Any) -> Any:
     """Zeros of a shape, dtype, weak type and, inside `shard_map`, the mesh axes over which they vary."""
-    if aval.weak_type and is_floating(aval):
+    if aval.weak_type and jnp.issubdtype(aval.dtype, jnp.inexact):
         zeros = lax.full(aval.shape, 0j if jnp.issubdtype(aval.dtype, jnp.complexfloating) else 0.0)
         zeros = zeros if zeros.dtype == aval.dtype else jnp.zeros(aval.shape, aval.dtype)
     else:
@@ -368,31 +387,6 @@ def varying_like(value: Any, aval: Any) -> Any:
     return lax.pcast(value, tuple(sorted(missing)), to="varying") if missing else value
 
 
-def varying_axes(aval: Any) -> frozenset[Any]:
-    """The mesh axes over which a value varies inside `shard_map`."""
-    # 0.11 moved them from `vma` to `mat.varying`.
-    return frozenset(getattr(getattr(aval, "mat", None), "varying", None) or getattr(aval, "vma", None) or ())
-
-
 def float0_zeros(value: Any) -> np.ndarray[Any, Any]:
     """The tangent of a value of a dtype that has none."""
     return np.zeros(value.shape, jax.dtypes.float0)
-
-
-def reading_dimensions(writing: Any) -> lax.GatherDimensionNumbers:
-    """The dimension numbers of the gather that reads where a scatter writes."""
-    return lax.GatherDimensionNumbers(
-        offset_dims=writing.update_window_dims,
-        collapsed_slice_dims=writing.inserted_window_dims,
-        start_index_map=writing.scatter_dims_to_operand_dims,
-        operand_batching_dims=writing.operand_batching_dims,
-        start_indices_batching_dims=writing.scatter_indices_batching_dims,
-    )
-
-
-def written_window(equation: JaxprEqn) -> list[int]:
-    """The shape of what a scatter writes at one index vector."""
-    numbers, (operand, _, updates) = equation.params["dimension_numbers"], (atom.aval for atom in equation.invars)
-    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    sizes = iter(updates.shape[axis] for axis in numbers.update_window_dims)
-    return [1 if axis in single else next(sizes) for axis in range(operand.ndim)]

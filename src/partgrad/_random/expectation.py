@@ -11,7 +11,21 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .. import _words as words
-from .._programs import CALLS, CHECKPOINTS, Operands, inner_jaxprs, interpret, opened, reenter, rewritten
+from .._programs import (
+    CALLS,
+    CHECKPOINTS,
+    CUSTOM_VJPS,
+    Chain,
+    Operands,
+    custom_rule_body,
+    inner_jaxprs,
+    is_recomputed,
+    name_of,
+    opened,
+    reenter,
+    rewritten,
+    run,
+)
 from .draw import SCORE
 
 _ENTERED = CALLS | CHECKPOINTS | {"scan", "cond"}
@@ -100,49 +114,50 @@ def _zero_times(zero: Any, factor: Any) -> Any:
 
 
 def _with_scores(program: ClosedJaxpr) -> Callable[..., Operands]:
-    def run(*operands: Any) -> Operands:
-        *outputs, _, score = _run(program.jaxpr, list(program.consts), list(operands))
+    def scored(*operands: Any) -> Operands:
+        *outputs, _, score = _with_score(program.jaxpr, list(program.consts), list(operands))
         return [*outputs, score]
 
-    return run
+    return scored
 
 
-def _run(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
+def _with_score(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
     """The outputs of a jaxpr, and behind them the log-probability of all that was drawn."""
     scores = [jnp.zeros((), float)]
 
-    def rule(equation: JaxprEqn, given: Operands) -> Operands:
+    def rule(chain: Chain, given: Operands) -> Operands:
+        equation = chain[-1]
         tag = _tag_of(equation)
         if tag is not None:
             scores.append(_score(tag, given))
-            body, body_consts = opened(equation.params["call_jaxpr"])
+            body, body_consts = opened(custom_rule_body(equation))
             # Without the name: an expectation further out must not find it again.
-            return interpret(body, body_consts, given, lambda _equation, named: named, _is_tag)
+            return run(body, body_consts, given, lambda _chain, named: named, wanted=_is_tag)
         _refuse_hidden(equation)
-        entered = reenter(equation, given, _run)
+        entered = reenter(equation, given, _with_score)
         assert entered is not None
         *results, score = entered
         # A scan has stacked those of its steps.
         scores.append(jnp.sum(score))
         return results
 
-    outputs = interpret(jaxpr, consts, operands, rule, _is_tag)
+    outputs = run(jaxpr, consts, operands, rule, wanted=_is_tag)
     return [*outputs, sum(scores[1:], start=scores[0])]
 
 
 def _is_tag(equation: JaxprEqn) -> bool:
-    return equation.primitive.name == "name" and str(equation.params["name"]).startswith(SCORE)
+    return equation.primitive.name == "name" and name_of(equation).startswith(SCORE)
 
 
 def _tag_of(equation: JaxprEqn) -> JaxprEqn | None:
     """The tag in an equation that `draw` made."""
-    if not equation.primitive.name.startswith("custom_vjp_call"):
+    if equation.primitive.name not in CUSTOM_VJPS:
         return None
     return next((inner for body in inner_jaxprs(equation) for inner in body.eqns if _is_tag(inner)), None)
 
 
 def _score(tag: JaxprEqn, given: Operands) -> Any:
-    key_axes, values, text = tag.params["name"].removeprefix(SCORE).split("|", 2)
+    key_axes, values, text = name_of(tag).removeprefix(SCORE).split("|", 2)
     score, *rest = given
     if key_axes and jnp.ndim(rest[0]) - int(key_axes) < jnp.ndim(score):
         raise words.score_shared_key(text)
@@ -167,9 +182,9 @@ def _depending(score: Any, parameters: list[Any], error: Callable[[], Exception]
 def _refuse_hidden(equation: JaxprEqn) -> None:
     """Refuse a draw inside of something that would hide it, or run it twice."""
     name = equation.primitive.name
-    again = name in CHECKPOINTS and equation.params.get("differentiated", False)
+    again = name in CHECKPOINTS and is_recomputed(equation)
     if name not in _ENTERED or again:
-        text = _first_tag(equation).params["name"].rsplit("|", 1)[-1]
+        text = name_of(_first_tag(equation)).rsplit("|", 1)[-1]
         raise words.score_hidden(text, "checkpoint differentiated" if again else name)
 
 

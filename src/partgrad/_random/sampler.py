@@ -3,8 +3,6 @@
 import copy
 import functools
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path
 
+from .._programs import running_line
 from .._trees import paths
 
 _KEY_NAMES = ("key", "rng_key", "rng", "seed")
@@ -36,7 +35,7 @@ class Drawing:
 
     def __init__(self, sampler: Callable[..., Any], key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.sampler, self.key, self.args, self.kwargs = sampler, key, args, kwargs
-        self.name, self.site = _name(sampler), _call_site()
+        self.name, self.site = _name(sampler), running_line()
         self._signature = _signature(sampler)
         self._key_keyword = _key_keyword(self._signature)
 
@@ -136,13 +135,6 @@ def _name(sampler: Any) -> str:
     if inspect.ismethod(sampler) and not inspect.isclass(sampler.__self__):
         return f"{type(sampler.__self__).__name__}.{sampler.__name__}"
     return str(name).rpartition("<locals>.")[-1]
-
-
-def _call_site() -> str:
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("partgrad", "jax"):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _inside(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:

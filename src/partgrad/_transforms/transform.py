@@ -12,9 +12,9 @@ import jax
 
 from .. import _words as words
 from .._double_where import taken_paths
-from .._programs import used_leaves
 from .._selection import as_selection
 from .arguments import Argnames, Argnums, Arguments, Call, F
+from .unused import used_leaves
 
 
 def _named(transform: str, f: F, title: str, implementation: F) -> F:

@@ -1,0 +1,162 @@
+"""Sets of sources for each element of an array, through what only moves or combines elements.
+
+What an array depends on is an int where all its elements depend on the same, and an array of ints where they do not.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jax.extend.core import JaxprEqn, Literal
+
+from .primitives import KINDS
+
+# An array of more elements is followed as a whole.
+_MOST_ELEMENTS = 1024
+_POINTWISE = KINDS["elementwise"] | {
+    *("add", "add_any", "sub", "neg", "mul", "div", "max", "min", "clamp", "select_n", "convert_element_type"),
+    *("copy", "real", "imag", "conj", "complex"),
+}
+# Of these the elements may depend on different things where each operand is followed as a whole.
+_PARTED = frozenset({"concatenate", "pad", "stack"})
+_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
+
+
+def union_of(source: Any) -> int:
+    """What any element depends on."""
+    return source if isinstance(source, int) else int(np.bitwise_or.reduce(source, axis=None, initial=0))
+
+
+def moved(equation: JaxprEqn, given: list[Any], passed: list[int], everywhere: int) -> list[Any]:
+    """What each element of the results depends on.
+
+    Args:
+        equation: The equation.
+        given: What its operands depend on.
+        passed: What the equation passes on to each result as a whole: of what its operands depend on, and besides.
+        everywhere: What all elements of a result depend on if any does.
+
+    Returns:
+        What the results depend on: `passed`, or less where it is known for each element.
+    """
+    name = equation.primitive.name
+    if not any(passed):
+        return list(passed)
+    if all(isinstance(source, int) for source in given) and (name not in _PARTED or len(set(given)) == 1):
+        return list(passed)
+    rule = _pointwise if name in _POINTWISE else _reduction if name in _REDUCTIONS else _MOVES.get(name)
+    if rule is None or max(atom.aval.size for atom in (*equation.invars, *equation.outvars)) > _MOST_ELEMENTS:
+        return list(passed)
+    elements = rule(equation, given)
+    if elements is None:
+        return list(passed)
+    union = functools.reduce(operator.or_, map(union_of, given), 0)
+    return [
+        _settled((each & whole) | (whole & (~union | everywhere))) for each, whole in zip(elements, passed, strict=True)
+    ]
+
+
+def _settled(elements: Any) -> Any:
+    if isinstance(elements, int) or not elements.size:
+        return union_of(elements)
+    first = elements.flat[0]
+    return first if all(each == first for each in elements.flat) else elements
+
+
+def _full(source: Any, shape: Any) -> Any:
+    return np.full(shape, source, object) if isinstance(source, int) else source
+
+
+def _pointwise(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    # Axes of size one may be spread.
+    return [functools.reduce(operator.or_, given)]
+
+
+def _reduction(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    return [np.bitwise_or.reduce(given[0], axis=tuple(equation.params["axes"]), initial=0)]
+
+
+def _reshaped(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    return [np.reshape(given[0], equation.outvars[0].aval.shape)]
+
+
+def _transposed(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    return [np.transpose(given[0], equation.params["permutation"])]
+
+
+def _reversed(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    return [np.flip(given[0], equation.params["dimensions"])]
+
+
+def _sliced(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    p = equation.params
+    strides = p["strides"] or [1] * len(p["start_indices"])
+    return [given[0][tuple(map(slice, p["start_indices"], p["limit_indices"], strides))]]
+
+
+def _broadcast(equation: JaxprEqn, given: list[Any]) -> list[Any] | None:
+    operand, shape = given[0], equation.outvars[0].aval.shape
+    if len(given) > 1:
+        return None
+    spread = [1] * len(shape)
+    for axis, size in zip(equation.params["broadcast_dimensions"], operand.shape, strict=True):
+        spread[axis] = size
+    return [np.broadcast_to(operand.reshape(spread), shape)]
+
+
+def _concatenated(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    parts = [_full(source, atom.aval.shape) for source, atom in zip(given, equation.invars, strict=True)]
+    return [np.concatenate(parts, axis=equation.params["dimension"])]
+
+
+def _stacked(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    parts = [_full(source, atom.aval.shape) for source, atom in zip(given, equation.invars, strict=True)]
+    return [np.stack(parts, axis=equation.params["axis"])]
+
+
+def _unstacked(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    return list(np.moveaxis(given[0], equation.params["axis"], 0))
+
+
+def _split(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    p = equation.params
+    return np.split(given[0], np.cumsum(p["sizes"])[:-1], p["axis"])
+
+
+def _padded(equation: JaxprEqn, given: list[Any]) -> list[Any] | None:
+    operand, config = _full(given[0], equation.invars[0].aval.shape), equation.params["padding_config"]
+    if any(low < 0 or high < 0 for low, high, _ in config):
+        return None
+    result = _full(union_of(given[1]), equation.outvars[0].aval.shape)
+    places = (
+        slice(low, low + (size - 1) * (inner + 1) + 1 if size else low, inner + 1)
+        for (low, _, inner), size in zip(config, operand.shape, strict=True)
+    )
+    result[tuple(places)] = operand
+    return [result]
+
+
+def _sliced_at(equation: JaxprEqn, given: list[Any]) -> list[Any] | None:
+    starts, sizes = equation.invars[1:], equation.params["slice_sizes"]
+    if isinstance(given[0], int) or not all(isinstance(start, Literal) for start in starts):
+        return None
+    windows = zip(starts, sizes, given[0].shape, strict=True)
+    at = [(min(max(int(start.val), 0), extent - size), size) for start, size, extent in windows]
+    return [given[0][tuple(slice(start, start + size) for start, size in at)]]
+
+
+_MOVES: dict[str, Callable[[JaxprEqn, list[Any]], list[Any] | None]] = {
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshaped),
+    "transpose": _transposed,
+    "rev": _reversed,
+    "slice": _sliced,
+    "broadcast_in_dim": _broadcast,
+    "concatenate": _concatenated,
+    "stack": _stacked,
+    "unstack": _unstacked,
+    "split": _split,
+    "pad": _padded,
+    "dynamic_slice": _sliced_at,
+}

@@ -1,0 +1,148 @@
+"""Whose line is it: the line of the user's own code that an equation, a call or an error comes from.
+
+The user's is what is neither partgrad, JAX, the standard library nor an installed package. What is typed in, and what
+is run from a string, is the user's too.
+"""
+
+import functools
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.extend.core import JaxprEqn
+
+from .interpreter import Chain
+from .primitives import inner_jaxprs
+
+# A file and a line.
+_Frame = tuple[str, int]
+
+_OWN = os.path.join(Path(__file__).parents[1], "")
+_JAX = tuple(os.path.join(path, "") for path in jax.__path__)
+# A file before JAX 0.10, and a folder since.
+_RANDOM = tuple(os.path.join(path, "_src", "random") for path in jax.__path__)
+_STANDARD = tuple(os.path.join(os.path.realpath(sysconfig.get_path(name)), "") for name in ("stdlib", "platstdlib"))
+_LIBRARIES = (*(os.path.join(os.path.realpath(path), "") for path in (_OWN, *_JAX)), *_STANDARD)
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+# What the standard library and others generate or freeze is in angle brackets as well.
+_TYPED_IN = ("<ipython-input", "<python-input", "<stdin>", "<string>")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(file: str) -> bool:
+    """Whether a file, as a code object names it, is one that the user wrote."""
+    if file.startswith("<"):
+        return file.startswith(_TYPED_IN)
+    path = os.path.realpath(file)
+    return not path.startswith(_LIBRARIES) and not any(part in path for part in _INSTALLED)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_outside_jax(file: str) -> bool:
+    return not file.startswith(("<", *_JAX, _OWN))
+
+
+def as_where(file: str, line: int | None) -> str:
+    """A line of code as `file.py:42`."""
+    return f"{os.path.basename(file)}:{line}"
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line of the user's code from which an error came, or ""."""
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    users = [frame for frame in frames if is_users(frame[0])]
+    return as_where(*users[-1]) if users else ""
+
+
+def running_line() -> str:
+    """The innermost line of the user's code that is running, or else of a library that is not JAX."""
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_stack(sys._getframe())]
+    for wanted in (is_users, _is_outside_jax):
+        if where := next((as_where(*frame) for frame in frames if wanted(frame[0])), ""):
+            return where
+    return ""
+
+
+def line(chain: Chain) -> str:
+    """Where an equation comes from, as `file.py:42`: the innermost line of the user's own code.
+
+    A function of a library that is compiled is traced once and then used from a cache, together with the lines from
+    which it was called the first time. So what is inside a call is believed only if the call is of the user's own
+    function, or the lines lead through it, or they were running inside of the function that is called: as those of a
+    function that a library has wrapped and compiled.
+
+    Args:
+        chain: The equation, and before it those that it is inside of, from the outermost in.
+
+    Returns:
+        The base name of the file and the number of the line; empty if no line is the user's.
+    """
+    for number in reversed(range(len(chain))):
+        frames = _frames(chain[number], is_users)
+        inside_users = number == 0 or _holds_users_function(chain[number - 1])
+        if frames and (
+            inside_users
+            or _leads_through(frames, chain[number - 1])
+            or _was_running_inside(chain[number], chain[number - 1])
+        ):
+            return as_where(*frames[-1])
+    # All of it is in libraries: then the line of one that is not JAX is the best that there is.
+    outside_jax = [frame for equation in chain[:1] for frame in _frames(equation, _is_outside_jax)]
+    return as_where(*outside_jax[-1]) if outside_jax else ""
+
+
+def is_in_library(chain: Chain) -> bool:
+    """Whether an equation was traced by a library that the user called, not by the user's own code."""
+    frames = _frames(chain[-1], _is_outside_jax)
+    return bool(frames) and not is_users(frames[-1][0])
+
+
+def is_of_jax_random(call: JaxprEqn) -> bool:
+    """Whether an equation is a call of a function of `jax.random`."""
+    return any(file.startswith(_RANDOM) for file, _ in _sites(call))
+
+
+def sampler_of(equation: JaxprEqn) -> str | None:
+    """The function of `jax.random` that ran when an equation was traced, the outermost one; None if there was none."""
+    trace = equation.source_info.traceback
+    frames = trace.frames if trace is not None else []
+    return next((frame.function_name for frame in reversed(frames) if frame.file_name.startswith(_RANDOM)), None)
+
+
+def _sites(call: JaxprEqn) -> list[_Frame]:
+    """Where the functions that are inside an equation begin."""
+    named = [getattr(jaxpr.debug_info, "func_src_info", None) or "" for jaxpr in inner_jaxprs(call)]
+    parts = [site.rpartition(" at ")[2].rpartition(":") for site in named if " at " in site]
+    return [(file, int(number)) for file, _, number in parts if number.isdigit()]
+
+
+def _was_running_inside(equation: JaxprEqn, call: JaxprEqn) -> bool:
+    """Whether a line of the user's was running inside of the function that a call is of."""
+    trace, sites = equation.source_info.traceback, _sites(call)
+    is_inside = False
+    for frame in reversed(trace.frames if trace is not None else []):
+        is_inside = is_inside or (frame.file_name, frame.function_start_line) in sites
+        if is_inside and is_users(frame.file_name):
+            return True
+    return False
+
+
+def _leads_through(frames: list[_Frame], call: JaxprEqn) -> bool:
+    outer = _frames(call, is_users)
+    return bool(outer) and frames[: len(outer)] == outer
+
+
+def _frames(equation: JaxprEqn, wanted: Callable[[str], bool]) -> list[_Frame]:
+    """The lines that were running when an equation was traced, from the outermost in."""
+    trace = equation.source_info.traceback
+    frames = trace.frames if trace is not None else []
+    return [(frame.file_name, frame.line_num) for frame in reversed(frames) if wanted(frame.file_name)]
+
+
+def _holds_users_function(call: JaxprEqn) -> bool:
+    """Whether a function that the user wrote is inside an equation."""
+    return any(is_users(file) for file, _ in _sites(call))

@@ -1,0 +1,318 @@
+"""What JAX's primitives are called, what kind each is, and where an equation keeps its parameters.
+
+Names and parameters move between versions of JAX. Each set of names stands here once, and each parameter that has moved
+is read here.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn
+
+Operands = list[Any]
+
+
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# --- what contains jaxprs --------------------------------------------------------------------------------------------
+
+CALLS = _named("jit pjit closed_call core_call")
+CHECKPOINTS = _named("checkpoint remat remat2")
+CUSTOM_JVPS = _named("custom_jvp_call custom_jvp_call_jaxpr")
+CUSTOM_VJPS = _named("custom_vjp_call custom_vjp_call_jaxpr")
+CUSTOM_RULES = CUSTOM_JVPS | CUSTOM_VJPS
+# From 0.12 on, `custom_root` and others. With `jax_remat3` and `jax_custom_vjp3` so are checkpoints and `custom_vjp`.
+HIGH = _named("call_hi_primitive")
+HIGH_LINEAR = _named("call_hi_primitive_linearized")
+# What the forward pass of a `custom_vjp` leaves in a linear program, to be transposed.
+CUSTOM_LINEAR = _named("custom_lin")
+# The equations whose jaxprs `reenter` runs in another way.
+ENTERED = CALLS | CHECKPOINTS | _named("scan while cond shard_map")
+
+# --- what has no derivative, or one that is zero ---------------------------------------------------------------------
+
+COMPARISONS = _named("gt ge lt le eq lt_to le_to")
+TESTS = COMPARISONS | _named("ne eq_to is_finite")
+# The derivative of these is zero wherever it exists.
+FLAT = _named("stop_gradient floor ceil round sign nextafter")
+DRAWS = _named("random_bits random_gamma rng_bit_generator rng_uniform threefry2x32 random_wrap")
+# What JAX does not determine by the operands.
+FOREIGN = _named("pure_callback io_callback ffi_call rng_uniform")
+
+# --- what reads and writes by index ----------------------------------------------------------------------------------
+
+EXTREMAL_WRITES = _named("scatter-min scatter-max")
+WRITES = EXTREMAL_WRITES | _named("scatter scatter-add scatter-sub scatter-mul")
+
+# --- what is linear --------------------------------------------------------------------------------------------------
+
+# Each element of a result is an element of an operand.
+MOVES = _named(
+    "broadcast_in_dim concatenate copy copy_p expand_dims pad reshape rev slice squeeze transpose tile split"
+)
+SUMS = _named("add add_any sub neg reduce_sum cumsum convert_element_type")
+PRODUCTS = _named("mul dot_general conv_general_dilated ragged_dot_general")
+
+# Every primitive that JAX 0.10.2 or 0.12 can put into a jaxpr, by kind. What no kind names is new.
+# fmt: off
+KINDS: dict[str, frozenset[str]] = {
+    "call": CALLS | _named("call composite jaxpr_call xla_metadata_call"),
+    "checkpoint": CHECKPOINTS | _named("remat_opt"),
+    "custom rule": CUSTOM_RULES | CUSTOM_LINEAR | HIGH | HIGH_LINEAR | _named(
+        "custom_vmap_call custom_partitioning custom_linear_solve linear_call eval_jaxpr unreachable"),
+    "control flow": _named("scan while cond platform_index"),
+    "sharding": _named("""shard_map all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast
+        pbroadcast_dynamic pmax pmin ppermute precv preduced psend psum psum_invariant pvary ragged_all_to_all
+        reduce_scatter reduced_vary_cast reduced_vary_cast_p unreduced_pmax unreduced_pmin unreduced_psum
+        unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p all_gather_done all_gather_start
+        all_gather_reduced_start all_to_all_done all_to_all_start pbroadcast_done pbroadcast_start ppermute_done
+        ppermute_start psum_done psum_start psum_invariant_start reduce_scatter_done reduce_scatter_start
+        unreduced_psum_start unreduced_reduce_scatter_start sharding_constraint reshard relayout layout_constraint
+        inspect_sharding mpmd_map"""),
+    "move": MOVES | _named("real imag complex conj zeros_like symmetric_product"),
+    "sum": SUMS | _named("tie name device_put optimization_barrier reduce_precision with_memory_space_constraint"),
+    "product": PRODUCTS | _named("div scaled_dot scaled_matmul scaled_matmul_wrapper"),
+    "selection": _named("""select_n clamp max min sort top_k approx_top_k reduce_max reduce_min argmax argmin cummax
+        cummin"""),
+    "window": _named("""reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add
+        select_and_scatter select_and_scatter_add"""),
+    "reduction": _named("reduce reduce_and reduce_or reduce_xor reduce_prod cumprod cumlogsumexp"),
+    "index": WRITES | _named("gather dynamic_slice dynamic_update_slice"),
+    "elementwise": _named("""abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf
+        erf_inv erfc exp exp2 expm1 igamma igamma_grad_a igammac integer_pow lgamma log log1p log2 logistic
+        one_minus_square polygamma polynomial pow reciprocal regularized_incomplete_beta rem rsqrt sin sinh sqrt square
+        tan tanh zeta"""),
+    "flat": FLAT,
+    "test": TESTS,
+    "integer": _named("""and or not xor clz mulhi population_count shift_left shift_right_arithmetic shift_right_logical
+        bitcast_convert_type iota iota_2x32_shape multiple_of dim_as_value dimension_size shape_assertion check"""),
+    "random": DRAWS | _named("""random_clone random_fold_in random_seed random_split random_unwrap philox2x32 philox4x32
+        threefry4x32 from_edtype to_edtype"""),
+    "linear algebra": _named("""cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu
+        lu_pivots_to_permutation ormqr qr schur svd triangular_solve tridiagonal tridiagonal_solve fft"""),
+    "callback": FOREIGN | _named("debug_callback debug_print call_exported xla_metadata_value"),
+    "reference": _named("""accum_grad_in_ref addupdate get swap new_ref freeze empty_ref free_ref get_global box_get
+        box_set new_box log_extend log_read new_log masked_load masked_swap run_state run_scoped core_map empty empty2
+        pin unpin stage create_linear"""),
+    "token": _named("after_all create_token dce_sink delay semaphore_read semaphore_signal semaphore_wait"),
+    "kernel": _named("""pallas_call cudnn_fusion num_programs program_id dot_product_attention_bwd
+        dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper
+        dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
+        dot_product_attention_fwd_wrapper"""),
+}
+# fmt: on
+
+
+def kind_of(name: str) -> str | None:
+    """The kind of a primitive; None for one that neither JAX 0.10.2 nor 0.12 had, or that is not JAX's own."""
+    return next((kind for kind, names in KINDS.items() if name in names), None)
+
+
+# --- jaxprs in equations ---------------------------------------------------------------------------------------------
+
+
+def opened(jaxpr: Any) -> tuple[Jaxpr, Operands]:
+    """A jaxpr, open or closed, as an open jaxpr and its constants."""
+    # From 0.12 on there is one class of jaxprs, which may hold constants.
+    return (jaxpr.jaxpr, list(jaxpr.consts)) if hasattr(jaxpr, "jaxpr") else (jaxpr, [])
+
+
+def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """The jaxprs in the parameters of an equation."""
+    for parameter in equation.params.values():
+        for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
+            jaxpr, _ = opened(item)
+            if hasattr(jaxpr, "eqns"):
+                yield jaxpr
+
+
+def any_equation(jaxpr: Jaxpr, predicate: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether a predicate holds for an equation of a jaxpr, at any depth."""
+    return any(predicate(e) or any(any_equation(inner, predicate) for inner in inner_jaxprs(e)) for e in jaxpr.eqns)
+
+
+def primal_jaxpr(equation: JaxprEqn) -> Any:
+    """The jaxpr, open or closed, by which a call, a checkpoint or a custom rule computes its results.
+
+    None for an equation that contains none. `jit` and checkpoints call it `jaxpr`, a custom rule and `closed_call`
+    `call_jaxpr`, and the `custom_vjp` of earlier versions `fun_jaxpr`.
+    """
+    parameters = equation.params
+    return next((parameters[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in parameters), None)
+
+
+def is_custom_rule(equation: JaxprEqn) -> bool:
+    """Whether an equation is the call of a function with a `custom_jvp` or a `custom_vjp`."""
+    return equation.primitive.name in CUSTOM_RULES
+
+
+def custom_rule_body(equation: JaxprEqn) -> Any:
+    """The function that a custom derivative rule is for, as a jaxpr; None for an equation of another kind."""
+    return primal_jaxpr(equation) if is_custom_rule(equation) else None
+
+
+def closed_over(equation: JaxprEqn) -> int:
+    """How many of the operands of a custom rule, the first ones, the function closes over."""
+    return int(equation.params.get("num_consts", 0))
+
+
+def residual_count(equation: JaxprEqn) -> int:
+    """How many of the operands of a `custom_lin`, the first ones, are residuals."""
+    return int(equation.params["num_res"])
+
+
+def name_of(equation: JaxprEqn) -> str:
+    """The name of the function that a call is of, or of what a `checkpoint_name` names, or of the primitive."""
+    return str(equation.params.get("name", equation.primitive.name))
+
+
+def is_recomputed(equation: JaxprEqn) -> bool:
+    """Whether a checkpoint is part of a derivative, and so computes again what it is the derivative of."""
+    return bool(equation.params.get("differentiated", False))
+
+
+def is_mutating(equation: JaxprEqn) -> bool:
+    """Whether an equation works on a mutable reference: what is written there does not show in its outputs."""
+    return any(hasattr(v.aval, "inner_aval") for v in (*equation.invars, *equation.outvars))
+
+
+def is_reverse_only(equation: JaxprEqn) -> bool:
+    """Whether an equation of a linear program stands for a backward pass: what it depends on shows in reverse mode."""
+    return "bwd" in equation.params or equation.primitive.name in HIGH_LINEAR
+
+
+# --- loops and branches ----------------------------------------------------------------------------------------------
+
+
+class ScanParts(NamedTuple):
+    """What a scan is made of.
+
+    Attributes:
+        body: From constants, carries and one slice of each scanned operand to carries and slices of what is stacked.
+        consts: How many operands, the first ones, are the same at every step.
+        carried: How many operands after these, and how many results, are carried.
+        length: The number of steps.
+        is_reversed: Whether the last slice comes first.
+    """
+
+    body: Any
+    consts: int
+    carried: int
+    length: int
+    is_reversed: bool
+
+
+def scan_parts(equation: JaxprEqn) -> ScanParts:
+    """What a scan is made of."""
+    outer = equation.params
+    body = outer["jaxpr"]
+    if "num_consts" in outer:
+        return ScanParts(body, outer["num_consts"], outer["num_carry"], outer["length"], outer["reverse"])
+    # From 0.11 on, the parameters tell it in JAX's own containers; but only what is scanned has one axis more outside.
+    inside, _ = opened(body)
+    scanned = sum(_has_more_axes(*pair) for pair in zip(equation.invars, inside.invars, strict=True))
+    stacked = sum(_has_more_axes(*pair) for pair in zip(equation.outvars, inside.outvars, strict=True))
+    carried = len(equation.outvars) - stacked
+    return ScanParts(body, len(equation.invars) - scanned - carried, carried, outer["length"], outer["reverse"])
+
+
+def scan_counts(equation: JaxprEqn) -> tuple[int, int]:
+    """How many of a scan's operands are the same at every step, and how many are carried."""
+    parts = scan_parts(equation)
+    return parts.consts, parts.carried
+
+
+def _has_more_axes(outside: Any, inside: Any) -> bool:
+    return len(outside.aval.shape) > len(inside.aval.shape)
+
+
+class WhileParts(NamedTuple):
+    """What a `while` loop is made of.
+
+    Attributes:
+        test: From its constants and the carries to a bool, or to one for each element of a batch.
+        test_consts: How many operands, the first ones, are constants of the test.
+        body: From its constants and the carries to the carries.
+        body_consts: How many operands after these are constants of the body.
+    """
+
+    test: Any
+    test_consts: int
+    body: Any
+    body_consts: int
+
+
+def while_parts(equation: JaxprEqn) -> WhileParts:
+    """What a `while` loop is made of; its operands are the constants of the test, those of the body, the carries."""
+    p = equation.params
+    return WhileParts(p["cond_jaxpr"], p["cond_nconsts"], p["body_jaxpr"], p["body_nconsts"])
+
+
+def branches_of(equation: JaxprEqn) -> tuple[Any, ...]:
+    """The jaxprs of the branches of a conditional; its first operand is the number of one."""
+    return tuple(equation.params["branches"])
+
+
+def solve_jaxpr(equation: JaxprEqn, operands: Operands) -> tuple[Any, Operands]:
+    """The jaxpr by which a `custom_linear_solve` solves, and its operands."""
+    counts = equation.params["const_lengths"]
+    before = counts.matvec + counts.vecmat
+    constants = operands[before : before + counts.solve]
+    right_sides = operands[before + counts.solve + counts.transpose_solve :]
+    return equation.params["jaxprs"].solve, [*constants, *right_sides]
+
+
+# --- reads and writes by index ---------------------------------------------------------------------------------------
+
+
+def reading_dimensions(writing: Any) -> lax.GatherDimensionNumbers:
+    """The dimension numbers of the gather that reads where a scatter writes."""
+    return lax.GatherDimensionNumbers(
+        offset_dims=writing.update_window_dims,
+        collapsed_slice_dims=writing.inserted_window_dims,
+        start_index_map=writing.scatter_dims_to_operand_dims,
+        operand_batching_dims=writing.operand_batching_dims,
+        start_indices_batching_dims=writing.scatter_indices_batching_dims,
+    )
+
+
+def index_batching_axes(equation: JaxprEqn) -> tuple[int, ...]:
+    """The axes of the indices of a gather or scatter along which each has an array of its own."""
+    numbers = equation.params["dimension_numbers"]
+    is_read = hasattr(numbers, "start_indices_batching_dims")
+    return tuple(numbers.start_indices_batching_dims if is_read else numbers.scatter_indices_batching_dims)
+
+
+def written_window(equation: JaxprEqn) -> list[int]:
+    """The shape of what a scatter writes at one index vector."""
+    numbers, (operand, _, updates) = equation.params["dimension_numbers"], (atom.aval for atom in equation.invars)
+    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    sizes = iter(updates.shape[axis] for axis in numbers.update_window_dims)
+    return [1 if axis in single else next(sizes) for axis in range(operand.ndim)]
+
+
+# --- shapes and dtypes -----------------------------------------------------------------------------------------------
+
+
+def is_floating(aval: Any) -> bool:
+    """Whether values of this shape and dtype have tangents."""
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def has_tangent(atom: Any) -> bool:
+    """Whether a variable or literal of a jaxpr is floating or complex; a token, a key and a reference are not."""
+    aval: Any = atom.aval
+    try:
+        return is_floating(aval)
+    except (AttributeError, TypeError):
+        return False
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The mesh axes over which a value varies inside `shard_map`."""
+    # 0.11 moved them from `vma` to `mat.varying`.
+    return frozenset(getattr(getattr(aval, "mat", None), "varying", None) or getattr(aval, "vma", None) or ())
