@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import partgrad as pg
-from models import RBF, Config, Linear, Periodic, Product, Sum, composite, loss
+from models import RBF, Linear, Periodic, Product, Sum, composite, loss
 from partgrad import NonDiff, errors
 from partgrad._trees.equality import trees_equal
 
@@ -148,19 +148,6 @@ def test_a_foreign_container_gets_a_wrapper_around_the_largest_node():
 def test_a_partgrad_node_in_a_foreign_container_is_held_by_its_fields():
     frozen = pg.freeze([RBF(1.0, 2.0), 3.0], lambda t: t[0])
     assert repr(frozen) == "[RBF(variance=NonDiff(1.0), lengthscale=NonDiff(2.0)), 3.0]"
-
-
-def test_a_static_array_is_thawed_by_itself():
-    model = Config(1.0)
-    thawed = pg.thaw(model, lambda m: m.options["grid"])
-    gradient = jax.grad(lambda m: (m.options["grid"] ** 2).sum() + m.held**2)(thawed)
-    assert gradient.options["grid"].tolist() == [0.0, 2.0, 4.0]
-    assert gradient.held == 0.0
-    assert thawed.options["name"] == "a"
-    again = pg.freeze(thawed, "options['grid']")
-    assert again == model
-    foreign = pg.thaw({"s": pg.Static({"g": jnp.ones(2), "n": 2})}, "s.g")
-    assert jax.grad(lambda t: t["s"].value["g"].sum())(foreign)["s"].value["g"].tolist() == [1.0, 1.0]
 
 
 def test_freeze_and_thaw_refuse_what_selects_nothing():

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from models import Config, Point
 from partgrad import errors
 from partgrad._marks.layout import Layout
-from partgrad._trees import paths as key_paths
+from partgrad._selection import patterns as key_paths
 
 
 class Colour(enum.Enum):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import messages
 import partgrad as pg
 from models import RBF, Config, Flax, Linear, Periodic, Point, Sum, composite
 from partgrad import NonDiff, errors
@@ -201,15 +202,30 @@ def test_a_mark_inside_a_named_node_stays_and_one_on_it_or_above_gives_way():
     assert chosen(foreign, "net.weight") == ["['net'].weight"]
 
 
-def test_a_static_array_is_a_held_leaf_under_its_path():
+def test_naming_what_is_static_says_to_make_it_a_field():
     model = Config(1.0)
-    assert chosen(model, None) == ["w"]
-    assert chosen(model, "options['grid']") == ["options['grid']"]
-    assert chosen(model, lambda m: m.options["grid"]) == ["options['grid']"]
-    assert chosen(model, lambda m: m.options) == ["options['grid']"]
     foreign = {"s": pg.Static({"grid": jnp.ones(2), "n": 2}), "x": 1.0}
-    assert chosen(foreign, lambda t: t["s"].value["grid"]) == ["['s'].value['grid']"]
-    assert chosen(foreign, "s.grid") == ["['s'].value['grid']"]
+    assert chosen(model, None) == ["w"]
+    assert chosen(foreign, None) == ["['x']"]
+    for tree, wrt in [
+        (model, "options['grid']"),
+        (model, lambda m: m.options["grid"]),
+        (model, lambda m: m.options["grid"][0]),
+        (model, lambda m: (m.w, m.options["grid"])),
+        (model, "options"),
+        (model, "options.name"),
+        (model, "n"),
+        (foreign, lambda t: t["s"].value["grid"]),
+        (foreign, "s.grid"),
+        (foreign, "s"),
+        (model, "options.*"),
+    ]:
+        for use in (pg.grad(lambda m: 0.0, wrt=wrt), lambda t, wrt=wrt: pg.partition(t, wrt)):
+            messages.refused(lambda use=use, tree=tree: use(tree), ValueError, "static", "make it a field of its own")
+    messages.refused(lambda: pg.thaw(model, "options['grid']"), ValueError, "static", "make it a field of its own")
+    assert pg.is_nondiff(model, "options['grid']")
+    assert repr(pg.freeze(model, "options['grid']")) == repr(model)
+    assert chosen(pg.thaw(model, None), None) == ["w", "held"]
 
 
 def test_describing_never_reaches_through_a_mark():
@@ -306,8 +322,8 @@ def test_a_typo_in_a_callable():
     )
     refused({"weight": 1.0}, lambda t: t["weigth"], ValueError, "KeyError: 'weigth'", "Near names: `weight`")
     refused([1.0], lambda t: t[3], LookupError, "IndexError", "Leaves: [0] float")
-    refused(Flax(1.0), lambda m: m.size, LookupError, "it returned 4 (int), which is no part of the tree")
-    refused({"a": 1.0}, lambda t: t.values, LookupError, "which is no part of the tree")
+    refused(Flax(1.0), lambda m: m.size, LookupError, "it returned 4 (int), which is not a part of the tree")
+    refused({"a": 1.0}, lambda t: t.values, LookupError, "which is not a part of the tree")
     refused({"a": None, "b": 1.0}, lambda t: t["a"], LookupError, "it returned None (NoneType)")
 
 
@@ -386,8 +402,8 @@ def test_a_leaf_without_a_derivative(leaf):
         (lambda s: s(1.0), "calls it"),
         (lambda s: s.T, "reads `.T`"),
         (lambda s: s.sum(), "reads `.sum`"),
-        (jnp.sin, "JAX says"),
-        (jax.lax.sin, "JAX says"),
+        (jnp.sin, "gives it to a function of JAX"),
+        (jax.lax.sin, "gives it to a function of JAX"),
     ],
 )
 def test_computing_on_a_slot(compute, operation):

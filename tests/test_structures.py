@@ -26,11 +26,6 @@ class Module(eqx.Module):
 
 
 @pg.dataclass
-class Grid:
-    x: typing.Any = pg.field(nondiff=True)
-
-
-@pg.dataclass
 class Configured:
     w: float
     cfg: typing.Any = pg.field(static=True)
@@ -126,26 +121,6 @@ def test_nodes_that_a_class_builds_anew_on_every_access():
 
 
 # --- static data with marks inside -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wrt", ["cfg.x", lambda m: m.cfg.x, lambda m: (m.cfg.x,)])
-def test_a_named_array_in_static_data_is_differentiated_below_marks_of_its_own(wrt):
-    f = lambda m: m.w * m.cfg.x.sum()
-    for function in (f, jax.jit(f)):
-        (gradient,) = jax.tree.leaves(pg.grad(function, wrt=wrt)(Configured(3.0, Grid(jnp.ones(2)))))
-        assert gradient.tolist() == [3.0, 3.0]
-    assert repr(pg.thaw(Configured(1.0, Grid(jnp.ones(2))), "cfg.x")) == "Configured(w=1.0, cfg=Grid(x=[1., 1.]))"
-    wrapped = Configured(3.0, {"g": NonDiff(jnp.ones(2)), "n": 1})
-    assert pg.grad(lambda m: m.w * m.cfg["g"].sum(), wrt="cfg.g")(wrapped).tolist() == [3.0, 3.0]
-
-
-def test_a_container_in_static_data_is_a_part():
-    model = Configured(2.0, {"inner": {"g": jnp.ones(2), "n": 3}})
-    f = lambda m: m.cfg["inner"]["g"].sum() * m.w
-    for wrt in ("cfg.inner", lambda m: m.cfg["inner"]):
-        gradient = pg.grad(f, wrt=wrt)(model)
-        assert gradient["n"] is None
-        assert gradient["g"].tolist() == [2.0, 2.0]
 
 
 def test_replacing_another_field_keeps_what_is_an_array():

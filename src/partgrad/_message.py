@@ -1,6 +1,7 @@
 """How a message is put together."""
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -18,11 +19,13 @@ def at(path: str) -> str:
     return f"`{path}`" if path else "the tree itself"
 
 
-def listed(items: Iterable[str]) -> str:
-    """The first of some items, and how many more there are."""
-    items = list(items)
-    shown = ", ".join(items[:_LISTED])
-    return shown if len(items) <= _LISTED else f"{shown}, ... {len(items) - _LISTED} more"
+def listed(items: Iterable[str], count: int | None = None) -> str:
+    """The first of some items, and how many more there are; with a count, only those that are shown are taken."""
+    if count is None:
+        items = list(items)
+        count = len(items)
+    shown = ", ".join(itertools.islice(items, _LISTED))
+    return shown if count <= _LISTED else f"{shown}, ... {count - _LISTED} more"
 
 
 def near_misses(name: str, candidates: Iterable[str]) -> list[str]:

@@ -11,7 +11,8 @@ import numpy as np
 from .. import _words as words
 from .._display import status_of
 from .._marks import Layout
-from .._transforms import Arguments, Call
+from .._selection import Target
+from .._transforms import Arguments, of_selected, paths as paths_of, refuse_empty
 from .._trees import describe, paths
 from . import comparisons
 from .derivatives import Derivatives, derivatives
@@ -89,11 +90,12 @@ def check(
     def checked(*args: Any, **kwargs: Any) -> GradientReport:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             raise words.check_of_tracers(getattr(f, "__name__", type(f).__name__))
-        call = arguments.on(args, kwargs)
-        call.refuse_empty()
+        targets = arguments.targets(args, kwargs)
+        refuse_empty(targets)
+        function = of_selected(f, args, kwargs, targets)
         # NaN and infinity are what is looked for.
         with shown, np.errstate(all="ignore"):
-            return _Checking(f, call, exhaustive, seed, directions, shown).report()
+            return _Checking(f, function, targets[0], exhaustive, seed, directions, shown).report()
 
     return checked
 
@@ -102,14 +104,20 @@ class _Checking:
     """One check of a function at one point."""
 
     def __init__(
-        self, f: Callable[..., Any], call: Call, exhaustive: bool, seed: int, directions: int, progress: Progress
+        self,
+        f: Callable[..., Any],
+        function: Callable[..., Any],
+        target: Target,
+        exhaustive: bool,
+        seed: int,
+        directions: int,
+        progress: Progress,
     ):
         self._name = getattr(f, "__name__", type(f).__name__)
-        self._target = call.targets[0]
-        of_selected = call.of_selected(f)
-        self._function = lambda leaves: of_selected([list(leaves)])
-        self._leaves = [jnp.asarray(leaf) for leaf in call.selected[0]]
-        self._paths = call.paths_where([[True] * len(self._leaves)], True)
+        self._target = target
+        self._function = function
+        self._leaves = [jnp.asarray(leaf) for leaf in target.selected]
+        self._paths = paths_of([target])
         self._exhaustive, self._directions, self._progress = exhaustive, directions, progress
         self._generator = np.random.default_rng(seed)
         self._findings: list[Finding] = []
@@ -246,7 +254,7 @@ class _Checking:
 
     def _reported(self, gradient: list[Any] | None) -> GradientReport:
         target = self._target
-        places = zip(Layout(target.argument).leaves, target.leaves, strict=True)
+        places = zip(Layout(target.tree).leaves, target.leaves, strict=True)
         chosen = {index: number for number, index in enumerate(target.plan.indices)}
         rows = []
         for index, (place, leaf) in enumerate(places):

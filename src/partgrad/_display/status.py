@@ -5,14 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._marks import MARKS, Place, Static, schema_of
+from .._marks import Place
 from .._trees import describe, is_differentiable
 
 
 def status_of(place: Place, leaf: Any) -> str:
     """What a leaf is that is not differentiated."""
     if place.mark >= 0:
-        return "static array" if _is_static(place) else "held by a mark"
+        return "static array" if place.is_static else "held by a mark"
     if is_differentiable(leaf):
         return "not selected"
     if isinstance(leaf, bool | int):
@@ -32,15 +32,3 @@ def _status_of_dtype(dtype: Any) -> str | None:
     except TypeError:
         # The dtype of another library.
         return None
-
-
-def _is_static(place: Place) -> bool:
-    """Whether a place is in static data."""
-    while place.parent is not None:
-        node = place.parent.value
-        if isinstance(node, Static):
-            return True
-        if schema_of(node) is not None and place.step.name in dict(getattr(node, MARKS).static):
-            return True
-        place = place.parent
-    return False

@@ -15,7 +15,7 @@ from ..errors import DataclassError
 from .fields import MARKS, children_of, rebuild, schema_of
 from .layout import flatten_one_level
 from .nondiff import NonDiff
-from .static import Static, StaticData, unflatten_static
+from .static import Static
 
 Held = Callable[[int], bool | None]
 
@@ -55,8 +55,9 @@ class _Visitor:
         if isinstance(node, NonDiff):
             return self.visit(node.value, True, inherited)
         if isinstance(node, Static):
-            static = self._static(node, own or inherited)
-            return static, own and not static.data.live
+            # Its arrays are held by themselves.
+            self._next += node.data.arrays
+            return node, own
         leaves = jax.tree.leaves(node)
         wanted = [self._held(i) for i in range(self._next, self._next + len(leaves))]
         marked = own or inherited
@@ -88,32 +89,17 @@ class _Visitor:
     def _open(self, node: Any, marked: bool) -> Any:
         schema, marks = schema_of(node), getattr(node, MARKS)
         assert schema is not None
-        nondiff, static, children = [], dict(marks.static), []
+        nondiff, children = [], []
         for name, child, data in children_of(node):
             if data is not None:
-                static[name] = self._relive(data, marked)
-                children.append(static[name].nest(data.arrays_in(child)))
+                self._next += data.arrays
+                children.append(child)
                 continue
             child, whole = self.visit(child, name in marks.nondiff, marked)
             children.append(child)
             if whole:
                 nondiff.append(name)
-        return rebuild(schema, schema.marks(tuple(nondiff), tuple(static.items())), children)
-
-    def _static(self, node: Static[Any], marked: bool) -> Static[Any]:
-        children, data = jax.tree.leaves(node), self._relive(node.data, marked)
-        return unflatten_static(data, [data.nest(children)])
-
-    def _relive(self, data: StaticData, marked: bool) -> StaticData:
-        # Its arrays are held by themselves, so a mark above that covered them only takes back what was live.
-        wanted = [self._held(self._next + number) for number in range(data.arrays)]
-        self._next += data.arrays
-        live = frozenset(n for n, w in enumerate(wanted) if w is False or (w is None and n in data.live and not marked))
-        freed = {data.positions[number] for number in live - data.live}
-        if freed:
-            # The value may hold marks of its own, below which a leaf would still be held.
-            data = StaticData(remark(data.skeleton(), lambda i: False if i in freed else None))
-        return data.with_live(live)
+        return rebuild(schema, schema.marks(tuple(nondiff), marks.static), children)
 
 
 def _marked(node: Any) -> Any:

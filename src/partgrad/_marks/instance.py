@@ -56,8 +56,7 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
             data = before_static.get(name)
             # What is an array was decided when the value came in; a placeholder in its place does not change that.
             if data is None or origin.__dict__[name] is not value:
-                new = StaticData(value, f"`{schema.cls.__name__}.{name}`")
-                data = new.with_live(data.live) if data is not None and new == data.with_live(frozenset()) else new
+                data = StaticData(value, f"`{schema.cls.__name__}.{name}`")
             static.append((name, data))
             value = data.value(data.child(value), schema.labels[name]) if data.arrays else data.constant
         elif is_nondiff:

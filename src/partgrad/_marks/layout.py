@@ -13,7 +13,7 @@ from jax.tree_util import GetAttrKey
 from .._trees import paths
 from .fields import MARKS, children_of, schema_of
 from .nondiff import NonDiff
-from .static import Static, StaticData
+from .static import Static
 
 
 class Place:
@@ -21,8 +21,6 @@ class Place:
 
     Attributes:
         value: The node or leaf.
-        alias: The object that an attribute of the parent returns, where that is not `value` itself: static data, whose
-            child in the tree is only its arrays.
         parent: The place above, or None at the root.
         step: The key entry that leads here, or None for the root and for what a wrapper holds.
         number, siblings: Which child of its parent it is, and of how many.
@@ -30,13 +28,25 @@ class Place:
         mark: The depth of the lowest marked place from the root down to here, or -1.
         start, stop: The range of its leaves.
         is_leaf: Whether it is a leaf.
+        is_static: Whether it is in static data, whose child in the tree is only its arrays.
     """
 
-    __slots__ = ("alias", "depth", "is_leaf", "mark", "number", "parent", "siblings", "start", "step", "stop", "value")
+    __slots__ = (
+        "depth",
+        "is_leaf",
+        "is_static",
+        "mark",
+        "number",
+        "parent",
+        "siblings",
+        "start",
+        "step",
+        "stop",
+        "value",
+    )
 
-    def __init__(self, value: Any, alias: Any, parent: "Place | None", step: Any, marked: bool):
+    def __init__(self, value: Any, parent: "Place | None", step: Any, marked: bool, is_static: bool):
         self.value = value
-        self.alias = alias
         self.parent = parent
         self.step = step
         self.number = self.siblings = 0
@@ -44,6 +54,7 @@ class Place:
         self.mark: int = self.depth if marked else -1 if parent is None else parent.mark
         self.start = self.stop = 0
         self.is_leaf = False
+        self.is_static: bool = is_static or (parent is not None and parent.is_static)
 
     @property
     def steps(self) -> list[Any]:
@@ -60,8 +71,7 @@ class Place:
         """The numbers of the children from the root to here, in the structure of the tree."""
         numbers, place = [], self
         while place.parent is not None:
-            if not isinstance(place.parent.value, _HeldArray):
-                numbers.append(place.number)
+            numbers.append(place.number)
             place = place.parent
         return tuple(reversed(numbers))
 
@@ -90,7 +100,7 @@ class Layout:
     def __init__(self, tree: Any):
         self.places: list[Place] = []
         self.leaves: list[Place] = []
-        pending = [Place(tree, tree, None, None, False)]
+        pending = [Place(tree, None, None, False, False)]
         while pending:
             place = pending.pop()
             place.start = len(self.leaves)
@@ -100,7 +110,9 @@ class Layout:
                 place.is_leaf = True
                 self.leaves.append(place)
                 continue
-            below = [Place(value, alias, place, step, marked) for step, value, alias, marked in children]
+            below = [
+                Place(value, place, step, marked, place.is_static or static) for step, value, marked, static in children
+            ]
             for number, child in enumerate(below):
                 child.number, child.siblings = number, len(below)
             pending += reversed(below)
@@ -119,34 +131,22 @@ class Layout:
         return [leaf.path for leaf in self.leaves]
 
 
-class _HeldArray(NonDiff[Any]):
-    """Marks one array of static data whose other arrays are not held; no node of the tree."""
-
-
-def _children(place: Place) -> list[tuple[Any, Any, Any, bool]] | None:
-    """The children of a node, each as step, value, alias and whether it is marked; None for a leaf."""
-    node, alias = place.value, place.alias
+def _children(place: Place) -> list[tuple[Any, Any, bool, bool]] | None:
+    """The children of a node, each as step, value and whether it is marked, and static; None for a leaf."""
+    node = place.value
     if isinstance(node, NonDiff):
-        return [(None, node.value, alias.value if isinstance(alias, NonDiff) else alias, True)]
+        return [(None, node.value, True, False)]
     if isinstance(node, Static):
-        data = node.data
-        inside = alias.value if isinstance(alias, Static) else alias
-        return [(None, *_static_child(data, data.child(node.value), inside))] if data.arrays else []
+        return [(None, node.data.child(node.value), True, True)] if node.data.arrays else []
     if schema_of(node) is not None:
         nondiff = getattr(node, MARKS).nondiff
         return [
-            (GetAttrKey(name), *_static_child(data, child, getattr(alias, name)))
-            if data is not None
-            else (GetAttrKey(name), child, getattr(alias, name), name in nondiff)
+            (GetAttrKey(name), child, data is not None or name in nondiff, data is not None)
             for name, child, data in children_of(node)
         ]
     if not jax.tree_util.is_tree_node(type(node)):
         return None
-    children, _ = flatten_one_level(node)
-    if place.alias is node or not children:
-        return [(step, child, child, False) for step, child in children]
-    aliases, _ = flatten_one_level(place.alias)
-    return [(step, child, alias, False) for (step, child), (_, alias) in zip(children, aliases, strict=True)]
+    return [(step, child, False, False) for step, child in flatten_one_level(node)[0]]
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -154,13 +154,6 @@ def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     # jax.tree_util.flatten_one_level_with_keys names all fields of a NamedTuple alike in JAX 0.10.2.
     keyed, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
     return [(path[0], child) for path, child in keyed], structure
-
-
-def _static_child(data: StaticData, child: Any, alias: Any) -> tuple[Any, Any, bool]:
-    if not data.live:
-        return child, alias, True
-    held = [array if n in data.live else _HeldArray(array) for n, array in enumerate(data.arrays_in(child))]
-    return data.nest(held), alias, False
 
 
 def first_difference(first: Any, second: Any) -> tuple[str, str, str]:

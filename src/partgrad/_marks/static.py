@@ -27,10 +27,9 @@ class StaticData:
     Attributes:
         constant: The value itself, where it holds no array.
         arrays: How many arrays it holds.
-        live: The numbers of those arrays that are not held, because a selector named them.
     """
 
-    __slots__ = ("_child_def", "_constants", "_key", "_positions", "_treedef", "arrays", "constant", "live")
+    __slots__ = ("_child_def", "_constants", "_key", "_positions", "_treedef", "arrays", "constant")
 
     def __init__(self, value: Any, where: str = "`Static`"):
         try:
@@ -46,7 +45,6 @@ class StaticData:
         leaves = [leaf for _, leaf in paths_and_leaves]
         self._positions = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
         self.arrays = len(self._positions)
-        self.live: frozenset[int] = frozenset()
         self.constant = None if self.arrays else _copied(value)
         self._constants = [None if is_array(leaf) else leaf for leaf in leaves]
         # Treedefs compare their keys and auxiliary data by `==` alone, and `1 == True`.
@@ -58,11 +56,6 @@ class StaticData:
         shown = [True if is_array(leaf) else () for leaf in leaves]
         self._child_def = jax.tree.structure(self._treedef.unflatten(shown))
 
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """The numbers of the arrays among all leaves of the value."""
-        return self._positions
-
     def child(self, value: Any) -> Any:
         """The arrays of a value, in the value's own containers, with () for its constants."""
         leaves = self._treedef.flatten_up_to(value)
@@ -72,33 +65,19 @@ class StaticData:
         """What stands at the arrays in a child."""
         return self._child_def.flatten_up_to(child)
 
-    def nest(self, arrays: list[Any]) -> Any:
-        """The child that holds these in the place of the arrays."""
-        return self._child_def.unflatten(arrays)
-
     def value(self, child: Any, label: str = "Static") -> Any:
         """Put a value together from what `child` returned, or from anything of that structure, held as `label`."""
         leaves = list(self._constants)
-        for number, (i, leaf) in enumerate(zip(self._positions, self.arrays_in(child), strict=True)):
-            leaves[i] = leaf if number in self.live else hold(leaf, label)
+        for i, leaf in zip(self._positions, self.arrays_in(child), strict=True):
+            leaves[i] = hold(leaf, label)
         return self._treedef.unflatten(leaves)
-
-    def with_live(self, live: frozenset[int]) -> "StaticData":
-        """The same data with other arrays held."""
-        if live == self.live:
-            return self
-        new: StaticData = object.__new__(StaticData)
-        for name in StaticData.__slots__:
-            setattr(new, name, getattr(self, name))
-        new.live = live
-        return new
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         if not isinstance(other, StaticData):
             return NotImplemented
-        return self._key == other._key and self._treedef == other._treedef and self.live == other.live
+        return self._key == other._key and self._treedef == other._treedef
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -118,7 +97,7 @@ class StaticData:
 
     def __reduce__(self) -> Any:
         # Rebuilt from the skeleton: the key holds types, not all of which can be pickled.
-        return _static_data, (self.skeleton(), self.live)
+        return StaticData, (self.skeleton(),)
 
 
 def _copied(value: Any) -> Any:
@@ -126,10 +105,6 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
-
-
-def _static_data(value: Any, live: frozenset[int]) -> StaticData:
-    return StaticData(value).with_live(live)
 
 
 # Stands for an array in the key of static data.

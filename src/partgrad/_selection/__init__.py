@@ -1,6 +1,5 @@
 """Selectors: what `wrt=` names or describes, and what is done with it."""
 
-from .choose import Subject as Subject
 from .edit import (
     freeze as freeze,
     is_nondiff as is_nondiff,
@@ -11,8 +10,7 @@ from .edit import (
     thaw as thaw,
 )
 from .partition import apply_updates as apply_updates, combine as combine, partition as partition
-from .plan import Plan as Plan, plan as plan
+from .plans import Plan as Plan, Target as Target, values_like as values_like
 from .public import each as each, exclude as exclude, matching as matching, of_type as of_type, path as path
 from .ravel import ravel as ravel
 from .selectors import Selection as Selection, as_selection as as_selection
-from .target import Target as Target, values_like as values_like

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _words as words
 from .._marks import remark
-from .choose import Chosen, Subject
+from .._message import word
+from ..errors import PartsError
+from .choose import static_refused
+from .plans import Plan, Target, elements_refused, resolve, values_like
 from .selectors import as_selection
-from .target import Target, values_like
+from .slots import Structure, structure_of
 
 T = TypeVar("T")
 
@@ -95,7 +97,7 @@ def mask(tree: T, wrt: Any) -> T:
         {'a': False, 'b': True, 'n': False}
     """
     target = Target(tree, as_selection(wrt))
-    target.plan.refuse_elements("mask", tree)
+    target.refuse_elements("mask")
     chosen = set(target.plan.indices)
     return target.treedef.unflatten([i in chosen for i in range(len(target.leaves))])
 
@@ -118,8 +120,8 @@ def is_nondiff(tree: Any, wrt: Any) -> bool:
         >>> pg.is_nondiff({"a": 1.0, "b": pg.NonDiff(2.0)}, "b"), pg.is_nondiff({"a": 1.0, "b": pg.NonDiff(2.0)}, None)
         (True, False)
     """
-    chosen, held = _through_marks(tree, wrt)
-    return all(held[i] for i in chosen.selected)
+    plan, structure = _whatever_marks(tree, wrt)
+    return all(structure.mark(i) >= 0 for i in plan.indices)
 
 
 def stop_gradient(tree: T, wrt: Any = None, when: Any = True) -> T:
@@ -164,7 +166,13 @@ def _stopped(leaf: Any, when: Any) -> Any:
     if not isinstance(leaf, jax.core.Tracer) or when is False:
         return leaf
     if when is not True and np.broadcast_shapes(jnp.shape(when), leaf.shape) != leaf.shape:
-        raise words.condition_shape(leaf.shape, jnp.shape(when))
+        raise PartsError(
+            word(
+                "The condition of `stop_gradient` does not fit a selected leaf.",
+                f"Expected a bool, or bools that broadcast to shape {leaf.shape}, got shape {jnp.shape(when)}.",
+                fix="give one bool, or a tree of conditions in the shape of the gradient.",
+            )
+        )
     stopped = jax.lax.stop_gradient(leaf)
     return stopped if when is True else jnp.where(when, stopped, leaf)
 
@@ -217,20 +225,20 @@ def thaw(tree: T, wrt: Any) -> T:
 
 
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
-    chosen, _ = _through_marks(tree, wrt)
-    selected = frozenset(chosen.selected)
+    plan, structure = _whatever_marks(tree, wrt)
+    selected = frozenset(plan.indices)
+    for i in plan.indices:
+        if wrt is not None and not held and structure.layout.leaves[i].is_static:
+            raise static_refused(structure.path(i))
     return remark(tree, lambda i: held if i in selected else None)
 
 
-def _through_marks(tree: Any, wrt: Any) -> tuple[Chosen, list[bool]]:
-    """What a selector chooses where marks do not count, and which leaves of the tree a mark holds."""
+def _whatever_marks(tree: Any, wrt: Any) -> tuple[Plan, Structure]:
+    """What a selector chooses where marks do not count, and the structure of the tree."""
     leaves, treedef = jax.tree.flatten(tree)
-    subject = Subject(tree, leaves, treedef, through_marks=True)
-    try:
-        chosen = as_selection(wrt).choose(subject)
-        for i, elements in zip(chosen.selected, chosen.elements, strict=True):
-            if elements is not None:
-                raise words.elements_refused("freeze, thaw and is_nondiff", subject.layout.leaves[i].path)
-        return chosen, [place.mark >= 0 for place in subject.layout.leaves]
-    finally:
-        subject.release()
+    structure = structure_of(tree, treedef)
+    plan = resolve(as_selection(wrt), tree, leaves, structure, "marks")
+    for i, elements in zip(plan.indices, plan.elements, strict=True):
+        if elements is not None:
+            raise elements_refused("freeze, thaw and is_nondiff", structure.path(i))
+    return plan, structure

@@ -1,14 +1,15 @@
-"""What one does with a selection without differentiating."""
+"""Split a tree by a selection, put it together again, and update it."""
 
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from .. import _words as words, errors
 from .._marks import Layout, first_difference
+from .._message import at, word
 from .._trees import describe
-from .plan import plan, unflatten_part
+from ..errors import PartsError
+from .plans import Target, unflatten_part
 from .selectors import as_selection
 
 T = TypeVar("T")
@@ -37,13 +38,12 @@ def partition(tree: T, wrt: Any = None) -> tuple[T, T]:
         >>> pg.partition({"w": 1.0, "count": 3})
         ({'count': None, 'w': 1.0}, {'count': 3, 'w': None})
     """
-    leaves, treedef = jax.tree.flatten(tree)
-    resolved = plan(as_selection(wrt), tree, leaves, treedef)
-    resolved.refuse_elements("partition", tree)
-    structure = resolved.structure(treedef)
+    target = Target(tree, as_selection(wrt))
+    target.refuse_elements("partition")
+    leaves, structure = target.leaves, target.plan.structure(target.treedef)
     selected: list[Any] = [None] * len(leaves)
     rest = leaves.copy()
-    for i in resolved.indices:
+    for i in target.plan.indices:
         selected[i], rest[i] = leaves[i], None
     return unflatten_part(structure, selected), unflatten_part(structure, rest)
 
@@ -66,12 +66,14 @@ def combine(*parts: T) -> T:
         {'count': 3, 'w': 1.0}
     """
     if not parts:
-        raise words.no_parts()
+        raise PartsError(
+            word("`combine` got no parts.", fix="pass what `partition` returned: combine(selected, rest).")
+        )
     whole, treedef = jax.tree.flatten(parts[0], is_leaf=_is_none)
     for number, part in enumerate(parts[1:], start=1):
         leaves, structure = jax.tree.flatten(part, is_leaf=_is_none)
         if structure != treedef:
-            raise words.parts_differ(number, *first_difference(_filled(parts[0]), _filled(part)))
+            raise _differ(parts[0], number, part)
         for i, leaf in enumerate(leaves):
             if leaf is not None:
                 if whole[i] is not None:
@@ -89,9 +91,27 @@ def _filled(part: Any) -> Any:
     return jax.tree.map(lambda _: 0, part, is_leaf=_is_none)
 
 
-def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> errors.PartsError:
+def _differ(first: Any, number: int, part: Any) -> PartsError:
+    path, expected, found = first_difference(_filled(first), _filled(part))
+    return PartsError(
+        word(
+            f"Part {number} has another structure than part 0, at {at(path)}.",
+            f"Expected {expected}, got {found}.",
+            fix="combine parts of one tree; a mark that was added or removed on one side alone counts as a difference.",
+        )
+    )
+
+
+def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> PartsError:
     earlier = [jax.tree.leaves(part, is_leaf=_is_none)[leaf] is not None for part in parts[:number]]
-    return words.parts_overlap(Layout(_filled(parts[0])).leaves[leaf].path, earlier.index(True), number)
+    path = Layout(_filled(parts[0])).leaves[leaf].path
+    return PartsError(
+        word(
+            f"Parts {earlier.index(True)} and {number} both hold {at(path)}.",
+            "Expected every leaf in exactly one part, and None in the others.",
+            fix="combine what one `partition` returned, or what `partgrad.mask` marks apart.",
+        )
+    )
 
 
 def apply_updates(tree: T, updates: Any) -> T:
@@ -116,14 +136,26 @@ def apply_updates(tree: T, updates: Any) -> T:
     leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_none)
     changes, structure = jax.tree.flatten(updates, is_leaf=_is_none)
     if structure != treedef:
-        raise words.updates_structure(*first_difference(_filled(tree), _filled(updates)))
+        raise _misfit(*first_difference(_filled(tree), _filled(updates)))
     for i, change in enumerate(changes):
-        if change is not None:
-            if leaves[i] is None:
-                raise words.updates_structure(Layout(_filled(tree)).leaves[i].path, "None", describe(change))
-            old = jnp.asarray(leaves[i])
-            if jnp.shape(change) != old.shape:
-                path = Layout(_filled(tree)).leaves[i].path
-                raise words.updates_structure(path, f"shape {old.shape}", f"shape {jnp.shape(change)}")
-            leaves[i] = (old + change).astype(old.dtype) if jnp.result_type(old, change) != old.dtype else old + change
+        # Integers have float0 as their derivative: nothing changes.
+        if change is None or getattr(change, "dtype", None) == jax.dtypes.float0:
+            continue
+        if leaves[i] is None:
+            raise _misfit(Layout(_filled(tree)).leaves[i].path, "None", describe(change))
+        old = jnp.asarray(leaves[i])
+        if jnp.shape(change) != old.shape:
+            path = Layout(_filled(tree)).leaves[i].path
+            raise _misfit(path, f"shape {old.shape}", f"shape {jnp.shape(change)}")
+        leaves[i] = (old + change).astype(old.dtype) if jnp.result_type(old, change) != old.dtype else old + change
     return treedef.unflatten(leaves)
+
+
+def _misfit(path: str, expected: str, found: str) -> PartsError:
+    return PartsError(
+        word(
+            f"The updates have another structure than the tree, at {at(path)}.",
+            f"Expected {expected}, got {found}.",
+            fix="give updates for the tree that the optimiser was given: the selected part, or the tree with None.",
+        )
+    )

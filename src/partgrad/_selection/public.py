@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from .. import _words as words
-from .selectors import CallableSelection, Matching, OfType, Path, Selection, as_selection
+from .selectors import CallableSelection, Matching, OfType, Path, Selection, as_selection, not_a_selector
 
 
 def each(function: Callable[[Any], Any]) -> Selection:
@@ -27,7 +26,7 @@ def each(function: Callable[[Any], Any]) -> Selection:
         {'b': None, 'w': Array(1., dtype=float32, weak_type=True)}
     """
     if not callable(function):
-        raise words.not_a_selector(function)
+        raise not_a_selector(function)
     return CallableSelection(function, everywhere=True)
 
 
@@ -50,7 +49,7 @@ def path(pattern: str) -> Selection:
         Array(2., dtype=float32, weak_type=True)
     """
     if not isinstance(pattern, str):
-        raise words.not_a_selector(pattern)
+        raise not_a_selector(pattern)
     return Path(pattern)
 
 
@@ -72,7 +71,7 @@ def of_type(cls: type) -> Selection:
         {'a': [1.0, 2.0], 'b': None}
     """
     if not isinstance(cls, type):
-        raise words.not_a_selector(cls)
+        raise not_a_selector(cls)
     return OfType(cls)
 
 
@@ -92,7 +91,7 @@ def matching(function: Callable[[str, Any], bool]) -> Selection:
         {'a': None, 'b': 2.0}
     """
     if not callable(function):
-        raise words.not_a_selector(function)
+        raise not_a_selector(function)
     return Matching(function)
 
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _words as words
-from .._marks import Layout
+from .._message import word
 from .._trees import dtype_of, shape_of
+from ..errors import PartsError
+from .plans import Target
 from .selectors import as_selection
-from .target import Target
 
 
 class Unravel:
@@ -33,13 +33,16 @@ class Unravel:
     @property
     def names(self) -> tuple[str, ...]:
         """A name for each entry, the path of its leaf and its index there: `kernel.lengthscale[0]`."""
-        places, plan = Layout(self._target.argument).leaves, self._target.plan
-        names = []
+        plan, structure = self._target.plan, self._target.structure
+        names: list[str] = []
         for i, elements in zip(plan.indices, plan.elements, strict=True):
-            shape = shape_of(self._target.leaves[i])
-            for at in np.arange(math.prod(shape)) if elements is None else elements.ravel():
-                index = ",".join(map(str, np.unravel_index(at, shape))) if shape else ""
-                names.append(f"{places[i].path}[{index}]" if index else places[i].path)
+            path, shape = structure.path(i), shape_of(self._target.leaves[i])
+            if not shape:
+                names.append(path)
+                continue
+            at = np.arange(math.prod(shape)) if elements is None else elements.ravel()
+            indices = zip(*(axis.tolist() for axis in np.unravel_index(at, shape)), strict=True)
+            names += [f"{path}[{','.join(map(str, index))}]" for index in indices]
         return tuple(names)
 
     def __call__(self, vector: Any) -> Any:
@@ -50,7 +53,13 @@ class Unravel:
         """
         vector = jnp.asarray(vector)
         if vector.shape != (self.size,):
-            raise words.vector_length(self.size, vector.shape)
+            raise PartsError(
+                word(
+                    "The vector does not fit the selected entries.",
+                    f"Expected shape ({self.size},), got {vector.shape}.",
+                    fix="give one entry for each of `unravel.names`.",
+                )
+            )
         values, start = [], 0
         for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
             piece = vector[start : start + math.prod(shape)]

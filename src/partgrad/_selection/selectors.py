@@ -1,47 +1,84 @@
-"""Selectors: what a user writes for `wrt=`, resolved to leaf numbers once per structure of a tree.
+"""Selectors: what a user writes for `wrt=`.
 
 A selector either names a part of a tree, whose gradient then has the shape of that part, or describes leaves, and the
-gradient is the tree with None elsewhere.
+gradient is the tree with None elsewhere. It answers for a structure in places; `choose` turns the answer into a plan.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 import jax
 import numpy as np
 
-from .. import _words as words, errors
 from .._marks import Layout, Place, refuse_forgotten
-from .._trees import Elements, common, is_differentiable, joined, paths, shape_of, without
+from .._message import at, listed, word
+from .._trees import common, is_differentiable, joined, shape_of, without
+from ..errors import NoMatchError, SelectionError, SelectorTypeError
+from .callables import answer_of
 from .choose import (
-    Chosen,
-    Subject,
+    LEAF,
+    NOTHING_DIFFERENTIABLE,
+    Found,
+    Purpose,
     choose_described,
-    choose_elements,
     choose_named,
-    counts,
-    is_free,
+    leaves_of,
     nothing_selected,
     refuse_twice,
     refuse_undifferentiable,
 )
-from .fingerprint import captures_nothing, fingerprint
-from .slots import Pick, Slot, SlotTree
+from .patterns import elements_at, is_exact, matching_places, not_found, parse
+from .plans import Plan
+from .slots import Pick, Structure
 
 
 class Selection:
-    """A selector: what `partgrad.each` and its like return, and what every `wrt=` is turned into."""
+    """A selector: what `partgrad.each` and its like return, and what every `wrt=` is turned into.
 
-    def choose(self, subject: Subject) -> Chosen:
-        """Choose leaves."""
+    Attributes:
+        is_fixed: Whether its answer depends on nothing but the structure, and on shapes where it takes elements. Then
+            selections that compare equal give equal answers.
+        takes_everything: Whether it is `None`, which must not pass over what only looks like a leaf.
+    """
+
+    is_fixed: bool = True
+    takes_everything = False
+
+    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+        """What it says about a structure: places, and for a named part the containers around them.
+
+        Returns:
+            Something hashable; equal answers make equal plans. Here a pair: for a named part of a tuple of places and
+            the structure of the containers, for described leaves of a tuple of tuples of places and None.
+        """
         raise NotImplementedError
 
-    def key(self) -> Hashable | None:
-        """What its choice depends on besides the subject's structure; None if that may change without notice."""
-        raise NotImplementedError
+    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
+        """The leaves that an answer is about, marks aside."""
+        places, containers = answer
+        if containers is not None:
+            places = (places,)
+        for several in places:
+            for pick in several:
+                refuse_undifferentiable(structure, pick.place if isinstance(pick, Pick) else pick, purpose)
+            whole = [place for place in several if isinstance(place, Place)]
+            numbers = [i for place in whole for i in range(place.start, place.stop)]
+            refuse_twice(structure, [i for i in numbers if purpose == "marks" or structure.is_free(i)])
+        return leaves_of(structure, [place for several in places for place in several], purpose)
+
+    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
+        """The plan for an answer."""
+        places, containers = answer
+        if containers is not None:
+            return choose_named(structure, places, containers, repr(self), purpose)
+        found = self.found(structure, answer, purpose)
+        # With elements, whether a leaf has any depends on its shape.
+        has_elements = any(isinstance(pick, Pick) for several in places for pick in several)
+        considered = range(len(structure.leaves)) if has_elements else _numbers(places)
+        return choose_described(structure, found, repr(self), purpose, considered)
 
     def __or__(self, other: Any) -> Selection:
         return _Union(self, as_selection(other))
@@ -65,6 +102,10 @@ class Selection:
         return _Difference(_EVERYTHING, self)
 
 
+def _numbers(places: Iterable[Iterable[Place]]) -> list[int]:
+    return sorted({i for several in places for place in several for i in range(place.start, place.stop)})
+
+
 class _Pair(Selection):
     """A combination of two selections; it describes leaves, whatever they do."""
 
@@ -73,175 +114,120 @@ class _Pair(Selection):
     def __init__(self, first: Selection, second: Selection):
         self._first = first
         self._second = second
+        self.is_fixed = first.is_fixed and second.is_fixed
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash((self.symbol, self._first, self._second))
 
     def __repr__(self) -> str:
         return f"({self._first!r} {self.symbol} {self._second!r})"
 
-    def key(self) -> Hashable | None:
-        first, second = self._first.key(), self._second.key()
-        return None if first is None or second is None else (self.symbol, first, second)
+    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+        return self.symbol, self._first.answer(structure, purpose), self._second.answer(structure, purpose)
 
-    def choose(self, subject: Subject) -> Chosen:
-        # A held leaf counts as chosen until both are compared: what is taken away need not be free.
-        through = subject.through_all_marks()
-        first, second = self._first.choose(through), self._second.choose(through)
-        found = self._combined(subject, _by_leaf(first), _by_leaf(second))
-        return choose_elements(subject, found, repr(self), {*first.considered, *second.considered})
+    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
+        # Marks count when both are compared: what is taken away need not be free.
+        sides = []
+        for selection, own in zip((self._first, self._second), answer[1:], strict=True):
+            sides.append(selection.found(structure, own, purpose))
+            if not sides[-1]:
+                raise nothing_selected(structure, [], repr(selection), in_named_node=False)
+        combined = self._combined(structure, sides[0], sides[1], purpose)
+        return {i: own for i, own in combined.items() if own is None or own.size}
 
-    def _combined(self, subject: Subject, first: _ByLeaf, second: _ByLeaf) -> _ByLeaf:
+    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
+        found = self.found(structure, answer, purpose)
+        everything = range(len(structure.leaves))
+        return choose_described(structure, found, repr(self), purpose, everything, self._why_empty())
+
+    def _why_empty(self) -> str:
+        return NOTHING_DIFFERENTIABLE
+
+    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
         raise NotImplementedError
-
-
-_ByLeaf: TypeAlias = dict[int, Elements]
-
-
-def _by_leaf(chosen: Chosen) -> _ByLeaf:
-    several: dict[int, list[Elements]] = {}
-    for i, elements in zip(chosen.selected, chosen.elements, strict=True):
-        several.setdefault(i, []).append(elements)
-    return {i: joined(own) for i, own in several.items()}
 
 
 class _Union(_Pair):
     symbol = "|"
 
-    def _combined(self, subject: Subject, first: _ByLeaf, second: _ByLeaf) -> _ByLeaf:
-        for selection, leaves in ((self._first, first), (self._second, second)):
-            if leaves and subject.compared:
-                continue
-            if not any(is_free(subject, i) for i in leaves):
-                raise nothing_selected(subject, list(leaves), repr(selection), in_named_node=False)
-        both = [i for i in first if i in second and counts(subject, i)]
-        refuse_twice(subject, [*both, *both], [*(first[i] for i in both), *(second[i] for i in both)])
+    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
+        both = [i for i in first if i in second and (purpose == "marks" or structure.is_free(i))]
+        refuse_twice(structure, [*both, *both], [*(first[i] for i in both), *(second[i] for i in both)])
         return first | second | {i: joined([first[i], second[i]]) for i in both}
+
+    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
+        for selection, own in zip((self._first, self._second), answer[1:], strict=True):
+            leaves = list(selection.found(structure, own, purpose))
+            if leaves and purpose != "marks" and all(structure.mark(i) >= 0 for i in leaves):
+                raise nothing_selected(structure, leaves, repr(selection), in_named_node=False)
+        return super().plan(structure, answer, purpose)
 
 
 class _Intersection(_Pair):
     symbol = "&"
 
-    def _combined(self, subject: Subject, first: _ByLeaf, second: _ByLeaf) -> _ByLeaf:
+    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
         return {i: common(own, second[i]) for i, own in first.items() if i in second}
+
+    def _why_empty(self) -> str:
+        return f"No leaf is selected both by {self._first!r} and by {self._second!r}."
 
 
 class _Difference(_Pair):
     symbol = "-"
 
-    def _combined(self, subject: Subject, first: _ByLeaf, second: _ByLeaf) -> _ByLeaf:
-        sizes = {i: math.prod(shape_of(subject.leaves[i])) for i in first if i in second}
-        return {i: without(own, second[i], sizes[i]) if i in second else own for i, own in first.items()}
+    def __repr__(self) -> str:
+        return f"~{self._second!r}" if self._first is _EVERYTHING else super().__repr__()
+
+    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
+        sizes = {i: math.prod(shape_of(structure.leaves[i])) for i in first if second.get(i) is not None}
+        return {i: without(own, second[i], sizes.get(i, 0)) if i in second else own for i, own in first.items()}
+
+    def _why_empty(self) -> str:
+        if self._first is _EVERYTHING:
+            return f"{self._second!r} selects every differentiable leaf, so nothing is left."
+        return f"{self._second!r} selects all that {self._first!r} selects, so nothing is left."
 
 
 class _Everything(Selection):
     """`wrt=None`: every differentiable leaf that no mark holds."""
 
-    def choose(self, subject: Subject) -> Chosen:
-        refuse_forgotten(subject.leaves, lambda i: subject.layout.leaves[i].path)
-        everything = range(len(subject.leaves))
-        return Chosen(list(everything), [i for i in everything if is_free(subject, i)])
+    takes_everything = True
 
-    def key(self) -> Hashable:
-        return "everything"
+    def __repr__(self) -> str:
+        return "None"
 
+    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+        return None
 
-class _Misfit(Exception):
-    """A callable does not fit a node."""
+    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
+        return {i: None for i, leaf in enumerate(structure.leaves) if is_differentiable(leaf)}
 
-    def __init__(self, reason: str, name: str | None = None):
-        super().__init__(reason)
-        self.name = name
+    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
+        refuse_forgotten(structure.leaves, structure.path)
+        found = self.found(structure, answer, purpose)
+        # A tree without such leaves is for the caller to refuse.
+        selected = [i for i in found if purpose == "marks" or structure.mark(i) < 0]
+        return Plan(structure, selected, considered=range(len(structure.leaves)))
 
 
 class CallableSelection(Selection):
     """A function from the tree to parts of it, or, where it does not fit the root, from any node below."""
 
+    is_fixed = False
+
     def __init__(self, function: Callable[[Any], Any], *, everywhere: bool = False):
         self._function = function
         self._everywhere = everywhere
-        self._fixed = self._fingerprint() if captures_nothing(function) else None
 
     def __repr__(self) -> str:
-        return f"each({self._function!r})" if self._everywhere else "`wrt`"
+        return f"each({_named(self._function)})" if self._everywhere else "`wrt`"
 
-    def key(self) -> Hashable | None:
-        return self._fixed or self._fingerprint()
-
-    def _fingerprint(self) -> Hashable | None:
-        known = fingerprint(self._function)
-        return known and ("each" if self._everywhere else "callable", known)
-
-    def choose(self, subject: Subject) -> Chosen:
-        slots, misfit = subject.slots, None
-        if not self._everywhere:
-            try:
-                return choose_named(subject, *self._parts(slots, slots.layout.root), "`wrt`")
-            except _Misfit as error:
-                # A new one: with its traceback it would keep this call's frames, and the leaves in them, alive.
-                misfit = _Misfit(str(error), error.name)
-        return self._describe(subject, misfit)
-
-    def _parts(self, slots: SlotTree, node: Place) -> tuple[list[Place | Pick], Any]:
-        """The places that the function returns for a node, and the containers around them."""
-        try:
-            returned = self._function(node.value)
-        except (errors.SlotError, errors.ElementError):
-            raise
-        except (AttributeError, KeyError, IndexError, TypeError) as error:
-            if Slot.__module__ in str(error):
-                raise words.computed_on_slot("a leaf", f"JAX says: {str(error).splitlines()[0]}") from None
-            name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
-            raise _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None) from None
-        places = _to_places(returned, slots)
-        try:
-            return jax.tree.flatten(places, is_leaf=lambda node: isinstance(node, Pick))
-        except (TypeError, ValueError) as error:
-            raise words.containers_unsortable(error) from error
-
-    def _describe(self, subject: Subject, misfit: _Misfit | None) -> Chosen:
-        slots = subject.slots
-        nodes = [p for p in slots.layout.places if not p.is_leaf and not p.is_wrapper]
-        fitting, found = False, []
-        for node in nodes if misfit is None else nodes[1:]:
-            try:
-                places, _ = self._parts(slots, node)
-            except _Misfit as error:
-                misfit = misfit or _Misfit(str(error), error.name)
-                continue
-            fitting = True
-            whole = [p for p in places if isinstance(p, Place)]
-            refuse_twice(subject, [i for p in whole for i in range(p.start, p.stop) if is_free(subject, i)])
-            for place in places:
-                refuse_undifferentiable(subject, place.place if isinstance(place, Pick) else place)
-            found += places
-        if not fitting:
-            misfit = misfit or _Misfit("it is one leaf, and a leaf is no node")
-            raise _fits_nowhere(subject, misfit, max(len(nodes) - 1, 0))
-        return choose_described(subject, found, repr(self))
-
-
-def _to_places(returned: Any, slots: SlotTree) -> Any:
-    """Replace slots and nodes of the tree by their places, inside tuples, lists and dicts."""
-    place = slots.find(returned)
-    if place is not None:
-        return place
-    if isinstance(returned, tuple) and hasattr(returned, "_fields"):
-        return type(returned)(*(_to_places(item, slots) for item in returned))
-    if type(returned) in (tuple, list):
-        return type(returned)(_to_places(item, slots) for item in returned)
-    if type(returned) is dict:
-        return {key: _to_places(item, slots) for key, item in returned.items()}
-    if isinstance(returned, Slot):
-        raise _Misfit(f"it returned {returned!r}, which belongs to another tree")
-    kind = type(returned).__name__
-    static = "; static data is no leaf" if isinstance(returned, bool | int | float | str) else ""
-    raise _Misfit(f"it returned {returned!r:.60} ({kind}), which is no part of the tree{static}")
-
-
-def _fits_nowhere(subject: Subject, misfit: _Misfit, nodes: int) -> errors.NoMatchError:
-    layout = subject.layout
-    steps = [place.step for place in layout.places if place.step is not None]
-    names = [name for step in steps if isinstance(name := getattr(step, "name", getattr(step, "key", None)), str)]
-    root = type(layout.root.value).__name__
-    return words.fits_nowhere(root, str(misfit), misfit.name, nodes, names, subject.typed_paths())
+    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+        return answer_of(self._function, structure, everywhere=self._everywhere)
 
 
 class Path(Selection):
@@ -253,84 +239,45 @@ class Path(Selection):
 
     def __init__(self, pattern: str):
         self._pattern = pattern
-        self._steps = paths.parse(pattern)
+        self._steps = parse(pattern)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Path) and self._pattern == other._pattern
+
+    def __hash__(self) -> int:
+        return hash(self._pattern)
 
     def __repr__(self) -> str:
         return repr(self._pattern)
 
-    def key(self) -> Hashable:
-        return "path", self._pattern
-
-    def choose(self, subject: Subject) -> Chosen:
-        places: list[Place | Pick] = list(_matching(subject.layout, self._steps))
-        if not places and paths.is_exact(self._steps):
-            places = _elements_at(subject, self._steps)
+    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+        places: list[Any] = matching_places(structure.layout, self._steps) or elements_at(structure, self._steps)
         if not places:
-            leaves = subject.layout.paths()
-            nodes = [place.path for place in subject.layout.places if place.step is not None]
-            raise words.path_not_found(self._pattern, subject.typed_paths(), nodes or leaves)
-        if not paths.is_exact(self._steps):
-            found = [place for place in places if isinstance(place, Place)]
-            if all(place.is_leaf and not is_differentiable(subject.leaves[place.start]) for place in found):
-                refuse_undifferentiable(subject, found[0])
-            return choose_described(subject, places, repr(self))
+            raise not_found(structure, self._pattern, self._steps)
+        if not is_exact(self._steps):
+            return tuple((place,) for place in places), None
         if len(places) > 1:
             one, other = (place.place if isinstance(place, Pick) else place for place in places[:2])
-            raise words.path_ambiguous(self._pattern, one.path, other.path)
-        return choose_named(subject, places, jax.tree.structure(0), repr(self))
+            raise SelectionError(
+                word(
+                    f"The path '{self._pattern}' names two leaves that differ only in the kind of a step.",
+                    f"Found {at(one.path)} and {at(other.path)}.",
+                    fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
+                )
+            )
+        return (places[0],), LEAF
 
-
-def _matching(layout: Layout, steps: tuple[paths.Step, ...]) -> list[Place]:
-    """The places that a pattern matches; of a wrapper, what it holds."""
-    # For each place, the positions in the pattern that its path may have reached.
-    reached: dict[int, frozenset[int]] = {}
-    found = []
-    for place in layout.places:
-        if place.parent is None:
-            at = _skipping(steps, {0})
-        elif place.step is None:
-            at = reached[id(place.parent)]
-        else:
-            at = frozenset(_advance(steps, reached[id(place.parent)], place))
-        reached[id(place)] = at
-        if len(steps) in at and not place.is_wrapper:
-            found.append(place)
-    return found
-
-
-def _elements_at(subject: Subject, steps: tuple[paths.Step, ...]) -> list[Place | Pick]:
-    """The elements that the last steps of a path take of the leaf that the others name."""
-    for count in range(1, len(steps) + 1):
-        indices = [step.value for step in steps[-count:]]
-        if not all(type(part) is int for index in indices for part in (index if type(index) is tuple else (index,))):
-            return []
-        leaves = [place for place in _matching(subject.layout, steps[:-count]) if place.is_leaf]
-        leaf = subject.leaves[leaves[0].start] if leaves else None
-        if is_differentiable(leaf) and shape_of(leaf):
-            slot: Any = subject.slots.slot(leaves[0].start)
-            for index in indices:
-                slot = slot[index]
-            return [Pick(leaves[0], slot.elements)]
-    return []
-
-
-def _advance(steps: tuple[paths.Step, ...], positions: Iterable[int], place: Place) -> Iterator[int]:
-    for at in positions:
-        if at == len(steps):
-            continue
-        if steps[at].kind == "**":
-            yield from _skipping(steps, {at})
-        elif steps[at].matches(place.step, place.siblings):
-            yield from _skipping(steps, {at + 1})
-
-
-def _skipping(steps: tuple[paths.Step, ...], positions: set[int]) -> frozenset[int]:
-    """The positions, and those behind a `**`, which may stand for no step at all."""
-    at = max(positions)
-    while at < len(steps) and steps[at].kind == "**":
-        at += 1
-        positions.add(at)
-    return frozenset(positions)
+    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
+        places, containers = answer
+        if containers is not None:
+            return super().found(structure, answer, purpose)
+        flat = [place for several in places for place in several]
+        leaves = [place for place in flat if isinstance(place, Place)]
+        if len(leaves) == len(flat) and all(
+            place.is_leaf and not is_differentiable(structure.leaves[place.start]) for place in leaves
+        ):
+            refuse_undifferentiable(structure, leaves[0], purpose)
+        return leaves_of(structure, flat, purpose)
 
 
 class OfType(Selection):
@@ -339,18 +286,32 @@ class OfType(Selection):
     def __init__(self, cls: type):
         self._cls = cls
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OfType) and self._cls is other._cls
+
+    def __hash__(self) -> int:
+        return hash(self._cls)
+
     def __repr__(self) -> str:
         return self._cls.__name__
 
-    def key(self) -> Hashable:
-        return "type", self._cls
-
-    def choose(self, subject: Subject) -> Chosen:
-        nodes = [place for place in subject.layout.places if not place.is_leaf and not place.is_wrapper]
+    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+        nodes = [place for place in structure.layout.places if not place.is_leaf and not place.is_wrapper]
         found = [place for place in nodes if isinstance(place.value, self._cls)]
         if not found:
-            raise words.no_node_of(self._cls.__name__, dict.fromkeys(type(place.value).__name__ for place in nodes))
-        return choose_described(subject, found, repr(self))
+            raise self._not_there(dict.fromkeys(type(place.value) for place in nodes))
+        return tuple((place,) for place in found), None
+
+    def _not_there(self, present: Iterable[type]) -> NoMatchError:
+        name, classes = self._cls.__name__, list(present)
+        details = [f"Classes of its nodes: {listed(cls.__name__ for cls in classes) or 'none'}."]
+        fix = "use one of these, or select the leaves by a path or a callable."
+        if any(
+            cls.__qualname__ == self._cls.__qualname__ and cls.__module__ == self._cls.__module__ for cls in classes
+        ):
+            details = [f"It has nodes of another class `{name}`: the class was defined anew after the tree was built."]
+            fix = f"build the tree again, with the new `{name}`."
+        return NoMatchError(word(f"The class {name} selects nothing: the tree has no node of it.", *details, fix=fix))
 
 
 class _Mask(Selection):
@@ -358,42 +319,61 @@ class _Mask(Selection):
 
     def __init__(self, tree: Any):
         self._layout = Layout(tree)
-        self._chosen = [bool(leaf.value) for leaf in self._layout.leaves]
-        self._key = ("mask", jax.tree.structure(tree), tuple(self._chosen))
+        self._treedef = jax.tree.structure(tree)
+        self._chosen = tuple(bool(leaf.value) for leaf in self._layout.leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Mask) and self._chosen == other._chosen and self._treedef == other._treedef
+
+    def __hash__(self) -> int:
+        return hash((self._treedef, self._chosen))
 
     def __repr__(self) -> str:
         return "the mask"
 
-    def key(self) -> Hashable:
-        return self._key
-
-    def choose(self, subject: Subject) -> Chosen:
+    def answer(self, structure: Structure, purpose: Purpose) -> Any:
         # Wrappers take no step, so the last place of a path is what they hold.
-        places = {place.path: place for place in subject.layout.places}
+        places = {place.path: place for place in structure.layout.places}
         covered: set[int] = set()
         for place in self._layout.places:
             path = place.path
             if path not in places:
-                raise words.mask_structure(path, "nothing there", "a mask entry")
+                raise _other_structure(path, "nothing there", "a mask entry")
             there = places[path]
             if place.is_leaf:
                 covered.update(range(there.start, there.stop))
             elif not place.is_wrapper and place.value is not None and type(place.value) is not type(there.value):
-                raise words.mask_structure(path, type(there.value).__name__, type(place.value).__name__)
-        for number, leaf in enumerate(subject.layout.leaves):
+                raise _other_structure(path, _class_name(there.value, place.value), _class_name(place.value, None))
+        for number, leaf in enumerate(structure.layout.leaves):
             if number not in covered:
-                raise words.mask_structure(leaf.path, "True or False", "nothing")
-        wanted = [places[leaf.path] for leaf, on in zip(self._layout.leaves, self._chosen, strict=True) if on]
-        return choose_described(subject, wanted, repr(self))
+                raise _other_structure(leaf.path, "True or False", "nothing")
+        wanted = (places[leaf.path] for leaf, on in zip(self._layout.leaves, self._chosen, strict=True) if on)
+        return tuple((place,) for place in wanted), None
+
+    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
+        return leaves_of(structure, [place for several in answer[0] for place in several], purpose)
 
 
-def _is_mask(value: Any) -> bool:
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(isinstance(leaf, bool | np.bool_) for leaf in leaves)
+def _class_name(value: Any, other: Any) -> str:
+    """The name of a class, which tells it from another one of the same name."""
+    name = type(value).__name__
+    return f"{name} (the class of that name when the tree was built)" if name == type(other).__name__ else name
+
+
+def _other_structure(path: str, expected: str, found: str) -> SelectionError:
+    return SelectionError(
+        word(
+            f"The mask has another structure than the tree, at {at(path)}.",
+            f"Expected {expected}, got {found}.",
+            fix="build the mask from the tree, jax.tree.map(lambda leaf: ..., tree), or from a prefix of it.",
+        )
+    )
 
 
 class Matching(Selection):
     """The free leaves for which a function of path and slot returns true."""
+
+    is_fixed = False
 
     def __init__(self, function: Callable[[str, Any], bool]):
         self._function = function
@@ -401,26 +381,36 @@ class Matching(Selection):
     def __repr__(self) -> str:
         return "matching(...)"
 
-    def key(self) -> Hashable | None:
-        known = fingerprint(self._function)
-        return known and ("matching", known)
-
-    def choose(self, subject: Subject) -> Chosen:
-        leaves = [(i, subject.slots.slot(i)) for i in range(len(subject.leaves)) if counts(subject, i)]
-        chosen = [i for i, slot in leaves if self._function(slot.path, slot)]
+    def answer(self, structure: Structure, purpose: Purpose) -> Hashable:
+        numbers = [i for i, leaf in enumerate(structure.leaves) if is_differentiable(leaf)]
+        asked = numbers if purpose == "marks" else [i for i in numbers if structure.mark(i) < 0]
+        slots = structure.slots
+        chosen = tuple([i for i in asked if self._function(slots[i].path, slots[i])])
         if not chosen:
-            raise nothing_selected(subject, [], repr(self), in_named_node=False)
-        return Chosen(list(range(len(subject.leaves))), chosen)
+            reason = f"The function is false for all of the {len(asked)} leaves that it was asked about."
+            raise nothing_selected(structure, [], repr(self), in_named_node=False, reason=reason)
+        return chosen
+
+    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
+        return dict.fromkeys(answer)
+
+    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
+        return Plan(structure, answer, considered=range(len(structure.leaves)))
 
 
 _EVERYTHING = _Everything()
+
+
+def _named(function: Any) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return "lambda" if name == "<lambda>" else name
 
 
 def as_selection(wrt: Any) -> Selection:
     """Turn what a user gave as `wrt` into a selection.
 
     Raises:
-        SelectorTypeError: If it is no selector.
+        SelectorTypeError: If it is not a selector.
     """
     if wrt is None:
         return _EVERYTHING
@@ -430,8 +420,39 @@ def as_selection(wrt: Any) -> Selection:
         return Path(wrt)
     if isinstance(wrt, type):
         return OfType(wrt)
-    if _is_mask(wrt):
+    bools = _bools(wrt)
+    if bools and all(bools):
         return _Mask(wrt)
-    if callable(wrt):
+    if callable(wrt) and not any(bools):
         return CallableSelection(wrt)
-    raise words.not_a_selector(wrt)
+    raise not_a_selector(wrt)
+
+
+def _bools(tree: Any) -> list[bool]:
+    """Whether each leaf is a bool."""
+    return [isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(tree)]
+
+
+def not_a_selector(wrt: Any) -> SelectorTypeError:
+    """The error for what is not a selector."""
+    bools = _bools(wrt)
+    details = [
+        "Expected a callable on the tree, a path such as 'kernels[0].variance', a class, a tree of bools, a "
+        "`Selection`, or None."
+    ]
+    fix = "write wrt=lambda m: m.the_part, or wrt='the_part'."
+    is_number = lambda item: isinstance(item, int) and not isinstance(item, bool)
+    if is_number(wrt) or (isinstance(wrt, tuple) and wrt and all(map(is_number, wrt))):
+        details = ["Which arguments are differentiated is said by keyword."]
+        fix = f"write argnums={wrt!r}."
+    elif any(bools) and not isinstance(wrt, tuple):
+        path, leaf = next(
+            (p.path, p.value) for p, is_bool in zip(Layout(wrt).leaves, bools, strict=True) if not is_bool
+        )
+        details = [f"It holds bools, as a mask does, and {type(leaf).__name__} {leaf!r:.40} at {at(path)}."]
+        fix = "make every leaf of the mask True or False."
+    elif isinstance(wrt, tuple | list):
+        details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
+        fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."
+    what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
+    return SelectorTypeError(word(what, *details, fix=fix))

@@ -1,46 +1,62 @@
-"""Slots: what a selector callable sees in the place of a leaf."""
+"""Slots: what a selector callable sees in the place of a leaf; and structures, on which selectors are resolved."""
 
+import collections
+import contextlib
 import operator
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+import threading
+from collections.abc import Hashable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
-from .. import _words as words
 from .._marks import Layout, Place, flatten_one_level, schema_of
-from .._trees import dtype_of, positions, shape_of
+from .._message import at, listed, word
+from .._trees import describe, dtype_of, is_differentiable, positions, reaches_array, shape_of
+from ..errors import ElementError, SlotError
+
+if TYPE_CHECKING:
+    from .plans import Plan
+
+_STRUCTURES = 256
 
 
 class Slot:
     """Stands for one leaf while a selector runs: it knows path, shape and dtype, and refuses to compute."""
 
-    __slots__ = ("_leaf", "_looked", "_number", "_owner")
+    __slots__ = ("_number", "_owner")
 
-    def __init__(self, owner: "SlotTree", number: int, leaf: Any):
+    def __init__(self, owner: "Structure", number: int):
         self._owner = owner
         self._number = number
-        self._leaf = leaf
-        self._looked = False
 
     @property
     def path(self) -> str:
         """The key path of the leaf, as text."""
-        return self._owner.layout.leaves[self._number].path
+        return self._owner.path(self._number)
 
-    def _look(self) -> Any:
-        self._looked = True
-        return self._leaf
+    @property
+    def _leaf(self) -> Any:
+        leaves = self._owner.leaves
+        if leaves is None:
+            raise SlotError(
+                word(
+                    f"The slot of {at(self.path)} is used after its selector has returned.",
+                    "A slot stands for a leaf only while the selector runs.",
+                    fix="ask for shape and dtype inside the selector.",
+                )
+            )
+        return leaves[self._number]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the leaf."""
-        return shape_of(self._look())
+        return shape_of(self._leaf)
 
     @property
     def dtype(self) -> Any:
         """The dtype of the leaf."""
-        return dtype_of(self._look())
+        return dtype_of(self._leaf)
 
     @property
     def ndim(self) -> int:
@@ -55,9 +71,15 @@ class Slot:
             size *= length
         return size
 
+    @property
+    def __jax_array__(self) -> NoReturn:
+        # JAX's functions look this up on whatever they are given.
+        raise computed(self.path, "it gives it to a function of JAX")
+
     def __getattr__(self, name: str) -> NoReturn:
-        if not name.startswith("_") and hasattr(jax.Array, name):
-            raise words.computed_on_slot(self.path, f"it reads `.{name}`")
+        # A leaf without shape and dtype, such as a string, has no more than a path.
+        if not name.startswith("_") and name not in ("shape", "dtype", "ndim", "size") and hasattr(jax.Array, name):
+            raise computed(self.path, f"it reads `.{name}`")
         raise AttributeError(f"the leaf `{self.path}` has no attribute {name!r}", name=name, obj=None)
 
     def __getitem__(self, index: Any) -> "ElementSlot":
@@ -69,10 +91,21 @@ class Slot:
             raise TypeError(f"the leaf `{self.path}` has no elements") from None
         if not shape:
             raise TypeError(f"the leaf `{self.path}` is a single number, which has no elements")
+        return ElementSlot(self, self._positions(index, lambda: positions(shape, index), shape))
+
+    def _positions(self, index: Any, take: Any, shape: tuple[int, ...]) -> np.ndarray:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(index)):
+            raise computed(self.path, "it indexes it with a traced value, which has no number yet")
         try:
-            return ElementSlot(self, positions(shape, index))
+            return np.asarray(take())
         except IndexError as error:
-            raise words.element_out_of_range(self.path, index, shape) from error
+            raise ElementError(
+                word(
+                    f"The selector takes element {index!r} of {at(self.path)}, which is out of range.",
+                    f"Expected an index into shape {shape}.",
+                    fix="select an element that is there, or the whole leaf.",
+                )
+            ) from error
 
     def __repr__(self) -> str:
         return f"<slot {self.path}>"
@@ -86,7 +119,7 @@ class ElementSlot(Slot):
     __slots__ = ("_elements",)
 
     def __init__(self, slot: Slot, elements: np.ndarray):
-        super().__init__(slot._owner, slot._number, slot._leaf)
+        super().__init__(slot._owner, slot._number)
         self._elements = elements
 
     @property
@@ -100,15 +133,23 @@ class ElementSlot(Slot):
         return self._elements.shape
 
     def __getitem__(self, index: Any) -> "ElementSlot":
-        try:
-            return ElementSlot(self, np.asarray(self._elements[index]))
-        except IndexError as error:
-            raise words.element_out_of_range(self.path, index, self.shape) from error
+        return ElementSlot(self, self._positions(index, lambda: self._elements[index], self.shape))
+
+
+def computed(path: str, operation: str) -> SlotError:
+    """The error for what a selector computes on a slot."""
+    return SlotError(
+        word(
+            f"The selector computes on {at(path)}: {operation}.",
+            "A selector points at parts of the tree; it sees slots (path, shape, dtype), never values.",
+            fix="return the part itself, and compute in the function that is differentiated.",
+        )
+    )
 
 
 def _refuse(operation: str) -> Any:
     def method(self: Slot, *args: Any, **kwargs: Any) -> NoReturn:
-        raise words.computed_on_slot(self.path, operation)
+        raise computed(self.path, operation)
 
     return method
 
@@ -123,55 +164,126 @@ for _name, _symbol in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
     setattr(Slot, f"__{_name}__", _refuse(f"it compares with `{_symbol}`"))
 for _name in ("neg", "pos", "abs", "invert", "round", "float", "int", "complex", "index", "trunc", "floor", "ceil"):
     setattr(Slot, f"__{_name}__", _refuse(f"it calls `{_name}`"))
-for _name, _words in {
+for _name, _operation in {
     **{"iter": "it iterates it", "contains": "it uses `in`", "bool": "it asks whether it is true"},
     **{"len": "it calls `len`", "call": "it calls it", "array": "it converts it to an array"},
 }.items():
-    setattr(Slot, f"__{_name}__", _refuse(_words))
+    setattr(Slot, f"__{_name}__", _refuse(_operation))
 
 
-class Pick(NamedTuple):
-    """Some elements of the leaf at a place."""
-
-    place: Place
-    elements: np.ndarray
-
-
-class SlotTree:
-    """A tree with a slot in the place of every leaf.
-
-    Args:
-        tree: The tree.
-        leaves: Its leaves.
-        treedef: Its structure.
+class Pick:
+    """Some elements of the leaf at a place.
 
     Attributes:
-        tree: The tree of slots.
-        layout: The layout of that tree.
+        place: The place of the leaf.
+        elements: The positions of the elements in the flattened leaf.
     """
 
-    def __init__(self, tree: Any, leaves: list[Any], treedef: Any):
-        # Before there are slots: a class's constructor may ask one for its path.
-        self.layout = Layout(tree)
-        self._slots = [Slot(self, number, leaf) for number, leaf in enumerate(leaves)]
-        self.tree: Any = self._build(tree, treedef)
-        self.layout = Layout(self.tree)
-        self._nodes = {}
-        for place in reversed(self.layout.places):
-            if not place.is_leaf:
-                self._nodes[id(place.value)] = place
-                if place.stop > place.start:
-                    self._nodes[id(place.alias)] = place
+    __slots__ = ("_key", "elements", "place")
+
+    def __init__(self, place: Place, elements: np.ndarray):
+        self.place = place
+        self.elements = elements
+        self._key = (place, elements.shape, elements.tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pick) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+class _Bound(threading.local):
+    """The tree, and its leaves, that the slots of a structure stand for in a thread."""
+
+    tree: Any = None
+    leaves: Any = None
+
+
+class Structure:
+    """A structure of trees, on which selectors are resolved: its places, and a slot for every leaf.
+
+    It is kept for other trees of the same structure, so it holds no leaves. A call binds its leaves for as long as it
+    resolves a selector, each thread its own.
+
+    Args:
+        tree: A tree of the structure.
+        treedef: The structure.
+
+    Attributes:
+        layout: The places of a tree with a slot in the place of every leaf.
+        slots: The slots, by the number of the leaf.
+        plans: The plans that were made for it, by what the selector says.
+        holds_arrays: Whether it keeps an array alive, by another library's auxiliary data or a closure in it.
+        failure: Why the tree could not be built with slots, if it could not.
+    """
+
+    def __init__(self, tree: Any, treedef: Any):
+        self.holds_arrays = reaches_array(treedef)
+        self._bound = _Bound()
+        self.slots = [Slot(self, number) for number in range(treedef.num_leaves)]
+        self.plans: dict[Hashable, Plan] = {}
+        self.failure: Exception | None = None
+        try:
+            self.layout = Layout(self._build(tree, treedef))
+        except Exception as error:
+            # A class that loses its leaves when it is built. Callables cannot be asked, all else can.
+            self.layout, self.failure, self.holds_arrays = Layout(tree), error, True
+        self._nodes = {id(place.value): place for place in reversed(self.layout.places) if not place.is_leaf}
+        nodes = [place.value for place in self.layout.places]
+        self._containers = [(node, node.copy()) for node in nodes if type(node) in (list, dict)]
 
     def _build(self, tree: Any, treedef: Any) -> Any:
         try:
-            built = treedef.unflatten(self._slots)
-            if all(map(operator.is_, jax.tree.leaves(built), self._slots)):
+            built = treedef.unflatten(self.slots)
+            if all(map(operator.is_, jax.tree.leaves(built), self.slots)):
                 return built
         except Exception:
             # A constructor that checks or converts its arguments, which slots do not survive.
             pass
-        return _with_leaves(tree, iter(self._slots))
+        built = _with_leaves(tree, iter(self.slots))
+        # It has all attributes of the tree's own nodes, those too that are not part of the structure.
+        self.holds_arrays = self.holds_arrays or reaches_array(built)
+        return built
+
+    def bind(self, tree: Any, leaves: Any) -> tuple[Any, Any]:
+        """Let the slots stand for the leaves of a tree in this thread, and return what they stood for before."""
+        bound = self._bound
+        before = bound.tree, bound.leaves
+        bound.tree, bound.leaves = tree, leaves
+        return before
+
+    @property
+    def leaves(self) -> Any:
+        """The leaves that the slots stand for."""
+        return self._bound.leaves
+
+    @property
+    def bound_tree(self) -> Any:
+        """The tree whose leaves the slots stand for."""
+        return self._bound.tree
+
+    def mark(self, leaf: int) -> int:
+        """The depth of the lowest mark at or above a leaf, or -1."""
+        return self.layout.leaves[leaf].mark
+
+    def path(self, number: int) -> str:
+        """The path of a leaf."""
+        # A class's constructor may ask a slot for its path before there is a layout.
+        return self.layout.leaves[number].path if hasattr(self, "layout") else f"leaf {number}"
+
+    def listed_leaves(self, leaves: Any = None) -> str:
+        """The first leaves for an error message, each with path, type and whether a mark holds it."""
+        places, leaves = self.layout.leaves, self.leaves if leaves is None else leaves
+        described = (
+            " ".join(filter(None, [place.path, describe(leaf), "(held)" if place.mark >= 0 else ""]))
+            for place, leaf in zip(places, leaves, strict=True)
+        )
+        return listed(described, len(places)) or "none"
+
+    def is_free(self, leaf: int) -> bool:
+        """Whether a leaf can be differentiated and no mark keeps it out."""
+        return self.mark(leaf) < 0 and is_differentiable(self.leaves[leaf])
 
     def find(self, value: Any) -> "Place | Pick | None":
         """The place of a slot or of a node of this tree (of what a wrapper holds, for a wrapper), else None."""
@@ -188,7 +300,7 @@ class SlotTree:
         return place
 
     def _find_copy(self, node: Any) -> Place | None:
-        """The node that this one is a copy of, as of classes that build what they hold anew on every access."""
+        """The node of which this one is a copy: some classes build what they hold anew on every access."""
         if isinstance(node, tuple) or type(node) in (list, dict) or not jax.tree_util.is_tree_node(type(node)):
             return None
         leaves = jax.tree.leaves(node)
@@ -198,19 +310,19 @@ class SlotTree:
         same = [p for p in self.layout.places if numbers == list(range(p.start, p.stop)) and _is_copy(node, p.value)]
         return same[-1] if same else None
 
-    def slot(self, number: int) -> Slot:
-        """The slot of a leaf."""
-        return self._slots[number]
-
-    def looked(self) -> list[int]:
-        """The numbers of the leaves whose shape or dtype was read."""
-        return [slot._number for slot in self._slots if slot._looked]
-
-    def release(self) -> None:
-        """Let the leaves go: slots and their tree refer to each other, and would keep them until a collection."""
-        for slot in self._slots:
-            slot._leaf = None
-        self.layout = Layout(())
+    def refuse_changes(self) -> None:
+        """Raise if a selector changed a list or a dict of the tree, which is kept for the next call; and repair it."""
+        for node, copy in self._containers:
+            if len(node) != len(copy) or node != copy:
+                node.clear()
+                (node.extend if isinstance(node, list) else node.update)(copy)
+                raise SlotError(
+                    word(
+                        "The selector changes a list or a dict of the tree.",
+                        "A selector only points at parts of the tree.",
+                        fix="copy it first: list(m.layers), dict(m.params).",
+                    )
+                )
 
 
 def _is_copy(one: Any, other: Any) -> bool:
@@ -233,4 +345,29 @@ def _with_leaves(node: Any, leaves: Iterator[Any]) -> Any:
     new = object.__new__(type(node))
     new.__dict__.update(node.__dict__)
     new.__dict__.update(zip(names, rebuilt, strict=True))
+    return new
+
+
+_structures: collections.OrderedDict[Any, Structure] = collections.OrderedDict()
+
+
+def structure_of(tree: Any, treedef: Any) -> Structure:
+    """The structure of a tree, kept from an earlier call wherever that keeps no array alive.
+
+    Args:
+        tree: The tree.
+        treedef: Its structure.
+    """
+    try:
+        found = _structures[treedef]
+        _structures.move_to_end(treedef)
+        return found
+    except Exception:
+        # Not there; or its auxiliary data cannot be compared; or another thread dropped it just now.
+        new = Structure(tree, treedef)
+    if not new.holds_arrays:
+        with contextlib.suppress(Exception):
+            _structures[treedef] = new
+            while len(_structures) > _STRUCTURES:
+                _structures.popitem(last=False)
     return new

@@ -6,73 +6,14 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import _words as words
-from .._marks import Layout
-from .._selection import Selection, Subject, Target, as_selection
+from .._message import listed, near_misses, word
+from .._selection import Selection, Target, as_selection
+from ..errors import ArgumentError, NotDifferentiableError
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None
 Argnames = str | Sequence[str] | None
 Position = int | str
-
-
-class Call:
-    """One call of a transformed function.
-
-    Args:
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-        positions: Where the differentiated arguments are: numbers and keywords.
-        selections: What is selected of each.
-    """
-
-    def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], positions: list[Position], selections: Any):
-        self._args = args
-        self._kwargs = kwargs
-        self._positions = positions
-        given = [kwargs[p] if isinstance(p, str) else args[p] for p in positions]
-        self.targets = [Target(argument, selection) for argument, selection in zip(given, selections, strict=True)]
-
-    def refuse_empty(self) -> None:
-        """Raise if an argument has leaves and none of them is differentiated."""
-        for position, target in zip(self._positions, self.targets, strict=True):
-            if target.is_empty:
-                subject = Subject(target.argument, target.leaves, target.treedef)
-                raise words.nothing_to_differentiate(f"argument {position}", subject.typed_paths())
-
-    def paths_where(self, flags: list[list[bool]], wanted: bool) -> list[str]:
-        """The paths of the differentiated leaves with a flag."""
-        return [
-            leaves[i].path
-            for target, own in zip(self.targets, flags, strict=True)
-            for leaves in [Layout(target.argument).leaves]
-            for i, flag in zip(target.plan.indices, own, strict=True)
-            if flag is wanted
-        ]
-
-    @property
-    def selected(self) -> list[list[Any]]:
-        """The differentiated leaves of each argument."""
-        return [target.selected for target in self.targets]
-
-    def of_selected(self, f: F) -> F:
-        """The function of the differentiated leaves alone; everything else is a constant of it."""
-
-        def of_selected(selected: list[list[Any]]) -> Any:
-            args, kwargs = list(self._args), dict(self._kwargs)
-            for position, target, values in zip(self._positions, self.targets, selected, strict=True):
-                argument = target.with_selected(values)
-                if isinstance(position, str):
-                    kwargs[position] = argument
-                else:
-                    args[position] = argument
-            return f(*args, **kwargs)
-
-        return of_selected
-
-    def shaped(self, values: list[list[Any]]) -> tuple[Any, ...]:
-        """One value per differentiated leaf, in the shapes of the gradients, one for each argument."""
-        return tuple(target.shaped(own) for target, own in zip(self.targets, values, strict=True))
 
 
 class Arguments:
@@ -83,6 +24,9 @@ class Arguments:
         wrt: A selector, or a tuple of one for each argument.
         argnums: One position, several, or None for the first (if there are no names).
         argnames: One name, several, or None.
+
+    Attributes:
+        several: Whether the result is a tuple, one for each argument.
     """
 
     def __init__(self, f: F, wrt: Any, argnums: Argnums, argnames: Argnames):
@@ -106,7 +50,7 @@ class Arguments:
         count = len(self._numbers) + len(self._names)
         given = (None,) * count if wrt is None else wrt
         if not isinstance(given, tuple) or len(given) != count:
-            raise words.selectors_and_arguments(wrt, [*self._numbers, *self._names])
+            raise wrong_number_of_selectors(wrt, [*self._numbers, *self._names])
         return tuple(map(as_selection, given))
 
     @functools.cached_property
@@ -122,19 +66,50 @@ class Arguments:
             return
         known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         if name not in known:
-            raise words.argument_unknown(name, known)
+            near = near_misses(name, known)
+            raise ArgumentError(
+                word(
+                    f"argnames names `{name}`, which is not a parameter of the function.",
+                    f"Parameters: {listed(known) or 'none'}.",
+                    fix=f"write {near[0]!r}." if near else "name one of these.",
+                )
+            )
 
-    def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """The call with these arguments."""
+    def targets(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Target]:
+        """The differentiated arguments of a call, with what is selected of each."""
         given = len(args)
-        needed = max((n + 1 if n >= 0 else -n for n in self._numbers), default=0)
-        if needed > given:
-            raise words.argument_missing(self._argnums, needed, given)
+        for number in self._numbers:
+            if not -given <= number < given:
+                raise self._missing(number, given)
         positions: list[Position] = [n % given for n in self._numbers]
         positions += [self._position_of(name, given, kwargs) for name in self._names]
         if len(positions) > 1 and len(set(positions)) < len(positions):
-            raise words.argument_twice(next(p for p in positions if positions.count(p) > 1))
-        return Call(args, kwargs, positions, self._selections)
+            twice = next(p for p in positions if positions.count(p) > 1)
+            raise ArgumentError(
+                word(
+                    f"`argnums` and `argnames` name argument {twice} twice.",
+                    "Expected every argument at most once: one of the two would be a constant of the other.",
+                    fix="select several parts of one argument with one selector: wrt=lambda m: (m.a, m.b).",
+                )
+            )
+        return [
+            Target(kwargs[position] if isinstance(position, str) else args[position], selection, position)
+            for position, selection in zip(positions, self._selections, strict=True)
+        ]
+
+    def _missing(self, number: int, given: int) -> ArgumentError:
+        # The first line is JAX's, with what it leaves out: the argument.
+        needed = max(n + 1 if n >= 0 else -n for n in self._numbers)
+        parameters = [p.name for p in self._parameters or () if p.kind is p.POSITIONAL_OR_KEYWORD]
+        name = f", `{parameters[number]}`," if 0 <= number < len(parameters) else ""
+        return ArgumentError(
+            word(
+                f"differentiating with respect to argnums={self._argnums} requires at least {needed} positional "
+                f"arguments to be passed by the caller, but got only {given} positional arguments.",
+                f"There is no argument {number}{name} among them.",
+                fix="pass it by position, or name it: argnames=..." if name else "correct argnums; it counts from 0.",
+            )
+        )
 
     def _position_of(self, name: str, given: int, kwargs: dict[str, Any]) -> Position:
         if name in kwargs:
@@ -142,4 +117,102 @@ class Arguments:
         positional = [p.name for p in self._parameters or () if p.kind is p.POSITIONAL_OR_KEYWORD]
         if name in positional and positional.index(name) < given:
             return positional.index(name)
-        raise words.argument_not_passed(name)
+        raise ArgumentError(
+            word(
+                f"argnames names `{name}`, which the caller did not pass.",
+                "A default value is not differentiated.",
+                fix=f"pass it: f(..., {name}=...).",
+            )
+        )
+
+    def shaped(self, targets: Sequence[Target], values: Sequence[Any]) -> Any:
+        """One value per differentiated leaf, in the shape of the gradient; a tuple for several arguments."""
+        parts = shaped(targets, values)
+        return parts if self.several else parts[0]
+
+
+def wrong_number_of_selectors(wrt: object, arguments: Sequence[object]) -> ArgumentError:
+    """The error for a `wrt` that has not one selector for each argument."""
+    count = f"{len(wrt)} selectors" if isinstance(wrt, tuple) else f"one selector ({wrt!r:.60})"
+    return ArgumentError(
+        word(
+            f"`wrt` and the arguments do not go together: {count} for {len(arguments)} arguments, {list(arguments)}.",
+            "Expected a tuple of one selector for each argument.",
+            fix="write wrt=(selector, None) beside argnums=(0, 1); None is every unmarked differentiable leaf.",
+        )
+    )
+
+
+def dressed(transform: str, f: F, title: str, implementation: F) -> F:
+    """Dress a transformed function as a plain Python function with the name and signature of the original."""
+    # Not `__dict__`: a model with __call__ keeps its parameters there.
+    wrapped = functools.wraps(f, updated=())(implementation)
+    name = getattr(f, "__name__", type(f).__name__)
+    wrapped.__name__ = name if hasattr(f, "__name__") else f"{transform}_{name}"
+    wrapped.__doc__ = f"{title} of `{name}`.\n\n{getattr(f, '__doc__', None) or ''}".rstrip()
+    return wrapped
+
+
+def refuse_uncallable(transform: str, f: Any) -> None:
+    """Raise if what should be differentiated cannot be called."""
+    if not callable(f):
+        raise ArgumentError(
+            word(
+                f"`partgrad.{transform}` got {type(f).__name__} {f!r:.60}, which cannot be called.",
+                "Expected the function to differentiate.",
+                fix=f"write partgrad.{transform}(f, wrt=...)(model), or @partgrad.{transform}(wrt=...).",
+            )
+        )
+
+
+def refuse_empty(targets: Sequence[Target]) -> None:
+    """Raise if an argument has leaves and none of them is differentiated."""
+    for target in targets:
+        if target.is_empty:
+            raise NotDifferentiableError(
+                word(
+                    f"There is nothing to differentiate in argument {target.position}.",
+                    "Expected a floating or complex leaf that is not held by a mark, got: "
+                    f"{target.structure.listed_leaves(target.leaves)}.",
+                    fix="store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by "
+                    "argnums.",
+                )
+            )
+
+
+def selected(targets: Sequence[Target]) -> list[Any]:
+    """The differentiated leaves of all arguments."""
+    return [leaf for target in targets for leaf in target.selected]
+
+
+def of_selected(f: F, args: Sequence[Any], kwargs: dict[str, Any], targets: Sequence[Target]) -> F:
+    """The function of the list of the differentiated leaves alone; everything else is a constant of it."""
+
+    def function_of_selected(values: Sequence[Any]) -> Any:
+        given, named, start = list(args), dict(kwargs), 0
+        for target in targets:
+            stop = start + len(target.plan.indices)
+            argument = target.with_selected(values[start:stop])
+            start = stop
+            if isinstance(target.position, str):
+                named[target.position] = argument
+            else:
+                given[target.position] = argument
+        return f(*given, **named)
+
+    return function_of_selected
+
+
+def shaped(targets: Sequence[Target], values: Sequence[Any]) -> tuple[Any, ...]:
+    """One value per differentiated leaf, in the shapes of the gradients, one for each argument."""
+    parts, start = [], 0
+    for target in targets:
+        stop = start + len(target.plan.indices)
+        parts.append(target.shaped(values[start:stop]))
+        start = stop
+    return tuple(parts)
+
+
+def paths(targets: Sequence[Target]) -> list[str]:
+    """The paths of the differentiated leaves."""
+    return [target.structure.path(i) for target in targets for i in target.plan.indices]

@@ -5,34 +5,42 @@ from typing import Any
 
 import jax
 
-from .. import _words as words
 from .._double_where import taken_paths
-from .._selection import as_selection
-from .arguments import Call, F
+from .._message import word
+from .._selection import Target, as_selection
+from ..errors import ArgumentError
+from .arguments import F, of_selected, refuse_empty, refuse_uncallable, selected, shaped, wrong_number_of_selectors
 
 
-def _call(f: Any, transform: str, primals: Sequence[Any], wrt: Any) -> Call:
-    if not callable(f):
-        raise words.not_a_function(transform, f)
+def _targets(f: Any, transform: str, primals: Sequence[Any], wrt: Any) -> list[Target]:
+    refuse_uncallable(transform, f)
     if wrt is None:
         wrt = (None,) * len(primals)
     elif not isinstance(wrt, tuple):
         wrt = (wrt,)
     elif len(wrt) != len(primals):
-        raise words.selectors_and_arguments(wrt, range(len(primals)))
-    call = Call(primals, {}, list(range(len(wrt))), tuple(map(as_selection, wrt)))
-    if call.targets and all(target.is_empty for target in call.targets):
-        call.refuse_empty()
-    return call
+        raise wrong_number_of_selectors(wrt, range(len(primals)))
+    selections = map(as_selection, wrt)
+    targets = [Target(primals[number], selection, number) for number, selection in enumerate(selections)]
+    if targets and all(target.is_empty for target in targets):
+        refuse_empty(targets)
+    return targets
 
 
-def _directions(call: Call, tangents: Any) -> list[list[Any]]:
-    if not isinstance(tangents, tuple | list) or len(tangents) != len(call.targets):
+def _directions(targets: Sequence[Target], tangents: Any) -> list[Any]:
+    if not isinstance(tangents, tuple | list) or len(tangents) != len(targets):
         found = len(tangents) if isinstance(tangents, tuple | list) else type(tangents).__name__
-        raise words.wrong_count("tangents", len(call.targets), found)
+        raise ArgumentError(
+            word(
+                f"Expected {len(targets)} tangents, one for each selected primal, got {found}.",
+                "Without wrt every primal is selected; one selector is for the first primal alone.",
+                fix="give a tuple with one tree for each selected primal, or select more by wrt=(selector, None, ...).",
+            )
+        )
     return [
-        target.values(tangent, f"The tangent of primal {number}")
-        for number, (target, tangent) in enumerate(zip(call.targets, tangents, strict=True))
+        value
+        for target, tangent in zip(targets, tangents, strict=True)
+        for value in target.values(tangent, f"The tangent of primal {target.position}")
     ]
 
 
@@ -72,13 +80,9 @@ def jvp(
         >>> print(value, derivative)
         18.0 12.0
     """
-    call = _call(f, "jvp", primals, wrt)
-    return jax.jvp(
-        call.of_selected(taken_paths(f, double_where)),
-        (call.selected,),
-        (_directions(call, tangents),),
-        has_aux=has_aux,
-    )
+    targets = _targets(f, "jvp", primals, wrt)
+    function = of_selected(taken_paths(f, double_where), primals, {}, targets)
+    return jax.jvp(function, (selected(targets),), (_directions(targets, tangents),), has_aux=has_aux)
 
 
 def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_where: bool = False) -> Any:
@@ -105,9 +109,10 @@ def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_wher
         >>> print(value, pull(1.0))
         18.0 ({'a': Array(12., dtype=float32, weak_type=True), 'n': None}, Array(9., dtype=float32, weak_type=True))
     """
-    call = _call(f, "vjp", primals, wrt)
-    value, pull, *aux = jax.vjp(call.of_selected(taken_paths(f, double_where)), call.selected, has_aux=has_aux)
-    return value, lambda cotangent: call.shaped(pull(cotangent)[0]), *aux
+    targets = _targets(f, "vjp", primals, wrt)
+    function = of_selected(taken_paths(f, double_where), primals, {}, targets)
+    value, pull, *aux = jax.vjp(function, selected(targets), has_aux=has_aux)
+    return value, lambda cotangent: shaped(targets, pull(cotangent)[0]), *aux
 
 
 def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_where: bool = False) -> Any:
@@ -135,6 +140,7 @@ def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, doubl
         >>> print(value, linear(1.0), linear(10.0))
         9.0 6.0 60.0
     """
-    call = _call(f, "linearize", primals, wrt)
-    value, linear, *aux = jax.linearize(call.of_selected(taken_paths(f, double_where)), call.selected, has_aux=has_aux)
-    return value, lambda *tangents: linear(_directions(call, tangents)), *aux
+    targets = _targets(f, "linearize", primals, wrt)
+    function = of_selected(taken_paths(f, double_where), primals, {}, targets)
+    value, linear, *aux = jax.linearize(function, selected(targets), has_aux=has_aux)
+    return value, lambda *tangents: linear(_directions(targets, tangents)), *aux

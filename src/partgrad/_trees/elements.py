@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _words as words
+from .._message import word
+from ..errors import PartsError
 
 Elements: TypeAlias = np.ndarray | None
 
@@ -30,7 +31,13 @@ def put(leaf: Any, elements: Elements, value: Any) -> Any:
     if elements is None:
         return value
     if jnp.shape(value) != elements.shape:
-        raise words.elements_shape(elements.shape, jnp.shape(value))
+        raise PartsError(
+            word(
+                "The new elements do not fit the selected ones.",
+                f"Expected shape {elements.shape}, got {jnp.shape(value)}.",
+                fix="give one value for each selected element, in their shape.",
+            )
+        )
     if isinstance(leaf, np.ndarray) and not isinstance(value, jax.Array):
         # Stays NumPy's: a jax array may have less precision.
         new = leaf.astype(np.result_type(leaf, value))

@@ -1,0 +1,130 @@
+"""Selector callables: run on the slots of a structure, and what they return turned into places."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .._marks import Place
+from .._message import listed, near_misses, word
+from ..errors import ElementError, NoMatchError, SelectionError, SlotError
+from .choose import LEAF
+from .slots import Pick, Slot, Structure, computed
+
+
+class _Misfit(Exception):
+    """A callable does not fit a node."""
+
+    def __init__(self, reason: str, name: str | None = None):
+        super().__init__(reason)
+        self.name = name
+
+
+def answer_of(function: Callable[[Any], Any], structure: Structure, *, everywhere: bool) -> Any:
+    """What a function returns on the root of a structure; or, if it does not fit, on the nodes below where it does.
+
+    Args:
+        function: From a node to parts of it.
+        structure: The structure.
+        everywhere: Whether to ask every node, the root included.
+
+    Returns:
+        The answer of a selection: see `Selection.answer`.
+    """
+    if structure.failure is not None:
+        raise structure.failure
+    try:
+        return _answer(function, structure, everywhere)
+    finally:
+        structure.refuse_changes()
+
+
+def _answer(function: Callable[[Any], Any], structure: Structure, everywhere: bool) -> Any:
+    misfit = None
+    if not everywhere:
+        try:
+            return _parts(function, structure, structure.layout.root)
+        except _Misfit as error:
+            # A new one: with its traceback it would keep this call's frames, and the leaves in them, alive.
+            misfit = _Misfit(str(error), error.name)
+    nodes = [p for p in structure.layout.places if not p.is_leaf and not p.is_wrapper]
+    answers = []
+    for node in nodes if misfit is None else nodes[1:]:
+        try:
+            answers.append(_parts(function, structure, node)[0])
+        except _Misfit as error:
+            misfit = misfit or _Misfit(str(error), error.name)
+    if not answers:
+        misfit = misfit or _Misfit("it is one leaf, and a leaf is not a node")
+        raise _fits_nowhere(structure, misfit, max(len(nodes) - 1, 0))
+    return tuple(answers), None
+
+
+def _parts(function: Callable[[Any], Any], structure: Structure, node: Place) -> tuple[tuple[Place | Pick, ...], Any]:
+    """The places that the function returns for a node, and the containers around them."""
+    try:
+        returned = function(node.value)
+    except (SlotError, ElementError):
+        raise
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        if (refused := _slot_error(error)) is not None:
+            raise refused from None
+        if Slot.__module__ in str(error):
+            # What jax.lax says of an argument that is not an array.
+            raise computed("a leaf", "it gives it to a function of JAX") from None
+        name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
+        raise _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None) from None
+    found = structure.find(returned)
+    if found is not None:
+        return (found,), LEAF
+    try:
+        places, containers = jax.tree.flatten(_to_places(returned, structure))
+    except (TypeError, ValueError) as error:
+        raise SelectionError(
+            word(
+                f"The selector returned a container that JAX cannot flatten: {str(error).splitlines()[0]:.80}",
+                "Expected slots or nodes of the tree, or tuples, lists or dicts of them.",
+                fix="use dict keys of one type, such as strings.",
+            )
+        ) from error
+    return tuple(places), containers
+
+
+def _slot_error(error: BaseException | None) -> SlotError | None:
+    """The error of a slot that led to another one: JAX catches what a slot raises when it is given one."""
+    while error is not None and not isinstance(error, SlotError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _to_places(returned: Any, structure: Structure) -> Any:
+    """Replace slots and nodes of the tree by their places, inside tuples, lists and dicts."""
+    place = structure.find(returned)
+    if place is not None:
+        return place
+    if isinstance(returned, tuple) and hasattr(returned, "_fields"):
+        return type(returned)(*(_to_places(item, structure) for item in returned))
+    if type(returned) in (tuple, list):
+        return type(returned)(_to_places(item, structure) for item in returned)
+    if type(returned) is dict:
+        return {key: _to_places(item, structure) for key, item in returned.items()}
+    if isinstance(returned, Slot):
+        raise _Misfit(f"it returned {returned!r}, which belongs to another tree")
+    kind = type(returned).__name__
+    static = "; static data is not a leaf" if isinstance(returned, bool | int | float | str) else ""
+    raise _Misfit(f"it returned {returned!r:.60} ({kind}), which is not a part of the tree{static}")
+
+
+def _fits_nowhere(structure: Structure, misfit: _Misfit, nodes: int) -> NoMatchError:
+    steps = [place.step for place in structure.layout.places if place.step is not None]
+    names = [name for step in steps if isinstance(name := getattr(step, "name", getattr(step, "key", None)), str)]
+    near = near_misses(misfit.name, dict.fromkeys(names)) if misfit.name else []
+    root = type(structure.layout.root.value).__name__
+    details = [f"On the tree itself: {misfit}.", f"Tried on {root} and the {nodes} nodes below it."]
+    if near:
+        details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
+    details.append(f"Leaves: {structure.listed_leaves()}.")
+    fix = "return one of the leaves, or a node that holds some."
+    if near and near[0] != misfit.name:
+        fix = f"write `{near[0]}` for `{misfit.name}`."
+    return NoMatchError(word("The selector fits no part of the tree.", *details, fix=fix))

@@ -1,0 +1,266 @@
+"""Patterns: paths and globs as text, read into steps, and the places of a tree that they match."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax.tree_util import GetAttrKey, SequenceKey
+
+from .._marks import Layout, Place
+from .._message import at, listed, near_misses, word
+from ..errors import NoMatchError
+from .slots import Pick, Structure
+
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+class PatternStep(NamedTuple):
+    """One step of a pattern: `kind` is name, key, index, `*`, `[*]` or `**`; `value` is the name, key or index.
+
+    The text is kept for error messages. A key is an `index` where it can only take elements of an array: a slice, or
+    several.
+    """
+
+    kind: str
+    value: Any
+    text: str
+
+    def matches(self, step: Any, siblings: int) -> bool:
+        """Whether it matches a key entry of a node with so many children."""
+        if self.kind == "*":
+            return True
+        if self.kind == "[*]":
+            return not isinstance(step, GetAttrKey)
+        if self.kind == "name":
+            return self.value == (step.name if isinstance(step, GetAttrKey) else getattr(step, "key", None))
+        if isinstance(step, SequenceKey):
+            return type(self.value) is int and self.value in (step.idx, step.idx - siblings)
+        if isinstance(step, GetAttrKey):
+            return False
+        key = getattr(step, "key", step)
+        return repr(key) == self.value.text if isinstance(self.value, _Raw) else _same(key, self.value)
+
+    @property
+    def is_index(self) -> bool:
+        """Whether it can take elements of an array."""
+        parts = self.value if type(self.value) is tuple else (self.value,)
+        return self.kind == "key" and all(type(part) in (int, slice, type(...)) for part in parts)
+
+
+class _Raw(NamedTuple):
+    """A key that is not a Python literal, such as an enum's, compared as text."""
+
+    text: str
+
+
+def _same(first: Any, second: Any) -> bool:
+    return type(first) is type(second) and bool(first == second)
+
+
+def parse(pattern: str) -> tuple[PatternStep, ...]:
+    """Parse a path or a glob.
+
+    Args:
+        pattern: Steps as Python writes them, `*` for any one step and `**` for any number of them.
+
+    Returns:
+        The steps. A pattern is exact when no step is a `*`, a `[*]` or a `**`.
+
+    Raises:
+        NoMatchError: Where the pattern cannot be read.
+    """
+    steps: list[PatternStep] = []
+    start = 0
+    while start < len(pattern) or not steps:
+        if pattern.startswith("[", start):
+            end = _closing(pattern, start)
+            steps.append(_parse_key(pattern, start, pattern[start + 1 : end].strip()))
+            start = end + 1
+            continue
+        if steps:
+            if pattern[start] != ".":
+                raise _unreadable(pattern, start, "a dot or a bracket between two steps")
+            start += 1
+        stars = "**" if pattern.startswith("**", start) else "*" if pattern.startswith("*", start) else ""
+        if stars:
+            steps.append(PatternStep(stars, None, stars))
+            start += len(stars)
+        elif name := _NAME.match(pattern, start):
+            steps.append(PatternStep("name", name.group(), name.group()))
+            start = name.end()
+        else:
+            raise _unreadable(pattern, start, "a name, `*` or `**`")
+    return tuple(steps)
+
+
+def _unreadable(pattern: str, position: int, expected: str) -> NoMatchError:
+    return NoMatchError(
+        word(
+            f"The path {pattern!r} cannot be read at position {position}: {pattern[position:]!r}.",
+            f"Expected {expected}.",
+            fix="write it as Python would: kernels[0].variance, ['w'].scale; `*` is one step, `**` any number.",
+        )
+    )
+
+
+def _closing(pattern: str, start: int) -> int:
+    quote, escaped = "", False
+    for position in range(start + 1, len(pattern)):
+        character = pattern[position]
+        if quote:
+            if character == quote and not escaped:
+                quote = ""
+            escaped = character == "\\" and not escaped
+        elif character in "'\"":
+            quote = character
+        elif character == "]":
+            return position
+    raise _unreadable(pattern, start, "a closing bracket")
+
+
+def _parse_key(pattern: str, start: int, text: str) -> PatternStep:
+    if not text:
+        raise _unreadable(pattern, start, "an index, a key or `*` inside the brackets")
+    if text == "*":
+        return PatternStep("[*]", None, "[*]")
+    try:
+        value = _key_value(ast.parse(f"_[{text}]", mode="eval").body)
+    except (ValueError, SyntaxError):
+        value = _Raw(text)
+    return PatternStep("key", value, f"[{text}]")
+
+
+def _key_value(node: Any) -> Any:
+    """The value of a subscript: a literal, a slice, or a tuple of them."""
+    inner = node.slice if isinstance(node, ast.Subscript) else node
+    if isinstance(inner, ast.Tuple):
+        return tuple(map(_key_value, inner.elts))
+    if isinstance(inner, ast.Slice):
+        bounds = [inner.lower, inner.upper, inner.step]
+        return slice(*(None if bound is None else ast.literal_eval(bound) for bound in bounds))
+    return ast.literal_eval(inner)
+
+
+def is_exact(steps: Iterable[PatternStep]) -> bool:
+    """Whether a pattern names one place: it has no wildcard."""
+    return not any("*" in step.kind for step in steps)
+
+
+def matching_places(layout: Layout, steps: Sequence[PatternStep]) -> list[Place]:
+    """The places that a pattern matches; of a wrapper, what it holds."""
+    # For each place, the positions in the pattern that its path may have reached.
+    reached: dict[int, frozenset[int]] = {}
+    found = []
+    for place in layout.places:
+        if place.parent is None:
+            positions = _skipping(steps, {0})
+        elif place.step is None:
+            positions = reached[id(place.parent)]
+        else:
+            positions = frozenset(_advance(steps, reached[id(place.parent)], place))
+        reached[id(place)] = positions
+        if len(steps) in positions and not place.is_wrapper:
+            found.append(place)
+    return found
+
+
+def _advance(steps: Sequence[PatternStep], positions: Iterable[int], place: Place) -> Iterator[int]:
+    for position in positions:
+        if position == len(steps):
+            continue
+        if steps[position].kind == "**":
+            yield from _skipping(steps, {position})
+        elif steps[position].matches(place.step, place.siblings):
+            yield from _skipping(steps, {position + 1})
+
+
+def _skipping(steps: Sequence[PatternStep], positions: set[int]) -> frozenset[int]:
+    """The positions, and those behind a `**`, which may stand for no step at all."""
+    position = max(positions)
+    while position < len(steps) and steps[position].kind == "**":
+        position += 1
+        positions.add(position)
+    return frozenset(positions)
+
+
+def elements_at(structure: Structure, steps: Sequence[PatternStep]) -> list[Pick]:
+    """The elements that the last steps of a pattern take of the arrays that the others match."""
+    for count in range(1, len(steps) + 1):
+        if not steps[-count].is_index:
+            return []
+        places = [place for place in matching_places(structure.layout, steps[:-count]) if place.is_leaf]
+        arrays = [place for place in places if getattr(structure.leaves[place.start], "shape", None)]
+        if arrays:
+            return [_pick(structure, place, steps[-count:]) for place in arrays]
+    return []
+
+
+def _pick(structure: Structure, place: Place, steps: Sequence[PatternStep]) -> Pick:
+    slot: Any = structure.slots[place.start]
+    for step in steps:
+        slot = slot[step.value]
+    return Pick(place, slot.elements)
+
+
+def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -> NoMatchError:
+    """The error for a pattern that matches nothing: it says at which step, and what is there instead."""
+    details, fix = _instead(structure.layout, pattern, steps)
+    if not fix:
+        near = near_misses(pattern, [place.path for place in structure.layout.places if place.step is not None])
+        if near:
+            details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
+        fix = f"write {near[0]!r}." if near else "start at the tree itself, not with the argument's name."
+    what = f"The path '{pattern}' matches nothing in the tree."
+    return NoMatchError(word(what, *details, f"Leaves: {structure.listed_leaves()}.", fix=fix))
+
+
+def _instead(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> tuple[list[str], str]:
+    """What there is instead at the first step of a pattern that leads nowhere, and how to write the pattern."""
+    reached, count = [layout.root], 0
+    while count < len(steps) and (further := matching_places(layout, steps[: count + 1])):
+        reached, count = further, count + 1
+    step = steps[min(count, len(steps) - 1)]
+    for place in reached:
+        if step.kind == "name" and _has_static(place.value, step.value):
+            path = f"{place.path}.{step.value}".removeprefix(".")
+            what = f"{at(path)} is static data of `{type(place.value).__name__}`, which is never differentiated."
+            return [what], "make it a field of its own that is not static."
+    below = matching_places(layout, [PatternStep("**", None, "**"), *steps])
+    if below:
+        several = [repr(place.path) for place in below]
+        every = f", or '**.{pattern}' for all of them" if not pattern.startswith("[") else ""
+        details = [
+            f"It starts at the tree itself; deeper there {'is' if len(several) == 1 else 'are'} {listed(several)}."
+        ]
+        return details, f"write {several[0]}." if len(several) == 1 else f"write {' or '.join(several[:3])}{every}."
+    if step.kind != "name":
+        return [], ""
+    inside = {id(place) for place in reached}
+    names = {n: None for place in layout.places if id(_node_above(place)) in inside and (n := _name(place.step))}
+    near = near_misses(step.value, names)
+    if not near:
+        return [], ""
+    texts = [other.text for other in steps]
+    texts[count] = near[0]
+    fixed = "".join(text if text.startswith("[") else f".{text}" for text in texts).removeprefix(".")
+    near_paths = [place.path for place in matching_places(layout, parse(fixed))]
+    known = [f"Near names: {listed(f'`{n}`' for n in near_paths or near)}."]
+    return known, f"write {fixed!r}." if near_paths else f"write `{near[0]}` for `{step.value}`."
+
+
+def _node_above(place: Place) -> Place | None:
+    above = place.parent
+    while above is not None and above.is_wrapper and above.step is None:
+        above = above.parent
+    return above
+
+
+def _name(step: Any) -> str | None:
+    name = getattr(step, "name", getattr(step, "key", None))
+    return name if isinstance(name, str) else None
+
+
+def _has_static(node: Any, name: str) -> bool:
+    """Whether a node has an attribute of its own that is none of its children."""
+    return name in getattr(node, "__dict__", {})

@@ -1,0 +1,305 @@
+"""Plans: what a selector says about a structure, resolved to numbers of leaves, once, and kept.
+
+A plan says which leaves are differentiated and how a gradient is put together. It holds no leaves. Plans are kept with
+their structure: those of paths, classes and masks by the selector, those of callables by what the callable returned.
+"""
+
+import contextlib
+import types
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from .._marks import Marks, StaticData, first_difference, refuse_forgotten
+from .._message import at, word
+from .._trees import Elements, is_differentiable, put, reaches_array, shape_of, take
+from ..errors import PartsError, SelectionError
+from .slots import Structure, structure_of
+
+if TYPE_CHECKING:
+    from .choose import Purpose
+    from .selectors import Selection
+
+_PLANS = 128
+# The most elements that a kept plan may name.
+_ELEMENTS = 4096
+
+
+class Part(NamedTuple):
+    """The shape of a named part: nodes and leaves of a tree, in tuples, lists and dicts.
+
+    Attributes:
+        containers: The structure of the tuples, lists and dicts; None where the part is one leaf.
+        nodes: For each node or leaf its route in the tree, how many leaves it has, and which of them are selected.
+    """
+
+    containers: Any
+    nodes: list[tuple[tuple[int, ...], int, list[int]]]
+
+
+class Plan:
+    """A resolved selector: which leaves are differentiated, and how a gradient is put together.
+
+    Args:
+        structure: The structure, bound to the leaves of a call.
+        indices: The numbers of the differentiated leaves, each once; of a named part, in the part's order.
+        elements: For each of them which elements are differentiated; None for the whole leaf. A named part may have a
+            leaf more than once, with other elements.
+        considered: The numbers of the leaves that the selector is about.
+        part: The shape of the part that it names; None for a selector that describes leaves.
+        thawed: The structure without the marks that give way, or None.
+
+    Attributes:
+        indices: As above.
+        elements: As above.
+        others: The considered leaves that have no derivative.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        indices: Sequence[int],
+        elements: Sequence[Elements] | None = None,
+        considered: Iterable[int] = (),
+        part: Part | None = None,
+        thawed: Any = None,
+    ):
+        leaves = structure.leaves
+        self.indices = tuple(indices)
+        self.elements = (None,) * len(self.indices) if elements is None else tuple(elements)
+        self._is_whole = all(own is None for own in self.elements)
+        self._size = len(leaves)
+        self._part = part
+        self._thawed = thawed
+        numbers = list(considered)
+        self._considered = tuple((i, is_differentiable(leaves[i])) for i in numbers)
+        self.others = tuple(i for i, differentiable in self._considered if not differentiable)
+        self._shapes = () if self._is_whole else tuple((i, _shape(leaves[i])) for i in numbers)
+
+    def fits(self, leaves: list[Any]) -> bool:
+        """Whether it holds for other leaves in the same structure: they differ in nothing that mattered."""
+        for i, differentiable in self._considered:
+            if is_differentiable(leaves[i]) is not differentiable:
+                return False
+        return not self._shapes or all(_shape(leaves[i]) == shape for i, shape in self._shapes)
+
+    def may_be_kept(self, treedef: Any) -> bool:
+        """Whether it is right for every structure that compares equal, and small."""
+        if self._thawed is not None and not _compares_exactly(treedef):
+            return False
+        return sum(own.size for own in self.elements if own is not None) <= _ELEMENTS
+
+    def selected(self, leaves: list[Any]) -> list[Any]:
+        """The differentiated leaves or elements."""
+        if self._is_whole:
+            return [leaves[i] for i in self.indices]
+        return [take(leaves[i], elements) for i, elements in zip(self.indices, self.elements, strict=True)]
+
+    def inserted(self, leaves: list[Any], values: Iterable[Any]) -> list[Any]:
+        """The leaves with others in the place of the differentiated ones."""
+        leaves = leaves.copy()
+        if self._is_whole:
+            for i, value in zip(self.indices, values, strict=True):
+                leaves[i] = value
+            return leaves
+        for i, elements, value in zip(self.indices, self.elements, values, strict=True):
+            leaves[i] = put(leaves[i], elements, value)
+        return leaves
+
+    def structure(self, treedef: Any) -> Any:
+        """The structure of a tree, thawed where a mark was named."""
+        # The caller's own wherever possible: treedefs that compare equal may still differ (1 == True, two equal lists).
+        return treedef if self._thawed is None else self._thawed
+
+    def gradient(self, treedef: Any, values: Iterable[Any]) -> Any:
+        """Put one value per differentiated leaf into the shape of the gradient."""
+        if self._part is None:
+            everywhere = [None] * self._size
+            for i, value in zip(self.indices, values, strict=True):
+                everywhere[i] = value
+            return unflatten_part(treedef, everywhere)
+        containers, nodes = self._part
+        if containers is None:
+            (value,) = values
+            return value
+        remaining, built = iter(values), []
+        for route, size, selected in nodes:
+            structure = treedef
+            for number in route:
+                structure = structure.children()[number]
+            leaves: list[Any] = [None] * size
+            for number in selected:
+                leaves[number] = next(remaining)
+            built.append(structure.unflatten(leaves))
+        return containers.unflatten(built)
+
+
+def _shape(leaf: Any) -> Any:
+    try:
+        return shape_of(leaf)
+    except AttributeError:
+        return None
+
+
+def _compares_exactly(structure: Any) -> bool:
+    """Whether structures that equal this one are the same in every respect."""
+    data = structure.node_data()
+    return data is None or (_is_exact(data[1]) and all(map(_compares_exactly, structure.children())))
+
+
+def _is_exact(aux: Any) -> bool:
+    if type(aux) in (tuple, list):
+        return all(map(_is_exact, aux))
+    return isinstance(aux, str | type | types.FunctionType | Marks | StaticData | None)
+
+
+def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
+    """Build a tree with None in the place of leaves."""
+    try:
+        return treedef.unflatten(leaves)
+    except Exception as error:
+        error.add_note(
+            "partgrad built a tree with None in the place of the leaves that are not in it, and the constructor of a "
+            "class in it, which JAX runs to build one, refused that.\n"
+            "Fix: let the constructor accept None, or name the leaves by a callable, whose gradient has no such tree."
+        )
+        raise
+
+
+def plan(selection: "Selection", tree: Any, leaves: list[Any], treedef: Any) -> Plan:
+    """Resolve a selection on a tree, or find the plan that was made for its structure.
+
+    Args:
+        selection: From `as_selection`. What it says about a structure for good is looked up; a callable is asked anew.
+        tree: The tree.
+        leaves: Its leaves.
+        treedef: Its structure.
+    """
+    structure = structure_of(tree, treedef)
+    found = _kept(structure, selection, leaves) if selection.is_fixed else None
+    if found is not None:
+        if selection.takes_everything and found.others:
+            _refuse_forgotten(structure, leaves, found.others)
+        return found
+    before = structure.bind(tree, leaves)
+    try:
+        answer = selection.answer(structure, "differentiate")
+        if not selection.is_fixed and (found := _kept(structure, answer, leaves)) is not None:
+            return found
+        new = selection.plan(structure, answer, "differentiate")
+    finally:
+        structure.bind(*before)
+    key = selection if selection.is_fixed else answer
+    if new.may_be_kept(treedef) and not (selection.is_fixed and reaches_array(selection)):
+        plans = structure.plans
+        # Another thread may do the same just now.
+        with contextlib.suppress(KeyError, RuntimeError, StopIteration, TypeError, ValueError):
+            while len(plans) >= _PLANS:
+                del plans[next(iter(plans))]
+            plans[key] = new
+    return new
+
+
+def _refuse_forgotten(structure: Structure, leaves: list[Any], others: Sequence[int]) -> None:
+    refuse_forgotten([leaves[i] for i in others], lambda number: structure.path(others[number]))
+
+
+def resolve(selection: "Selection", tree: Any, leaves: list[Any], structure: Structure, purpose: "Purpose") -> Plan:
+    """Resolve a selection on a tree for a purpose for which plans are not kept."""
+    before = structure.bind(tree, leaves)
+    try:
+        return selection.plan(structure, selection.answer(structure, purpose), purpose)
+    finally:
+        structure.bind(*before)
+
+
+def _kept(structure: Structure, key: Any, leaves: list[Any]) -> Plan | None:
+    try:
+        found = structure.plans.get(key)
+    except Exception:
+        # A mask whose structure has auxiliary data that cannot be compared.
+        return None
+    return found if found is not None and found.fits(leaves) else None
+
+
+class Target:
+    """A tree with what is selected of it: its leaves, and how to put other values in.
+
+    Args:
+        tree: The tree.
+        selection: What is selected of it.
+        position: Which argument of a function it is.
+    """
+
+    __slots__ = ("leaves", "plan", "position", "tree", "treedef")
+
+    def __init__(self, tree: Any, selection: "Selection", position: "int | str" = 0):
+        self.tree = tree
+        self.position = position
+        self.leaves, self.treedef = jax.tree.flatten(tree)
+        self.plan: Plan = plan(selection, tree, self.leaves, self.treedef)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are leaves, and none of them is differentiated."""
+        return not self.plan.indices and bool(self.leaves)
+
+    @property
+    def structure(self) -> Structure:
+        """The structure of the tree."""
+        return structure_of(self.tree, self.treedef)
+
+    @property
+    def selected(self) -> list[Any]:
+        """The differentiated leaves."""
+        return self.plan.selected(self.leaves)
+
+    def with_selected(self, values: Iterable[Any]) -> Any:
+        """The tree with other values in the differentiated leaves."""
+        return self.plan.structure(self.treedef).unflatten(self.plan.inserted(self.leaves, values))
+
+    def shaped(self, values: Iterable[Any]) -> Any:
+        """One value per differentiated leaf, in the shape of the gradient."""
+        return self.plan.gradient(self.treedef, values)
+
+    def values(self, shaped: Any, what: str) -> list[Any]:
+        """Take out of a tree in the shape of the gradient one value per differentiated leaf."""
+        return values_like(self.shaped(self.selected), shaped, what)
+
+    def refuse_elements(self, what: str) -> None:
+        """Raise if elements of a leaf are selected."""
+        for i, elements in zip(self.plan.indices, self.plan.elements, strict=True):
+            if elements is not None:
+                raise elements_refused(what, self.structure.path(i))
+
+
+def elements_refused(what: str, path: str) -> SelectionError:
+    """The error for elements of a leaf where only whole leaves will do."""
+    return SelectionError(
+        word(
+            f"`{what}` works on whole leaves, and the selector takes elements of {at(path)}.",
+            "Expected leaves or nodes.",
+            fix="select the whole leaf; for single elements use grad, select, replace, ravel or stop_gradient.",
+        )
+    )
+
+
+def values_like(template: Any, shaped: Any, what: str) -> list[Any]:
+    """The leaves of a tree, which must have the structure of a template.
+
+    Raises:
+        PartsError: If the structures differ; `what` says what the tree is.
+    """
+    leaves, structure = jax.tree.flatten(shaped)
+    if structure != jax.tree.structure(template):
+        path, expected, found = first_difference(template, shaped)
+        raise PartsError(
+            word(
+                f"{what} has another structure than the selection, at {at(path)}.",
+                f"Expected {expected}, got {found}.",
+                fix="give it the shape of the gradient: the selected part, or the tree with None at what is not "
+                "selected.",
+            )
+        )
+    return leaves

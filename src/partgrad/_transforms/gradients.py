@@ -1,0 +1,251 @@
+"""grad and value_and_grad: put the selected leaves in, take their derivative out.
+
+Everything that is not selected is a constant that the differentiated function closes over, so transforms outside still
+see it.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+import jax
+
+from .._double_where import taken_paths
+from .._message import listed, word
+from .unused import used_leaves
+from ..errors import ArgumentError, SelectionError
+from .arguments import (
+    Argnames,
+    Argnums,
+    Arguments,
+    F,
+    dressed,
+    of_selected,
+    paths,
+    refuse_empty,
+    refuse_uncallable,
+    selected,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Unused = Literal["zero", "none", "error"]
+
+
+@overload
+def grad(
+    f: Callable[P, Any],
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    unused: Unused = "zero",
+    double_where: bool = False,
+) -> Callable[P, Any]: ...
+
+
+@overload
+def grad(
+    f: None = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    unused: Unused = "zero",
+    double_where: bool = False,
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+
+
+def grad(
+    f: Any = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    unused: Unused = "zero",
+    double_where: bool = False,
+) -> Any:
+    """The gradient of a function with respect to the selected leaves of an argument.
+
+    `jax.grad` with one more word. Leaves that are not selected are constants of this differentiation only; an enclosing
+    transform still sees them. Leaves held by a mark (`NonDiff`) take part only if `wrt` names them.
+
+    Args:
+        f: A function of any pytrees to a real scalar (or to a pair of it and auxiliary data, with `has_aux`).
+        wrt: A selector: a callable on the argument (`lambda k: k.variance`), a path or glob
+            (`"kernels[0].variance"`), a class, a mask, or a `Selection`. None selects every floating or complex leaf
+            that no mark holds. With several arguments, a tuple of selectors.
+        argnums: Which positional argument to differentiate, or several; the first, unless `argnames` is given.
+        argnames: The name of the argument to differentiate, or several; keyword arguments too. One string alone gives
+            one gradient, as an int does.
+        has_aux: As in `jax.grad`.
+        holomorphic: As in `jax.grad`.
+        unused: What to do about selected leaves that the output cannot depend on, found by tracing: `"zero"` is JAX's
+            gradient, `"none"` puts None there, `"error"` raises and names them. `stop_gradient` counts as unused.
+        double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
+
+    Returns:
+        A plain Python function of the same arguments that returns the gradient: in the shape of the part, if `wrt`
+        names a part; else the tree of the argument with None at every leaf that was not differentiated. A leaf's
+        gradient has its shape and dtype. Without `f`, a decorator.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+
+    Example:
+        >>> import partgrad as pg
+        >>> def loss(model, x):
+        ...     return model["w"] * x + model["b"] ** 2
+        >>> pg.grad(loss)({"w": 2.0, "b": 3.0, "count": 7}, 5.0)
+        {'b': Array(6., dtype=float32, weak_type=True), 'count': None, 'w': Array(5., dtype=float32, weak_type=True)}
+        >>> pg.grad(loss, wrt="b")({"w": 2.0, "b": 3.0, "count": 7}, 5.0)
+        Array(6., dtype=float32, weak_type=True)
+        >>> pg.grad(loss, argnames="x")({"w": 2.0, "b": 3.0}, x=5.0)
+        Array(2., dtype=float32, weak_type=True)
+    """
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
+    if f is None:
+        return functools.partial(grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
+    refuse_uncallable("grad", f)
+    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), unused=unused, **options)
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, result = both(*args, **kwargs)
+        return (result, value[1]) if has_aux else result
+
+    return dressed("grad", f, "Gradient", gradient)
+
+
+@overload
+def value_and_grad(
+    f: Callable[P, R],
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    unused: Unused = "zero",
+    double_where: bool = False,
+) -> Callable[P, tuple[R, Any]]: ...
+
+
+@overload
+def value_and_grad(
+    f: None = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    unused: Unused = "zero",
+    double_where: bool = False,
+) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
+
+
+def value_and_grad(
+    f: Any = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    unused: Unused = "zero",
+    double_where: bool = False,
+) -> Any:
+    """The value of a function and its gradient with respect to the selected leaves of an argument.
+
+    Args:
+        f: As in `grad`.
+        wrt: As in `grad`.
+        argnums: As in `grad`.
+        argnames: As in `grad`.
+        has_aux: As in `jax.value_and_grad`.
+        holomorphic: As in `jax.value_and_grad`.
+        unused: As in `grad`.
+        double_where: As in `grad`.
+
+    Returns:
+        A plain Python function of the same arguments that returns `(value, gradient)`, or
+        `((value, aux), gradient)` with `has_aux`. Without `f`, a decorator.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+
+    Example:
+        >>> import partgrad as pg
+        >>> value, gradient = pg.value_and_grad(lambda p: p["a"] * p["b"], wrt="a")({"a": 2.0, "b": 3.0})
+        >>> print(value, gradient)
+        6.0 3.0
+    """
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
+    if f is None:
+        return functools.partial(value_and_grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
+    refuse_uncallable("value_and_grad", f)
+    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), unused=unused, **options)
+    return dressed("value_and_grad", f, "Value and gradient", both)
+
+
+def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holomorphic: bool, double_where: bool) -> F:
+    taken = taken_paths(f, double_where)
+    if unused not in ("zero", "none", "error"):
+        raise ArgumentError(
+            word(
+                f"`unused` is {unused!r}.",
+                "Expected 'zero', 'none' or 'error'.",
+                fix="omit it for JAX's zeros, or write unused='error' to be told what the output cannot depend on.",
+            )
+        )
+
+    def value_and_grad(*args: Any, **kwargs: Any) -> Any:
+        targets = arguments.targets(args, kwargs)
+        refuse_empty(targets)
+        function, leaves = of_selected(taken, args, kwargs, targets), selected(targets)
+        used = None if unused == "zero" else used_leaves(function, leaves, has_aux=has_aux)
+        if used is not None and unused == "error" and not all(used):
+            raise _unused(path for path, flag in zip(paths(targets), used, strict=True) if not flag)
+        value, gradients = _by_jax(function, leaves, has_aux, holomorphic)
+        if used is not None:
+            gradients = [gradient if flag else None for gradient, flag in zip(gradients, used, strict=True)]
+        return value, arguments.shaped(targets, gradients)
+
+    return value_and_grad
+
+
+def _by_jax(function: F, leaves: list[Any], has_aux: bool, holomorphic: bool) -> tuple[Any, list[Any]]:
+    """What jax.value_and_grad returns, without what that does to arguments, which costs as much as a small gradient."""
+    if not holomorphic:
+        value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux)
+        if _is_real_scalar(value):
+            (gradients,) = pull(jax.lax.full_like(value, 1))
+            return ((value, *aux) if has_aux else value), gradients
+    # It has words for what cannot be differentiated.
+    return jax.value_and_grad(function, has_aux=has_aux, holomorphic=holomorphic)(leaves)
+
+
+def _is_real_scalar(value: Any) -> bool:
+    return (
+        isinstance(value, jax.Array)
+        and value.shape == ()
+        and bool(jax.numpy.issubdtype(value.dtype, jax.numpy.floating))
+    )
+
+
+def _unused(unused: Iterable[str]) -> SelectionError:
+    return SelectionError(
+        word(
+            f"The output cannot depend on {listed(f'`{path}`' for path in unused)}.",
+            "Expected a path to the output for every selected leaf; stop_gradient and conversion to int cut paths.",
+            fix="select what the function uses, or write unused='none' for None at these leaves.",
+        )
+    )

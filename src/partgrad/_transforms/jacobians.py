@@ -1,0 +1,292 @@
+"""Jacobians, Hessians and their products with vectors."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, overload
+
+import jax
+
+from .._double_where import taken_paths
+from .._selection import Target, as_selection
+from .arguments import Argnames, Argnums, Arguments, F, dressed, of_selected, refuse_empty, refuse_uncallable, selected
+
+P = ParamSpec("P")
+
+
+@overload
+def jacfwd(
+    f: Callable[P, Any],
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    double_where: bool = False,
+) -> Callable[P, Any]: ...
+
+
+@overload
+def jacfwd(
+    f: None = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    double_where: bool = False,
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+
+
+def jacfwd(
+    f: Any = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    double_where: bool = False,
+) -> Any:
+    """The Jacobian of a function with respect to the selected leaves, column by column (forward mode).
+
+    Args:
+        f: A function of any pytrees to any pytree of arrays.
+        wrt: As in `grad`.
+        argnums: As in `grad`.
+        argnames: As in `grad`.
+        has_aux: As in `jax.jacfwd`.
+        holomorphic: As in `jax.jacfwd`.
+        double_where: As in `grad`.
+
+    Returns:
+        A function of the same arguments that returns the tree of the output with, in the place of each array, the
+        derivatives of that array in the shape of the gradient. An entry has the shape of the output array followed by
+        that of the leaf. Without `f`, a decorator.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+
+    Example:
+        >>> import jax.numpy as jnp, partgrad as pg
+        >>> jacobian = pg.jacfwd(lambda p: p["a"] * jnp.arange(3.0), wrt="a")
+        >>> print(jacobian({"a": 2.0, "n": 1}))
+        [0. 1. 2.]
+    """
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
+    return _jacobian(jacfwd, f, wrt=wrt, argnums=argnums, argnames=argnames, **options)
+
+
+@overload
+def jacrev(
+    f: Callable[P, Any],
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    double_where: bool = False,
+) -> Callable[P, Any]: ...
+
+
+@overload
+def jacrev(
+    f: None = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    double_where: bool = False,
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+
+
+def jacrev(
+    f: Any = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    double_where: bool = False,
+) -> Any:
+    """The Jacobian of a function with respect to the selected leaves, row by row (reverse mode).
+
+    Args:
+        f: As in `jacfwd`.
+        wrt: As in `grad`.
+        argnums: As in `grad`.
+        argnames: As in `grad`.
+        has_aux: As in `jax.jacrev`.
+        holomorphic: As in `jax.jacrev`.
+        double_where: As in `grad`.
+
+    Returns:
+        As `jacfwd`.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+
+    Example:
+        >>> import jax.numpy as jnp, partgrad as pg
+        >>> print(pg.jacrev(lambda p: {"y": p["a"] * jnp.arange(3.0)})({"a": 2.0, "n": 1})["y"]["a"])
+        [0. 1. 2.]
+    """
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
+    return _jacobian(jacrev, f, wrt=wrt, argnums=argnums, argnames=argnames, **options)
+
+
+jacobian = jacrev
+
+
+@overload
+def hessian(
+    f: Callable[P, Any],
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    double_where: bool = False,
+) -> Callable[P, Any]: ...
+
+
+@overload
+def hessian(
+    f: None = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    double_where: bool = False,
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+
+
+def hessian(
+    f: Any = None,
+    wrt: Any = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    double_where: bool = False,
+) -> Any:
+    """The second derivatives of a function with respect to the selected leaves (forward over reverse).
+
+    Args:
+        f: As in `jacfwd`.
+        wrt: As in `grad`.
+        argnums: As in `grad`.
+        argnames: As in `grad`.
+        has_aux: As in `jax.hessian`.
+        holomorphic: As in `jax.hessian`.
+        double_where: As in `grad`.
+
+    Returns:
+        A function of the same arguments that returns, for each array of the output, a tree in the shape of the gradient
+        of trees in the shape of the gradient: `hessian["a"]["b"]`. Without `f`, a decorator.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+
+    Example:
+        >>> import partgrad as pg
+        >>> second = pg.hessian(lambda p: p["a"] ** 2 * p["b"])({"a": 2.0, "b": 3.0, "n": 1})
+        >>> print(second["a"]["a"], second["a"]["b"], second["a"]["n"])
+        6.0 4.0 None
+    """
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
+    return _jacobian(hessian, f, wrt=wrt, argnums=argnums, argnames=argnames, **options)
+
+
+def _jacobian(transform: Any, f: F | None, **options: Any) -> F:
+    """A Jacobian, or a Hessian, by the transform of JAX of the same name; without a function, a decorator."""
+    if f is None:
+        return functools.partial(transform, **options)
+    refuse_uncallable(transform.__name__, f)
+    return _jacobian_of(f, transform.__name__, **options)
+
+
+def _jacobian_of(
+    f: F,
+    name: str,
+    wrt: Any,
+    argnums: Argnums,
+    argnames: Argnames,
+    has_aux: bool,
+    holomorphic: bool,
+    double_where: bool,
+) -> F:
+    arguments, taken = Arguments(f, wrt, argnums, argnames), taken_paths(f, double_where)
+    is_hessian = name == "hessian"
+
+    def shaped(targets: Sequence[Target], values: Sequence[Any]) -> Any:
+        if is_hessian:
+            values = [arguments.shaped(targets, row) for row in values]
+        return arguments.shaped(targets, values)
+
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        targets = arguments.targets(args, kwargs)
+        refuse_empty(targets)
+        function, structures = of_selected(taken, args, kwargs, targets), []
+
+        def observed(values: list[Any]) -> Any:
+            output = function(values)
+            structures.append(jax.tree.structure(output[0] if has_aux else output))
+            return output
+
+        result = getattr(jax, name)(observed, has_aux=has_aux, holomorphic=holomorphic)(selected(targets))
+        derivative = result[0] if has_aux else result
+        outputs = structures[-1].flatten_up_to(derivative)
+        derivative = structures[-1].unflatten([shaped(targets, values) for values in outputs])
+        return (derivative, result[1]) if has_aux else derivative
+
+    return dressed(name, f, "Hessian" if is_hessian else "Jacobian", jacobian)
+
+
+def hvp(f: Callable[..., Any], wrt: Any = None, *, double_where: bool = False) -> Callable[..., Any]:
+    """The product of a function's Hessian and a vector, without forming the Hessian.
+
+    Args:
+        f: A function of any pytrees to a real scalar; the first argument is differentiated.
+        wrt: A selector for the first argument.
+        double_where: As in `grad`.
+
+    Returns:
+        A function `(x, v, *args, **kwargs)` that returns H·v for `f(x, *args, **kwargs)`. Both `v` and the result have
+        the shape of the gradient.
+
+    Raises:
+        SelectionError: When called, if the selector does not go with the argument.
+        PartsError: When called, if `v` has another shape than the gradient.
+
+    Example:
+        >>> import partgrad as pg
+        >>> product = pg.hvp(lambda p: p["a"] ** 2 * p["b"], wrt=lambda p: (p["a"], p["b"]))
+        >>> a, b = product({"a": 2.0, "b": 3.0, "n": 1}, (1.0, 0.0))
+        >>> print(a, b)
+        6.0 4.0
+    """
+    refuse_uncallable("hvp", f)
+    arguments, taken = Arguments(f, as_selection(wrt), None, None), taken_paths(f, double_where)
+
+    def product(x: Any, v: Any, *args: Any, **kwargs: Any) -> Any:
+        targets = arguments.targets((x, *args), kwargs)
+        refuse_empty(targets)
+        direction = targets[0].values(v, "The vector of `hvp`")
+        function = of_selected(taken, (x, *args), kwargs, targets)
+        _, along = jax.jvp(jax.grad(function), (selected(targets),), (direction,))
+        return arguments.shaped(targets, along)
+
+    return product
