@@ -221,7 +221,10 @@ def test_argument_names_that_do_not_fit():
         return kernel * noise
 
     refused(
-        lambda: pg.grad(g, argnames="nose"), TypeError, "argnames names `nose`, which is no parameter", "write 'noise'"
+        lambda: pg.grad(g, argnames="nose"),
+        TypeError,
+        "argnames names `nose`, which is not a parameter",
+        "write 'noise'",
     )
     refused(
         lambda: pg.grad(g, argnames="noise")(1.0), TypeError, "names `noise`, which the caller did not pass", "pass it"

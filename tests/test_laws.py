@@ -57,6 +57,10 @@ def paths(tree):
     return Layout(tree).leaves
 
 
+def has_static_arrays(tree):
+    return any(place.is_static for place in paths(tree))
+
+
 def f(tree):
     """A smooth function of every floating leaf, in which the leaves interact."""
     total = 0.3
@@ -73,7 +77,7 @@ def test_combine_undoes_partition(tree):
     assert trees_equal(pg.combine(*parts[::-1]), tree)
 
 
-@given(smooth.filter(lambda t: jax.tree.leaves(t)))
+@given(smooth.filter(lambda t: jax.tree.leaves(t) and not has_static_arrays(t)))
 @settings(deadline=None, max_examples=60)
 def test_it_equals_jax_on_trees_of_floats(tree):
     tree = pg.thaw(tree, None)
@@ -88,7 +92,7 @@ def test_it_equals_jax_on_trees_of_floats(tree):
 @settings(deadline=None, max_examples=60)
 def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tree, data):
     leaves = jax.tree.leaves(tree)
-    places = [(i, place) for i, place in enumerate(paths(tree)) if is_differentiable(leaves[i])]
+    places = [(i, p) for i, p in enumerate(paths(tree)) if is_differentiable(leaves[i]) and not p.is_static]
     if not places:
         return
     i, place = data.draw(st.sampled_from(places))
@@ -111,7 +115,8 @@ def test_freeze_then_thaw_changes_nothing_but_marks(tree):
         leaves = [a is b for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(tree), strict=True)]
         assert all(leaves)
     assert not any(is_differentiable(leaf) for leaf in jax.tree.leaves(pg.partition(frozen)[0]))
-    assert len(jax.tree.leaves(pg.partition(thawed)[0])) == sum(map(is_differentiable, jax.tree.leaves(tree)))
+    dynamic = [leaf for leaf, place in zip(jax.tree.leaves(tree), paths(tree), strict=True) if not place.is_static]
+    assert len(jax.tree.leaves(pg.partition(thawed)[0])) == sum(map(is_differentiable, dynamic))
     assert trees_equal(pg.thaw(frozen, None), thawed)
 
 

@@ -16,7 +16,7 @@ def test_public_names():
         *("NonDiff", "Static", "unwrap", "dataclass", "field"),
         *("Selection", "each", "path", "of_type", "matching", "exclude"),
         *("partition", "combine", "apply_updates", "ravel"),
-        *("select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
+        *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
         *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
         *("double_where", "consistent_indexing", "draw", "expectation", "safe", "summary", "errors"),
         *("check", "GradientReport", "Finding", "testing"),

@@ -3,12 +3,14 @@
 from .edit import (
     freeze as freeze,
     is_nondiff as is_nondiff,
+    items as items,
     mask as mask,
     replace as replace,
     select as select,
     stop_gradient as stop_gradient,
     thaw as thaw,
 )
+from .label import label as label
 from .partition import apply_updates as apply_updates, combine as combine, partition as partition
 from .plans import Plan as Plan, Target as Target, values_like as values_like
 from .public import each as each, exclude as exclude, matching as matching, of_type as of_type, path as path

@@ -8,11 +8,11 @@ import numpy as np
 
 from .._marks import remark
 from .._message import word
+from .._trees import shape_of
 from ..errors import PartsError
 from .choose import static_refused
-from .plans import Plan, Target, elements_refused, resolve, values_like
+from .plans import Target, entry_names, values_like
 from .selectors import as_selection
-from .slots import Structure, structure_of
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ def select(tree: Any, wrt: Any) -> Any:
 
     Args:
         tree: Any pytree.
-        wrt: A selector.
+        wrt: A selector. A leaf that it takes itself may be of any type; within a node it takes what is differentiable.
 
     Returns:
         The part that `wrt` names, or the tree with None at every leaf that is not selected.
@@ -36,8 +36,10 @@ def select(tree: Any, wrt: Any) -> Any:
         2.0
         >>> pg.select({"a": [1.0, 2.0], "b": 3.0}, "a[*]")
         {'a': [1.0, 2.0], 'b': None}
+        >>> pg.select({"a": [1.0, 2.0], "name": "x"}, "name")
+        'x'
     """
-    target = Target(tree, as_selection(wrt))
+    target = Target(tree, as_selection(wrt), purpose="edit")
     return target.shaped(target.selected)
 
 
@@ -46,7 +48,7 @@ def replace(tree: T, wrt: Any, new: Any) -> T:
 
     Args:
         tree: Any pytree.
-        wrt: A selector.
+        wrt: A selector, as in `select`.
         new: A function, which is applied to each selected leaf; or a tree in the shape of the gradient: the new part,
             or the tree with None at every leaf that is not selected.
 
@@ -64,7 +66,7 @@ def replace(tree: T, wrt: Any, new: Any) -> T:
         >>> pg.replace({"a": 1.0, "b": 2.0}, None, lambda x: 10 * x)
         {'a': 10.0, 'b': 20.0}
     """
-    target = Target(tree, as_selection(wrt))
+    target = Target(tree, as_selection(wrt), purpose="edit")
     template = target.shaped(target.selected)
     # A model may be callable itself: a tree is a value, and a bare function is none.
     if callable(new) and (isinstance(new, jax.tree_util.Partial) or jax.tree.structure(new) == jax.tree.structure(0)):
@@ -78,7 +80,42 @@ def _with_values(target: Target, values: list[Any]) -> Any:
     return target.treedef.unflatten(target.plan.inserted(target.leaves, values))
 
 
-def mask(tree: T, wrt: Any) -> T:
+def items(tree: Any, wrt: Any = None) -> list[tuple[str, Any]]:
+    """The selected leaves with their paths, for priors, logging and the sites of a probabilistic program.
+
+    Args:
+        tree: Any pytree.
+        wrt: A selector, as in `select`. None selects every floating or complex leaf that no mark holds.
+
+    Returns:
+        Pairs of path and leaf. Every path is a selector of its leaf. Selected elements come one by one.
+
+    Raises:
+        SelectionError: If the selector does not go with the tree.
+
+    Example:
+        >>> import partgrad as pg
+        >>> model = {"layers": [{"w": 1.0}, {"w": 2.0}], "n": 3}
+        >>> for path, leaf in pg.items(model):
+        ...     print(path, leaf)
+        ['layers'][0]['w'] 1.0
+        ['layers'][1]['w'] 2.0
+        >>> pg.items(model, "n")
+        [("['n']", 3)]
+    """
+    target = Target(tree, as_selection(wrt), purpose="edit")
+    structure, pairs = target.structure, []
+    for i, elements in zip(target.plan.indices, target.plan.elements, strict=True):
+        leaf, path = target.leaves[i], structure.path(i)
+        if elements is None:
+            pairs.append((path, leaf))
+            continue
+        names = entry_names(path, shape_of(leaf), elements)
+        pairs += zip(names, leaf.reshape(-1)[elements.ravel()], strict=True)
+    return pairs
+
+
+def mask(tree: T, wrt: Any = None) -> T:
     """The tree with True at every selected leaf and False at the others, for optimisers and as a selector.
 
     Args:
@@ -120,8 +157,8 @@ def is_nondiff(tree: Any, wrt: Any) -> bool:
         >>> pg.is_nondiff({"a": 1.0, "b": pg.NonDiff(2.0)}, "b"), pg.is_nondiff({"a": 1.0, "b": pg.NonDiff(2.0)}, None)
         (True, False)
     """
-    plan, structure = _whatever_marks(tree, wrt)
-    return all(structure.mark(i) >= 0 for i in plan.indices)
+    target = _whatever_marks(tree, wrt)
+    return all(target.structure.mark(i) >= 0 for i in target.plan.indices)
 
 
 def stop_gradient(tree: T, wrt: Any = None, when: Any = True) -> T:
@@ -225,20 +262,17 @@ def thaw(tree: T, wrt: Any) -> T:
 
 
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
-    plan, structure = _whatever_marks(tree, wrt)
-    selected = frozenset(plan.indices)
-    for i in plan.indices:
+    target = _whatever_marks(tree, wrt)
+    selected = frozenset(target.plan.indices)
+    structure = target.structure
+    for i in target.plan.indices:
         if wrt is not None and not held and structure.layout.leaves[i].is_static:
             raise static_refused(structure.path(i))
     return remark(tree, lambda i: held if i in selected else None)
 
 
-def _whatever_marks(tree: Any, wrt: Any) -> tuple[Plan, Structure]:
-    """What a selector chooses where marks do not count, and the structure of the tree."""
-    leaves, treedef = jax.tree.flatten(tree)
-    structure = structure_of(tree, treedef)
-    plan = resolve(as_selection(wrt), tree, leaves, structure, "marks")
-    for i, elements in zip(plan.indices, plan.elements, strict=True):
-        if elements is not None:
-            raise elements_refused("freeze, thaw and is_nondiff", structure.path(i))
-    return plan, structure
+def _whatever_marks(tree: Any, wrt: Any) -> Target:
+    """What a selector chooses where marks do not count."""
+    target = Target(tree, as_selection(wrt), purpose="marks")
+    target.refuse_elements("freeze, thaw and is_nondiff")
+    return target

@@ -5,11 +5,13 @@ their structure: those of paths, classes and masks by the selector, those of cal
 """
 
 import contextlib
+import math
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import numpy as np
 
 from .._marks import Marks, StaticData, first_difference, refuse_forgotten
 from .._message import at, word
@@ -167,7 +169,9 @@ def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
         raise
 
 
-def plan(selection: "Selection", tree: Any, leaves: list[Any], treedef: Any) -> Plan:
+def plan(
+    selection: "Selection", tree: Any, leaves: list[Any], treedef: Any, purpose: "Purpose" = "differentiate"
+) -> Plan:
     """Resolve a selection on a tree, or find the plan that was made for its structure.
 
     Args:
@@ -175,24 +179,25 @@ def plan(selection: "Selection", tree: Any, leaves: list[Any], treedef: Any) -> 
         tree: The tree.
         leaves: Its leaves.
         treedef: Its structure.
+        purpose: What the selection is for.
     """
     structure = structure_of(tree, treedef)
-    found = _kept(structure, selection, leaves) if selection.is_fixed else None
+    plans = structure.plans[purpose]
+    found = _kept(plans, selection, leaves) if selection.is_fixed else None
     if found is not None:
         if selection.takes_everything and found.others:
             _refuse_forgotten(structure, leaves, found.others)
         return found
     before = structure.bind(tree, leaves)
     try:
-        answer = selection.answer(structure, "differentiate")
-        if not selection.is_fixed and (found := _kept(structure, answer, leaves)) is not None:
+        answer = selection.answer(structure, purpose)
+        if not selection.is_fixed and (found := _kept(plans, answer, leaves)) is not None:
             return found
-        new = selection.plan(structure, answer, "differentiate")
+        new = selection.plan(structure, answer, purpose)
     finally:
         structure.bind(*before)
     key = selection if selection.is_fixed else answer
     if new.may_be_kept(treedef) and not (selection.is_fixed and reaches_array(selection)):
-        plans = structure.plans
         # Another thread may do the same just now.
         with contextlib.suppress(KeyError, RuntimeError, StopIteration, TypeError, ValueError):
             while len(plans) >= _PLANS:
@@ -205,18 +210,9 @@ def _refuse_forgotten(structure: Structure, leaves: list[Any], others: Sequence[
     refuse_forgotten([leaves[i] for i in others], lambda number: structure.path(others[number]))
 
 
-def resolve(selection: "Selection", tree: Any, leaves: list[Any], structure: Structure, purpose: "Purpose") -> Plan:
-    """Resolve a selection on a tree for a purpose for which plans are not kept."""
-    before = structure.bind(tree, leaves)
+def _kept(plans: dict[Hashable, Plan], key: Any, leaves: list[Any]) -> Plan | None:
     try:
-        return selection.plan(structure, selection.answer(structure, purpose), purpose)
-    finally:
-        structure.bind(*before)
-
-
-def _kept(structure: Structure, key: Any, leaves: list[Any]) -> Plan | None:
-    try:
-        found = structure.plans.get(key)
+        found = plans.get(key)
     except Exception:
         # A mask whose structure has auxiliary data that cannot be compared.
         return None
@@ -230,15 +226,18 @@ class Target:
         tree: The tree.
         selection: What is selected of it.
         position: Which argument of a function it is.
+        purpose: What the selection is for.
     """
 
     __slots__ = ("leaves", "plan", "position", "tree", "treedef")
 
-    def __init__(self, tree: Any, selection: "Selection", position: "int | str" = 0):
+    def __init__(
+        self, tree: Any, selection: "Selection", position: "int | str" = 0, purpose: "Purpose" = "differentiate"
+    ):
         self.tree = tree
         self.position = position
         self.leaves, self.treedef = jax.tree.flatten(tree)
-        self.plan: Plan = plan(selection, tree, self.leaves, self.treedef)
+        self.plan: Plan = plan(selection, tree, self.leaves, self.treedef, purpose)
 
     @property
     def is_empty(self) -> bool:
@@ -303,3 +302,12 @@ def values_like(template: Any, shaped: Any, what: str) -> list[Any]:
             )
         )
     return leaves
+
+
+def entry_names(path: str, shape: tuple[int, ...], elements: Elements = None) -> list[str]:
+    """The paths of the entries of a leaf, or of some of them, which are selectors: `w[0,1]`; of a number its own."""
+    if not shape:
+        return [path]
+    positions = np.arange(math.prod(shape)) if elements is None else elements.ravel()
+    axes = [axis.tolist() for axis in np.unravel_index(positions, shape)]
+    return [f"{path}[{','.join(map(str, index))}]" for index in zip(*axes, strict=True)]

@@ -5,12 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._message import word
 from .._trees import dtype_of, shape_of
 from ..errors import PartsError
-from .plans import Target
+from .plans import Target, entry_names
 from .selectors import as_selection
 
 
@@ -36,13 +35,7 @@ class Unravel:
         plan, structure = self._target.plan, self._target.structure
         names: list[str] = []
         for i, elements in zip(plan.indices, plan.elements, strict=True):
-            path, shape = structure.path(i), shape_of(self._target.leaves[i])
-            if not shape:
-                names.append(path)
-                continue
-            at = np.arange(math.prod(shape)) if elements is None else elements.ravel()
-            indices = zip(*(axis.tolist() for axis in np.unravel_index(at, shape)), strict=True)
-            names += [f"{path}[{','.join(map(str, index))}]" for index in indices]
+            names += entry_names(structure.path(i), shape_of(self._target.leaves[i]), elements)
         return tuple(names)
 
     def __call__(self, vector: Any) -> Any:

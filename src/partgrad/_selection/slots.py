@@ -213,7 +213,7 @@ class Structure:
     Attributes:
         layout: The places of a tree with a slot in the place of every leaf.
         slots: The slots, by the number of the leaf.
-        plans: The plans that were made for it, by what the selector says.
+        plans: The plans that were made for it, by the purpose and by what the selector says.
         holds_arrays: Whether it keeps an array alive, by another library's auxiliary data or a closure in it.
         failure: Why the tree could not be built with slots, if it could not.
     """
@@ -222,7 +222,7 @@ class Structure:
         self.holds_arrays = reaches_array(treedef)
         self._bound = _Bound()
         self.slots = [Slot(self, number) for number in range(treedef.num_leaves)]
-        self.plans: dict[Hashable, Plan] = {}
+        self.plans: dict[str, dict[Hashable, Plan]] = collections.defaultdict(dict)
         self.failure: Exception | None = None
         try:
             self.layout = Layout(self._build(tree, treedef))

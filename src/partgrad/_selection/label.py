@@ -1,0 +1,58 @@
+"""Labels for the leaves of a tree."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from .._message import at, listed, word
+from ..errors import SelectionError
+from .plans import Target
+from .selectors import as_selection
+
+_MISSING: Any = object()
+
+
+def label(tree: Any, groups: Mapping[Any, Any], default: Hashable = _MISSING) -> Any:
+    """Label every leaf of a tree: for groups of an optimiser, weight decay, `in_axes`, partition specs.
+
+    Args:
+        tree: Any pytree.
+        groups: For each label, anything that can be a key, a selector. A leaf that a selector takes itself may be of any
+            type; within a node it takes what is differentiable and not held by a mark.
+        default: The label of all other leaves. Without it, a leaf that no group selects is an error.
+
+    Returns:
+        A tree of labels with the structure of the tree.
+
+    Raises:
+        SelectionError: If a selector does not go with the tree, if two groups select one leaf, or if none does.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.label({"body": [1.0, 2.0], "head": 3.0, "n": 4}, {"slow": "body", "fast": "head"}, default="frozen")
+        {'body': ['slow', 'slow'], 'head': 'fast', 'n': 'frozen'}
+    """
+    labels: dict[int, Any] = {}
+    target = Target(tree, as_selection(None))
+    for name, wrt in groups.items():
+        chosen = Target(tree, as_selection(wrt), purpose="edit")
+        chosen.refuse_elements("label")
+        for i in chosen.plan.indices:
+            if i in labels:
+                raise SelectionError(
+                    word(
+                        f"Two groups select {at(target.structure.path(i))}: {labels[i]!r} and {name!r}.",
+                        "Expected every leaf in at most one group.",
+                        fix="take it out of one: partgrad.path('layers') - partgrad.path('layers[0]').",
+                    )
+                )
+            labels[i] = name
+    without = [i for i in range(len(target.leaves)) if i not in labels]
+    if without and default is _MISSING:
+        raise SelectionError(
+            word(
+                f"No group selects {listed(at(target.structure.path(i)) for i in without)}.",
+                "Expected a label for every leaf, the held ones and those without a derivative too.",
+                fix="give the others a label: default=...",
+            )
+        )
+    return target.treedef.unflatten([labels.get(i, default) for i in range(len(target.leaves))])
