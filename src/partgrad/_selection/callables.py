@@ -13,11 +13,18 @@ from .slots import Pick, Slot, Structure, computed
 
 
 class _Misfit(Exception):
-    """A callable does not fit a node."""
+    """A callable does not fit a node.
 
-    def __init__(self, reason: str, name: str | None = None):
+    Args:
+        reason: Why.
+        name: The name that it looks for in vain.
+        is_static: Whether it returned static data.
+    """
+
+    def __init__(self, reason: str, name: str | None = None, is_static: bool = False):
         super().__init__(reason)
         self.name = name
+        self.is_static = is_static
 
 
 def answer_of(function: Callable[[Any], Any], structure: Structure, *, everywhere: bool) -> Any:
@@ -46,14 +53,14 @@ def _answer(function: Callable[[Any], Any], structure: Structure, everywhere: bo
             return _parts(function, structure, structure.layout.root)
         except _Misfit as error:
             # A new one: with its traceback it would keep this call's frames, and the leaves in them, alive.
-            misfit = _Misfit(str(error), error.name)
+            misfit = _Misfit(str(error), error.name, error.is_static)
     nodes = [p for p in structure.layout.places if not p.is_leaf and not p.is_wrapper]
     answers = []
     for node in nodes if misfit is None else nodes[1:]:
         try:
             answers.append(_parts(function, structure, node)[0])
         except _Misfit as error:
-            misfit = misfit or _Misfit(str(error), error.name)
+            misfit = misfit or _Misfit(str(error), error.name, error.is_static)
     if not answers:
         misfit = misfit or _Misfit("it is one leaf, and a leaf is not a node")
         raise _fits_nowhere(structure, misfit, max(len(nodes) - 1, 0))
@@ -111,8 +118,12 @@ def _to_places(returned: Any, structure: Structure) -> Any:
     if isinstance(returned, Slot):
         raise _Misfit(f"it returned {returned!r}, which belongs to another tree")
     kind = type(returned).__name__
-    static = "; static data is not a leaf" if isinstance(returned, bool | int | float | str) else ""
-    raise _Misfit(f"it returned {returned!r:.60} ({kind}), which is not a part of the tree{static}")
+    slots = [leaf for leaf in jax.tree.leaves(returned) if isinstance(leaf, Slot)]
+    is_static = isinstance(returned, bool | int | float | str) or any(map(structure.is_static, slots))
+    static = "; static data is not a leaf" if is_static else ""
+    raise _Misfit(
+        f"it returned {returned!r:.60} ({kind}), which is not a part of the tree{static}", is_static=is_static
+    )
 
 
 def _fits_nowhere(structure: Structure, misfit: _Misfit, nodes: int) -> NoMatchError:
@@ -127,4 +138,6 @@ def _fits_nowhere(structure: Structure, misfit: _Misfit, nodes: int) -> NoMatchE
     fix = "return one of the leaves, or a node that holds some."
     if near and near[0] != misfit.name:
         fix = f"write `{near[0]}` for `{misfit.name}`."
+    if misfit.is_static:
+        fix = "make it a field of its own, without static=True and without `Static`, or return one of the leaves."
     return NoMatchError(word("The selector fits no part of the tree.", *details, fix=fix))

@@ -16,8 +16,8 @@ def label(tree: Any, groups: Mapping[Any, Any], default: Hashable = _MISSING) ->
 
     Args:
         tree: Any pytree.
-        groups: For each label, anything that can be a key, a selector. A leaf that a selector takes itself may be of any
-            type; within a node it takes what is differentiable and not held by a mark.
+        groups: For each label, anything that can be a key, a selector. A leaf that a selector takes itself may be of
+            any type; within a node it takes what is differentiable and not held by a mark.
         default: The label of all other leaves. Without it, a leaf that no group selects is an error.
 
     Returns:

@@ -285,6 +285,10 @@ class Structure:
         """Whether a leaf can be differentiated and no mark keeps it out."""
         return self.mark(leaf) < 0 and is_differentiable(self.leaves[leaf])
 
+    def is_static(self, slot: Slot) -> bool:
+        """Whether a slot stands for an array in static data of this tree."""
+        return slot._owner is self and self.layout.leaves[slot._number].is_static
+
     def find(self, value: Any) -> "Place | Pick | None":
         """The place of a slot or of a node of this tree (of what a wrapper holds, for a wrapper), else None."""
         if isinstance(value, ElementSlot):

@@ -12,7 +12,6 @@ import jax
 
 from .._double_where import taken_paths
 from .._message import listed, word
-from .unused import used_leaves
 from ..errors import ArgumentError, SelectionError
 from .arguments import (
     Argnames,
@@ -26,6 +25,7 @@ from .arguments import (
     refuse_uncallable,
     selected,
 )
+from .unused import used_leaves
 
 P = ParamSpec("P")
 R = TypeVar("R")
