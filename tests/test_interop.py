@@ -53,7 +53,9 @@ def test_every_call_works_on(name):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
         vector, unravel = pg.ravel(model, wrt)
         assert len(unravel.names) == vector.size
-        assert trees_equal(unravel(vector), model)
+        again = unravel(vector)
+        assert jax.tree.structure(again) == jax.tree.structure(model)
+        assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(model)))
         assert trees_equal(pg.replace(model, wrt, pg.select(model, wrt)), model)
         hessian = jax.hessian(lambda v, unravel=unravel: objective(unravel(v)))(vector)
         product = pg.hvp(objective, wrt=wrt)(model, jax.tree.map(jnp.ones_like, got))

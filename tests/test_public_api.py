@@ -13,7 +13,7 @@ import partgrad as pg
 def test_public_names():
     public = set(pg.__all__)
     assert public == {
-        *("NonDiff", "Static", "unwrap", "dataclass", "field"),
+        *("Diff", "NonDiff", "Static", "unwrap", "dataclass", "field"),
         *("Selection", "each", "path", "of_type", "matching", "exclude"),
         *("partition", "combine", "apply_updates", "ravel"),
         *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),

@@ -107,11 +107,15 @@ def test_a_class_that_refuses_none_says_what_partgrad_did():
     assert "Fix: let the constructor accept None" in caught.value.__notes__[0]
 
 
-def test_freeze_refuses_a_class_that_takes_wrappers_apart_and_goes_around_containers():
-    with pytest.raises(errors.DataclassError, match=r"`Converting` takes NonDiff wrappers apart[\s\S]*Fix: "):
-        pg.freeze(Converting(2.0, 3.0), "w")
-    frozen = pg.freeze(jax.tree_util.Partial(max, 2.0, b=3.0), "[1].b")
-    assert isinstance(frozen.keywords["b"], NonDiff)
+def test_freeze_goes_around_a_class_that_takes_wrappers_apart_and_around_modules():
+    frozen = pg.freeze(Converting(2.0, 3.0), "w")
+    assert isinstance(frozen, NonDiff)
+    assert pg.is_nondiff(frozen, "w")
+    assert not pg.is_nondiff(frozen, "b")
+    frozen = pg.freeze(jax.tree_util.Partial(lambda a, b: a * b, 2.0, b=3.0), "[1].b")
+    assert frozen() == 6.0
+    assert pg.is_nondiff(frozen, "[1].b")
+    assert not pg.is_nondiff(frozen, "[0][0]")
 
 
 def test_nodes_that_a_class_builds_anew_on_every_access():

@@ -5,7 +5,14 @@ from ._check import Finding as Finding, GradientReport as GradientReport, check 
 from ._consistent_indexing import consistent_indexing as consistent_indexing
 from ._display import summary as summary
 from ._double_where import double_where as double_where
-from ._marks import NonDiff as NonDiff, Static as Static, dataclass as dataclass, field as field, unwrap as unwrap
+from ._marks import (
+    Diff as Diff,
+    NonDiff as NonDiff,
+    Static as Static,
+    dataclass as dataclass,
+    field as field,
+    unwrap as unwrap,
+)
 from ._random import draw as draw, expectation as expectation
 from ._selection import (
     Selection as Selection,
@@ -43,6 +50,7 @@ from ._transforms import (
 
 __version__ = "0.1.0"
 __all__ = [
+    "Diff",
     "Finding",
     "GradientReport",
     "NonDiff",

@@ -11,6 +11,7 @@ that order. Every class also derives from the builtin that a caller would catch:
     │   └── SelectorTypeError(TypeError)    it is not a selector at all
     ├── SlotError(TypeError)                a selector computed on what it should only point at
     ├── ArgumentError(TypeError, ValueError)    the arguments of a transform do not go together
+    ├── HeldError(ValueError)               a mark stops the derivative of a leaf that was named
     ├── PartsError(ValueError)              parts that `combine` cannot put together
     ├── DataclassError(TypeError)           a class, or the building of an instance
     │   └── ForgottenDecoratorError(TypeError)  a leaf is a dataclass that JAX does not know as a pytree
@@ -50,6 +51,10 @@ class SlotError(PartgradError, TypeError):
 
 class ArgumentError(PartgradError, TypeError, ValueError):
     """The arguments of a transform do not go together."""
+
+
+class HeldError(PartgradError, ValueError):
+    """The derivative of a leaf that was named ends at a mark that nobody wrote there."""
 
 
 class PartsError(PartgradError, ValueError):

@@ -12,7 +12,7 @@ from .. import _words as words
 from .._display import status_of
 from .._marks import Layout
 from .._selection import Target
-from .._transforms import Arguments, of_selected, paths as paths_of, refuse_empty
+from .._transforms import Arguments, OfSelected, paths as paths_of, refuse_empty
 from .._trees import describe, paths
 from . import comparisons
 from .derivatives import Derivatives, derivatives
@@ -92,7 +92,7 @@ def check(
             raise words.check_of_tracers(getattr(f, "__name__", type(f).__name__))
         targets = arguments.targets(args, kwargs)
         refuse_empty(targets)
-        function = of_selected(f, args, kwargs, targets)
+        function = OfSelected(f, args, kwargs, targets)
         # NaN and infinity are what is looked for.
         with shown, np.errstate(all="ignore"):
             return _Checking(f, function, targets[0], exhaustive, seed, directions, shown).report()

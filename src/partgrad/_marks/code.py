@@ -9,14 +9,13 @@ import linecache
 from collections.abc import Callable, Container
 from typing import Any
 
+from .cover import hold_part
 from .fields import MARKS, ORIGIN, Schema
-from .nondiff import CONCRETE, NonDiff, hold
-from .static import Static
+from .hold import CONCRETE, hold
+from .instance import WRAPPERS, check_decorated, run_post_init, settle
 
 _SIMPLE = frozenset({int, str, bool, type(None)})
 _CACHE_SIZE = 1024
-# What given to a field is a mark.
-WRAPPERS = frozenset({NonDiff, Static})
 
 
 class _Factory:
@@ -36,7 +35,7 @@ def _compile(cls: type, name: str, lines: list[str], scope: dict[str, Any]) -> C
     return function
 
 
-def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]]) -> Callable[..., None]:
+def compile_init(cls: Any, schema: Schema) -> Callable[..., None]:
     """Generate the `__init__` of a class that `dataclasses.dataclass` has processed.
 
     It stores the fields, and settles them only where something has to be settled: a wrapper was given, a field is
@@ -45,7 +44,6 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
     Args:
         cls: The class, with the `__init__` that `dataclasses` gave it, whose signature this one repeats.
         schema: What the class declares.
-        helpers: The functions `settle`, `run_post_init` and `check_decorated`.
 
     Returns:
         The function, with one more keyword, the instance that `dataclasses.replace` replaces.
@@ -61,7 +59,8 @@ def compile_init(cls: Any, schema: Schema, helpers: dict[str, Callable[..., Any]
 
     scope: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": WRAPPERS, "_partgrad_hold": hold}
     scope |= {"_partgrad_factory": FACTORY, "_partgrad_simple": {}, "_partgrad_simple_types": _SIMPLE}
-    scope |= {f"_partgrad_{name}": function for name, function in helpers.items()}
+    scope |= {"_partgrad_settle": settle, "_partgrad_run_post_init": run_post_init}
+    scope["_partgrad_check_decorated"] = check_decorated
     scope |= {f"_partgrad_make_{name}": factory for name, factory in made.items()}
     scope |= {f"_partgrad_default_{p.name}": FACTORY if p.name in made else p.default for p in parameters}
 
@@ -164,6 +163,7 @@ def compile_tree_functions(
         "cls": schema.cls,
         "default": schema.default,
         "labels": schema.labels,
+        "hold_part": hold_part,
     }
     values = "".join(f"x.{name}, " for name in schema.dynamic)
     flatten = _compile(
@@ -195,9 +195,10 @@ def compile_tree_functions(
             "    return x",
             f"d[{MARKS!r}] = marks",
             *(["for name, data in marks.static: d[name] = data.constant"] if schema.static else []),
-            "for name in marks.nondiff:",
+            "for name in marks.closed:",
             "    value = d[name]",
             "    if value.__class__ not in concrete: d[name] = hold(value, labels[name])",
+            "for name, cover in marks.covers: d[name] = hold_part(d[name], cover, labels[name])",
             "return x",
         ],
         scope,

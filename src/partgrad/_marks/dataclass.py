@@ -1,5 +1,6 @@
 """Dataclasses that are pytrees, whose marks belong to the fields of an instance."""
 
+import copyreg
 import dataclasses
 import types
 from collections.abc import Callable, Mapping
@@ -14,15 +15,12 @@ from ..errors import DataclassError
 from .code import compile_init, compile_tree_functions
 from .fields import MARKS, ORIGIN, SCHEMA, Marks, Schema, children_of, rebuild, static_and_nondiff
 from .instance import (
-    check_decorated,
     equal,
     frozen_hash,
     frozen_setattr,
     mutable_delattr,
     mutable_hash,
     mutable_setattr,
-    run_post_init,
-    settle,
     show,
     wrap_own_init,
 )
@@ -38,8 +36,8 @@ class _Carrier:
 
 def field(
     *,
-    nondiff: bool = False,
-    static: bool = False,
+    nondiff: bool | None = None,
+    static: bool | None = None,
     default: Any = dataclasses.MISSING,
     default_factory: Any = dataclasses.MISSING,
     init: bool = True,
@@ -50,9 +48,10 @@ def field(
     """Declare a field of a `partgrad.dataclass`, and its mark.
 
     Args:
-        nondiff: Values of this field are traced, but never differentiated unless a selector names them.
-        static: Values of this field are Python data for the compiler, part of the tree's structure; arrays in them are
-            carried as leaves that are not differentiated.
+        nondiff: Whether values of this field are traced, but never differentiated unless a selector names them. A
+            field that a subclass declares again keeps the mark of its base, unless this or `static` is given.
+        static: Whether values of this field are Python data for the compiler, part of the tree's structure; arrays in
+            them are carried as leaves that are not differentiated.
         default: As in `dataclasses.field`.
         default_factory: As in `dataclasses.field`.
         init: As in `dataclasses.field`.
@@ -77,7 +76,7 @@ def field(
     """
     if nondiff and static:
         raise static_and_nondiff("`field`")
-    marks = {name: True for name, given in (("nondiff", nondiff), ("static", static)) if given}
+    marks = {name: given for name, given in (("nondiff", nondiff), ("static", static)) if given is not None}
     return dataclasses.field(
         default=default,
         default_factory=default_factory,
@@ -102,6 +101,7 @@ def dataclass(
     eq: bool = True,
     match_args: bool = True,
     slots: bool = False,
+    order: bool = False,
 ) -> Callable[[type[T]], type[T]]: ...
 
 
@@ -117,6 +117,7 @@ def dataclass(
     eq: bool = True,
     match_args: bool = True,
     slots: bool = False,
+    order: bool = False,
 ) -> Any:
     """Make a class a dataclass and a pytree, with marks on its fields.
 
@@ -138,12 +139,14 @@ def dataclass(
         eq: Whether to generate `__eq__` and `__hash__`.
         match_args: Whether to set `__match_args__`.
         slots: Refused: instances keep their values in `__dict__`.
+        order: Refused: an order of arrays is not one bool, and a traced value has none.
 
     Returns:
         The same class, registered with JAX; or a decorator, if called without a class.
 
     Raises:
-        DataclassError: For `slots=True`, and for a field that is both static and nondiff.
+        DataclassError: For `slots=True` or `order=True`, for a field that is both static and nondiff, and for an option
+            of a field that would have no effect.
 
     Example:
         >>> import partgrad as pg
@@ -168,6 +171,14 @@ def dataclass(
             )
         if slots or "__slots__" in cls.__dict__:
             raise _slots_refused(cls.__name__)
+        if order:
+            raise DataclassError(
+                word(
+                    f"`{cls.__name__}` asks for order=True.",
+                    "Models have no order: comparing arrays gives no single bool, and a traced value has none.",
+                    fix="leave order out; sort by a number, sorted(models, key=lambda m: float(m.a)).",
+                )
+            )
         return _decorate(cls, options, repr, eq)
 
     return decorate if cls is None else decorate(cls)
@@ -195,12 +206,7 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
     setattr(cls, SCHEMA, schema)
     setattr(cls, MARKS, schema.default)
     setattr(cls, ORIGIN, property(lambda self: self))
-    helpers: dict[str, Callable[..., Any]] = {
-        "settle": settle,
-        "run_post_init": run_post_init,
-        "check_decorated": check_decorated,
-    }
-    init = wrap_own_init(cls) if own_init else compile_init(cls, schema, helpers)
+    init = wrap_own_init(cls) if own_init else compile_init(cls, schema)
     generated: dict[str, Any] = {"__setattr__": frozen_setattr if options["frozen"] else mutable_setattr}
     if not options["frozen"]:
         generated["__delattr__"] = mutable_delattr
@@ -253,6 +259,21 @@ def _register(cls: type, schema: Schema) -> None:
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     except ValueError as error:
         raise _decorated_twice(cls.__name__) from error
+
+
+def _restored(schema: Schema, state: dict[str, Any]) -> Schema:
+    vars(schema).update(state)
+    if not jax.tree_util.is_tree_node(schema.cls):
+        _register(schema.cls, schema)
+    return schema
+
+
+def _reduced(schema: Schema) -> Any:
+    return object.__new__, (Schema,), vars(schema), None, None, _restored
+
+
+# A class that cloudpickle carries to another process as a value comes with its schema; JAX has to know it there too.
+copyreg.pickle(Schema, _reduced)
 
 
 def _flatten_irregular(instance: Any) -> tuple[tuple[Any, ...], Marks]:

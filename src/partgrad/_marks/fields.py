@@ -6,17 +6,21 @@ data of the treedef, so whatever keeps the structure keeps them.
 """
 
 import dataclasses
+import types
 from typing import Any
 
 from .._message import word
 from ..errors import DataclassError
-from .nondiff import hold
+from .cover import Cover, hold_part
 from .static import StaticData
 
 MARKS = "_partgrad_marks"
 # The name under which an instance gives itself, so that `dataclasses.replace` hands it to the new one's __init__.
 ORIGIN = "_partgrad_origin"
 SCHEMA = "_partgrad_schema"
+_INTERNED = 256
+# The keys of a field's metadata that say whether it is held or static.
+_MARKING = frozenset({"nondiff", "static", "pytree_node"})
 
 
 class Marks:
@@ -27,30 +31,49 @@ class Marks:
         static: Names of the fields whose values are static data, each with how to take it apart.
         regular: Whether the static fields are the class's own and hold no arrays, so that the children are exactly the
             class's other fields.
+        covers: Of the held fields those that are held in part, or that a transform has opened.
+
+    Attributes:
+        closed: The fields that are simply held.
     """
 
-    __slots__ = ("nondiff", "regular", "static")
+    __slots__ = ("closed", "covers", "nondiff", "regular", "static")
 
-    def __init__(self, nondiff: tuple[str, ...], static: tuple[tuple[str, StaticData], ...], regular: bool):
+    def __init__(
+        self,
+        nondiff: tuple[str, ...],
+        static: tuple[tuple[str, StaticData], ...],
+        regular: bool,
+        covers: tuple[tuple[str, Cover], ...] = (),
+    ):
         self.nondiff = nondiff
         self.static = static
         self.regular = regular
+        self.covers = covers
+        self.closed = tuple(name for name in nondiff if self.cover(name) is None)
+
+    def cover(self, name: str) -> Cover | None:
+        """The cover of a held field; None if all of it is held."""
+        return next((cover for own, cover in self.covers if own == name), None) if self.covers else None
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, Marks) and self.nondiff == other.nondiff and self.static == other.static
+        return isinstance(other, Marks) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((self.nondiff, self.static))
+        return hash(self._key())
+
+    def _key(self) -> Any:
+        return self.nondiff, self.static, self.covers
 
     def __repr__(self) -> str:
-        words = [f"{name}=NonDiff" for name in self.nondiff]
-        words += [f"{name}={data!r}" for name, data in self.static]
-        return ", ".join(words)
+        covers = {name: f"({cover!r})" for name, cover in self.covers}
+        words = [f"{name}=NonDiff{covers.get(name, '')}" for name in self.nondiff]
+        return ", ".join(words + [f"{name}={data!r}" for name, data in self.static])
 
     def __reduce__(self) -> Any:
-        return Marks, (self.nondiff, self.static, self.regular)
+        return Marks, (self.nondiff, self.static, self.regular, self.covers)
 
     def __deepcopy__(self, memo: Any) -> "Marks":
         return self
@@ -61,6 +84,9 @@ class Schema:
 
     def __init__(self, cls: type):
         fields = dataclasses.fields(cls)
+        for f in fields:
+            _inherit(cls, f)
+            _refuse_options(cls, f)
         self.cls = cls
         self.names = tuple(f.name for f in fields)
         self.labels = {name: f"{cls.__name__}.{name}" for name in self.names}
@@ -72,14 +98,25 @@ class Schema:
             if name in self.static:
                 raise static_and_nondiff(f"The field `{cls.__name__}.{name}`")
         self.default = Marks(self.nondiff, (), not self.static)
-        self._interned = {self.nondiff: self.default}
+        self._interned: dict[Any, Marks] = {(self.nondiff, ()): self.default}
 
-    def marks(self, nondiff: tuple[str, ...], static: tuple[tuple[str, StaticData], ...]) -> Marks:
+    def marks(
+        self,
+        nondiff: tuple[str, ...],
+        static: tuple[tuple[str, StaticData], ...] = (),
+        covers: tuple[tuple[str, Cover], ...] = (),
+    ) -> Marks:
         """The marks of an instance; one object for one set of names, which makes treedefs quick to compare."""
-        if not static and not self.static:
-            return self._interned.setdefault(nondiff, Marks(nondiff, (), True))
-        own = tuple(name for name, _ in static) == self.static
-        return Marks(nondiff, static, own and not any(data.arrays for _, data in static))
+        if static or self.static:
+            own = tuple(name for name, _ in static) == self.static
+            return Marks(nondiff, static, own and not any(data.arrays for _, data in static), covers)
+        interned = self._interned.get((nondiff, covers))
+        if interned is None:
+            interned = Marks(nondiff, (), True, covers)
+            # Key paths of trees of any size stand in covers.
+            if len(self._interned) < _INTERNED:
+                self._interned[nondiff, covers] = interned
+        return interned
 
 
 def static_and_nondiff(owner: str) -> DataclassError:
@@ -91,6 +128,35 @@ def static_and_nondiff(owner: str) -> DataclassError:
             fix="keep nondiff=True for numbers, static=True for what the compiler may specialise on.",
         )
     )
+
+
+def _inherit(cls: type, f: "dataclasses.Field[Any]") -> None:
+    """Give a field that is declared again, only with another default, the mark that it has in the base class."""
+    if not _MARKING.isdisjoint(f.metadata):
+        return
+    bases = (base.__dict__.get("__dataclass_fields__", {}).get(f.name) for base in cls.__mro__[1:])
+    inherited: Any = next((own.metadata for own in bases if own is not None), {})
+    f.metadata = types.MappingProxyType({**f.metadata, **{k: inherited[k] for k in _MARKING & inherited.keys()}})
+
+
+def _refuse_options(cls: type, f: "dataclasses.Field[Any]") -> None:
+    """Raise for an option of a field that would have no effect, or a wrong one."""
+    if "converter" in f.metadata:
+        raise DataclassError(
+            word(
+                f"The field `{cls.__name__}.{f.name}` has a converter, which a partgrad.dataclass would not call.",
+                "Expected a field of partgrad.field or dataclasses.field.",
+                fix=f"convert in __post_init__, which may assign: self.{f.name} = convert(self.{f.name}).",
+            )
+        )
+    if not f.compare:
+        raise DataclassError(
+            word(
+                f"The field `{cls.__name__}.{f.name}` sets compare=False.",
+                "Every field is compared: jax.jit would reuse a program that was compiled for another value of it.",
+                fix="leave compare=False out.",
+            )
+        )
 
 
 def _is_static(f: "dataclasses.Field[Any]") -> bool:
@@ -126,7 +192,8 @@ def rebuild(schema: Schema, marks: Marks, children: Any) -> Any:
         data = static.get(name)
         if data is None:
             value = next(rest)
-            values[name] = hold(value, schema.labels[name]) if name in marks.nondiff else value
+            held = name in marks.nondiff
+            values[name] = hold_part(value, marks.cover(name), schema.labels[name]) if held else value
         else:
             values[name] = data.value(next(rest), schema.labels[name]) if data.arrays else data.constant
     if marks is not schema.default:

@@ -12,11 +12,16 @@ import jax
 from .._message import listed, near_misses, word
 from .._trees import show_fields, trees_equal
 from ..errors import DataclassError
+from .cover import Cover, hold_part
+from .diff import Diff, diff_refused
 from .fields import MARKS, SCHEMA, Marks, Schema
-from .nondiff import NonDiff, hold
+from .hold import hold
+from .nondiff import NonDiff, cover_of
 from .static import Static, StaticData
 
 _BUILDING = "_partgrad_building"
+# What given to a field is a mark.
+WRAPPERS = frozenset({NonDiff, Diff, Static})
 
 
 def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
@@ -33,57 +38,79 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
         return
     before: Marks = schema.default if origin is None else getattr(origin, MARKS)
     before_static = dict(before.static)
-    nondiff, static = [], []
+    nondiff, static, covers = [], [], []
     for name in schema.names:
         if name not in values:
             if not hasattr(schema.cls, name):
                 if complete:
-                    raise DataclassError(
-                        word(
-                            f"`{schema.labels[name]}` has no value once the instance is built.",
-                            "Expected every field to be set by __init__ or __post_init__.",
-                            fix=f"set self.{name} there, or give the field a default.",
-                        )
-                    )
+                    raise _not_set(schema, name)
                 continue
             values[name] = getattr(schema.cls, name)
-        value = values[name]
-        is_nondiff, is_static = name in before.nondiff, name in schema.static or name in before_static
-        while isinstance(value, NonDiff | Static):
-            is_nondiff, is_static = is_nondiff or isinstance(value, NonDiff), is_static or isinstance(value, Static)
-            value = value.value
+        value, is_static, is_nondiff, cover = _unwrapped(values[name], name, schema, before, name in before_static)
         if is_static:
             data = before_static.get(name)
             # What is an array was decided when the value came in; a placeholder in its place does not change that.
             if data is None or origin.__dict__[name] is not value:
-                data = StaticData(value, f"`{schema.cls.__name__}.{name}`")
+                data = StaticData(value, f"`{schema.labels[name]}`")
             static.append((name, data))
             value = data.value(data.child(value), schema.labels[name]) if data.arrays else data.constant
         elif is_nondiff:
             nondiff.append(name)
-            value = hold(value, schema.labels[name])
+            covers += [] if cover is None else [(name, cover)]
+            value = hold_part(value, cover, schema.labels[name])
         values[name] = value
-    marks = schema.marks(tuple(nondiff), tuple(static))
+    marks = schema.marks(tuple(nondiff), tuple(static), tuple(covers))
     values.pop(MARKS, None)
     if marks is not schema.default:
         values[MARKS] = marks
 
 
+def _unwrapped(
+    value: Any, name: str, schema: Schema, before: Marks, is_static: bool
+) -> tuple[Any, bool, bool, Cover | None]:
+    """What a field stores, whether it is static, whether it is held, and the cover of its mark."""
+    is_static = is_static or name in schema.static
+    is_nondiff, is_diff, cover = name in before.nondiff, False, before.cover(name)
+    # The outermost wrapper was written last.
+    while isinstance(value, NonDiff | Diff | Static):
+        if isinstance(value, Diff):
+            is_diff = True
+        elif isinstance(value, Static):
+            is_static = True
+        elif not is_diff:
+            is_nondiff, cover = True, cover_of(value)
+        value = value.value
+    if is_diff and is_static:
+        fix = "pass the value itself, or declare the field without static=True."
+        raise diff_refused(f"`{schema.labels[name]}`, which is static", fix)
+    return value, is_static, is_nondiff and not is_diff, cover
+
+
+def _not_set(schema: Schema, name: str) -> DataclassError:
+    return DataclassError(
+        word(
+            f"`{schema.labels[name]}` has no value once the instance is built.",
+            "Expected every field to be set by __init__ or __post_init__.",
+            fix=f"set self.{name} there, or give the field a default.",
+        )
+    )
+
+
 def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
-    """Settle the fields of a new instance, quickly, if they hold no wrapper but NonDiff; otherwise return False."""
+    """Settle the fields of a new instance, quickly, if the only wrappers are whole NonDiff; otherwise return False."""
     nondiff, plain = schema.nondiff, {}
     for name in schema.names:
         value = values.get(name, Static)
-        while value.__class__ is NonDiff:
+        while value.__class__ is NonDiff and cover_of(value) is None:
             value = value.value
             if name not in nondiff:
                 nondiff += (name,)
-        if value is Static or value.__class__ is Static:
+        if value is Static or value.__class__ in WRAPPERS:
             return False
         plain[name] = hold(value, schema.labels[name]) if name in nondiff else value
     values.update(plain)
     if nondiff is not schema.nondiff:
-        values[MARKS] = schema.marks(tuple(n for n in schema.names if n in nondiff), ())
+        values[MARKS] = schema.marks(tuple(n for n in schema.names if n in nondiff))
     return True
 
 
@@ -93,7 +120,23 @@ def run_post_init(instance: Any, origin: Any, arguments: tuple[Any, ...]) -> Non
     settled = _snapshot(instance)
     with _building(instance):
         instance.__post_init__(*arguments)
+    if not _is_building(instance):
+        _refuse_undeclared(instance)
     settle(instance, settled, complete=not _is_building(instance))
+
+
+def _refuse_undeclared(instance: Any) -> None:
+    schema: Schema = getattr(instance, SCHEMA)
+    for name in instance.__dict__:
+        # A cached_property is an attribute of the class too.
+        if name not in schema.names and name not in (MARKS, _BUILDING) and not hasattr(schema.cls, name):
+            raise DataclassError(
+                word(
+                    f"`{schema.cls.__name__}` sets the attribute {name!r}, which is not a field.",
+                    f"It would be lost when JAX takes the instance apart. Fields: {listed(schema.names) or 'none'}.",
+                    fix=f"declare it, `{name}: ... = partgrad.field(init=False)`, or compute it in a property.",
+                )
+            )
 
 
 @contextlib.contextmanager
@@ -147,6 +190,7 @@ def wrap_own_init(cls: Any) -> Callable[..., None]:
                 original(self, *args, **kwargs)
             else:
                 _store(self, kwargs)
+        _refuse_undeclared(self)
         # A base class's __init__ may have settled some fields already.
         settled = _snapshot(self) if MARKS in self.__dict__ else None
         settle(self, _partgrad_origin or settled)
@@ -179,6 +223,7 @@ def _accepts(function: Callable[..., Any], instance: Any, args: tuple[Any, ...],
 
 def frozen_setattr(self: Any, name: str, value: Any) -> None:
     if not _is_building(self):
+        check_decorated(self)
         raise dataclasses.FrozenInstanceError(
             word(
                 f"cannot assign to field `{type(self).__name__}.{name}`: instances are frozen.",
@@ -228,6 +273,10 @@ def frozen_hash(self: Any) -> int:
 def show(self: Any) -> str:
     schema, marks = getattr(self, SCHEMA), getattr(self, MARKS)
     static = frozenset(name for name, _ in marks.static) - frozenset(schema.static)
-    wrappers: dict[str, str] = dict.fromkeys(marks.nondiff, "NonDiff") | dict.fromkeys(static, "Static")
-    shown = [(n, self.__dict__.get(n, ...), wrappers.get(n)) for n in schema.names if n not in schema.hidden]
+    wrappers: dict[str, str] = dict.fromkeys(static, "Static")
+    wrappers |= dict.fromkeys(marks.nondiff, "NonDiff")
+    wrappers |= {name: "Diff" for name in schema.nondiff if name not in marks.nondiff and name not in static}
+    covers = {name: cover.of for name, cover in marks.covers}
+    names = [name for name in schema.names if name not in schema.hidden]
+    shown = [(name, self.__dict__.get(name, ...), wrappers.get(name), covers.get(name, "")) for name in names]
     return show_fields(type(self).__qualname__.rsplit("<locals>.", 1)[-1], shown)

@@ -4,16 +4,23 @@ Leaves are numbered as `jax.tree.flatten` numbers them. `NonDiff` and `Static` w
 a path.
 """
 
+import dataclasses
 import itertools
 from typing import Any
 
 import jax
 from jax.tree_util import GetAttrKey
 
+from .._message import word
 from .._trees import paths
-from .fields import MARKS, children_of, schema_of
-from .nondiff import NonDiff
+from ..errors import DataclassError
+from .cover import Cover, KeyPath
+from .fields import MARKS, Marks, children_of, schema_of
+from .nondiff import NonDiff, cover_of
 from .static import Static
+
+_VALUE = GetAttrKey("value")
+_without_marks: set[type] = set()
 
 
 class Place:
@@ -23,38 +30,38 @@ class Place:
         value: The node or leaf.
         parent: The place above, or None at the root.
         step: The key entry that leads here, or None for the root and for what a wrapper holds.
+        key: The same in JAX's key path, where a wrapper takes a step.
+        below: Where marks above hold only a part of their value, the key paths from here to what they hold.
         number, siblings: Which child of its parent it is, and of how many.
         depth: How many places are above.
         mark: The depth of the lowest marked place from the root down to here, or -1.
         start, stop: The range of its leaves.
         is_leaf: Whether it is a leaf.
-        is_static: Whether it is in static data, whose child in the tree is only its arrays.
     """
 
     __slots__ = (
-        "depth",
-        "is_leaf",
-        "is_static",
-        "mark",
-        "number",
-        "parent",
-        "siblings",
-        "start",
-        "step",
-        "stop",
-        "value",
+        *("below", "depth", "is_leaf", "key", "mark", "number", "parent", "siblings"),
+        *("start", "step", "stop", "value"),
     )
 
-    def __init__(self, value: Any, parent: "Place | None", step: Any, marked: bool, is_static: bool):
+    def __init__(self, value: Any, parent: "Place | None", step: Any, mark: "bool | Cover"):
         self.value = value
         self.parent = parent
         self.step = step
+        self.key = _VALUE if step is None else step
         self.number = self.siblings = 0
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.mark: int = self.depth if marked else -1 if parent is None else parent.mark
+        self.below: frozenset[KeyPath] = frozenset()
+        if parent is not None and parent.below:
+            self.below = frozenset(path[1:] for path in parent.below if path[0] == self.key)
+        if isinstance(mark, Cover):
+            self.below |= mark.held or frozenset()
+            mark = mark.held is None
+        if () in self.below:
+            mark, self.below = True, frozenset()
+        self.mark: int = self.depth if mark else -1 if parent is None else parent.mark
         self.start = self.stop = 0
         self.is_leaf = False
-        self.is_static: bool = is_static or (parent is not None and parent.is_static)
 
     @property
     def steps(self) -> list[Any]:
@@ -85,6 +92,19 @@ class Place:
         """Whether it is a `NonDiff` or `Static` wrapper."""
         return isinstance(self.value, NonDiff | Static)
 
+    @property
+    def is_static(self) -> bool:
+        """Whether it is in static data."""
+        place = self
+        while place.parent is not None:
+            node = place.parent.value
+            if isinstance(node, Static):
+                return True
+            if schema_of(node) is not None and any(name == place.step.name for name, _ in getattr(node, MARKS).static):
+                return True
+            place = place.parent
+        return False
+
 
 class Layout:
     """All places of a tree, each node before what is in it.
@@ -100,19 +120,17 @@ class Layout:
     def __init__(self, tree: Any):
         self.places: list[Place] = []
         self.leaves: list[Place] = []
-        pending = [Place(tree, None, None, False, False)]
+        pending = [Place(tree, None, None, False)]
         while pending:
             place = pending.pop()
             place.start = len(self.leaves)
             self.places.append(place)
-            children = _children(place)
+            children = _children(place.value)
             if children is None:
                 place.is_leaf = True
                 self.leaves.append(place)
                 continue
-            below = [
-                Place(value, place, step, marked, place.is_static or static) for step, value, marked, static in children
-            ]
+            below = [Place(value, place, step, mark) for step, value, mark in children]
             for number, child in enumerate(below):
                 child.number, child.siblings = number, len(below)
             pending += reversed(below)
@@ -131,22 +149,43 @@ class Layout:
         return [leaf.path for leaf in self.leaves]
 
 
-def _children(place: Place) -> list[tuple[Any, Any, bool, bool]] | None:
-    """The children of a node, each as step, value and whether it is marked, and static; None for a leaf."""
-    node = place.value
+def _children(node: Any) -> list[tuple[Any, Any, bool | Cover]] | None:
+    """The children of a node, each as step, value and its mark; None for a leaf."""
     if isinstance(node, NonDiff):
-        return [(None, node.value, True, False)]
+        return [(None, node.value, cover_of(node) or True)]
     if isinstance(node, Static):
-        return [(None, node.data.child(node.value), True, True)] if node.data.arrays else []
+        return [(None, node.data.child(node.value), True)] if node.data.arrays else []
     if schema_of(node) is not None:
-        nondiff = getattr(node, MARKS).nondiff
+        marks = getattr(node, MARKS)
         return [
-            (GetAttrKey(name), child, data is not None or name in nondiff, data is not None)
-            for name, child, data in children_of(node)
+            (GetAttrKey(name), child, data is not None or _mark(marks, name)) for name, child, data in children_of(node)
         ]
     if not jax.tree_util.is_tree_node(type(node)):
         return None
-    return [(step, child, False, False) for step, child in flatten_one_level(node)[0]]
+    _refuse_ignored_marks(type(node))
+    return [(step, child, False) for step, child in flatten_one_level(node)[0]]
+
+
+def _refuse_ignored_marks(cls: type) -> None:
+    """Raise if a class that is not a partgrad dataclass declares a mark, which nothing would look at."""
+    if cls in _without_marks:
+        return
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        if field.metadata.get("nondiff", False):
+            name = f"{cls.__name__}.{field.name}"
+            raise DataclassError(
+                word(
+                    f"`{name}` is declared by partgrad.field(nondiff=True), but `{cls.__name__}` is not a "
+                    "partgrad.dataclass, so nothing would hold it.",
+                    "Expected a class decorated by @partgrad.dataclass.",
+                    fix=f"decorate it so, or hold the leaf of an instance: partgrad.freeze(model, {field.name!r}).",
+                )
+            )
+    _without_marks.add(cls)
+
+
+def _mark(marks: Marks, name: str) -> bool | Cover:
+    return name in marks.nondiff and (marks.cover(name) or True)
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:

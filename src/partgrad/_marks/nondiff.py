@@ -9,42 +9,11 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from .._trees import show_wrapped
+from .cover import Cover, hold_part
+from .hold import EXPLICIT, WRAPPER, hold
+
 T = TypeVar("T")
-_Tracer = jax.core.Tracer
-
-
-# Classes of concrete leaves. isinstance(value, jax.Array) is slow, and this runs for every marked leaf.
-CONCRETE: set[type] = {type(None), int, float, complex, bool, str, np.ndarray}
-
-
-# Begins the scope, in the name stack of a traced equation, of what a mark does; the label of the mark follows.
-HELD = "partgrad.held "
-
-
-def hold(value: Any, label: str = "NonDiff") -> Any:
-    """Stop gradients through every tracer in a value; anything concrete stays the object it is.
-
-    Args:
-        value: Any tree.
-        label: The mark, for those who read a traced program: `Periodic.period`, or the name of a wrapper.
-
-    Returns:
-        The value, held.
-    """
-    if value.__class__ in CONCRETE:
-        return value
-    if isinstance(value, _Tracer):
-        with jax.named_scope(HELD + label):
-            return jax.lax.stop_gradient(value)
-    if isinstance(value, jax.Array):
-        CONCRETE.add(value.__class__)
-        return value
-    return _hold_leaves(value, label)
-
-
-def _hold_leaves(tree: Any, label: str) -> Any:
-    # Not in `hold`, where the closure would cost every call its cell.
-    return jax.tree.map(lambda leaf: hold(leaf, label) if isinstance(leaf, _Tracer) else leaf, tree)
 
 
 class NonDiff(Generic[T]):
@@ -70,11 +39,13 @@ class NonDiff(Generic[T]):
         {'a': Array(12., dtype=float32, weak_type=True), 'b': NonDiff(None)}
     """
 
-    __slots__ = ("__weakref__", "value")
+    __slots__ = ("__weakref__", "_cover", "value")
     # Above numpy's arrays, so that `array + NonDiff(tracer)` comes here instead of converting the tracer.
     __array_priority__ = 200
 
     value: Any
+    # None if all of the value is held, and no transform has opened any of it.
+    _cover: Cover | None
 
     if TYPE_CHECKING:
 
@@ -82,18 +53,20 @@ class NonDiff(Generic[T]):
     else:
 
         def __init__(self, value):
-            self.value = hold(value) if value.__class__ is not NonDiff else value.value
+            if value.__class__ is NonDiff:
+                value = value.value
+            self.value, self._cover = hold(value, EXPLICIT), None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "value":
+        if name.startswith("__") or name in NonDiff.__slots__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.value, name)
 
     def __repr__(self) -> str:
-        return f"NonDiff({self.value!r})"
+        return show_wrapped("NonDiff", self.value, "" if self._cover is None else self._cover.of)
 
     def __reduce__(self) -> Any:
-        return NonDiff, (self.value,)
+        return covering, (self.value, self._cover)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.value(*args, **kwargs)
@@ -162,15 +135,26 @@ def _forward_operators() -> None:
 _forward_operators()
 
 
-def _unflatten_nondiff(_: None, children: Any) -> NonDiff[Any]:
+def covering(value: Any, cover: Cover | None) -> NonDiff[Any]:
+    """A wrapper whose mark has a cover; None for one that holds everything."""
+    return _unflatten(cover, (value,))
+
+
+def cover_of(wrapper: NonDiff[Any]) -> Cover | None:
+    """The cover of a wrapper's mark, or None if it holds everything."""
+    return wrapper._cover
+
+
+def _unflatten(cover: Cover | None, children: Any) -> NonDiff[Any]:
     new: NonDiff[Any] = object.__new__(NonDiff)
-    new.value = hold(children[0])
+    new.value = hold(children[0], WRAPPER) if cover is None else hold_part(children[0], cover, WRAPPER)
+    new._cover = cover
     return new
 
 
 jax.tree_util.register_pytree_with_keys(
     NonDiff,
-    lambda node: (((GetAttrKey("value"), node.value),), None),
-    _unflatten_nondiff,
-    lambda node: ((node.value,), None),
+    lambda node: (((GetAttrKey("value"), node.value),), node._cover),
+    _unflatten,
+    lambda node: ((node.value,), node._cover),
 )

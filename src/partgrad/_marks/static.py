@@ -1,5 +1,6 @@
 """Static: Python data for the compiler, and how it is taken apart where it holds arrays."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
@@ -9,7 +10,7 @@ from jax.tree_util import GetAttrKey, keystr
 from .._message import word
 from .._trees import is_array, trees_equal
 from ..errors import StaticError
-from .nondiff import hold
+from .hold import hold
 
 T = TypeVar("T")
 
@@ -61,14 +62,10 @@ class StaticData:
         leaves = self._treedef.flatten_up_to(value)
         return self._child_def.unflatten([leaves[i] for i in self._positions])
 
-    def arrays_in(self, child: Any) -> list[Any]:
-        """What stands at the arrays in a child."""
-        return self._child_def.flatten_up_to(child)
-
     def value(self, child: Any, label: str = "Static") -> Any:
         """Put a value together from what `child` returned, or from anything of that structure, held as `label`."""
         leaves = list(self._constants)
-        for i, leaf in zip(self._positions, self.arrays_in(child), strict=True):
+        for i, leaf in zip(self._positions, self._child_def.flatten_up_to(child), strict=True):
             leaves[i] = hold(leaf, label)
         return self._treedef.unflatten(leaves)
 
@@ -88,16 +85,12 @@ class StaticData:
     def __deepcopy__(self, memo: Any) -> "StaticData":
         return self
 
-    def skeleton(self) -> Any:
-        """A value of this kind, with empty arrays."""
+    def __reduce__(self) -> Any:
+        # Rebuilt from a value of this kind, with empty arrays: the key holds types, not all of which can be pickled.
         leaves = list(self._constants)
         for i in self._positions:
             leaves[i] = np.zeros(0)
-        return self._treedef.unflatten(leaves) if self.arrays else self.constant
-
-    def __reduce__(self) -> Any:
-        # Rebuilt from the skeleton: the key holds types, not all of which can be pickled.
-        return StaticData, (self.skeleton(),)
+        return StaticData, (self._treedef.unflatten(leaves) if self.arrays else self.constant,)
 
 
 def _copied(value: Any) -> Any:
@@ -112,7 +105,7 @@ _ARRAY = object()
 
 
 def _typed(value: Any, where: str, path: str) -> Any:
-    """A key that compares by type and `==`; NaN equals itself, or every call would compile anew."""
+    """A key that compares by type and `==`, recursively; an error for what cannot be compared."""
     if isinstance(value, set | frozenset):
         return type(value), frozenset(_typed(item, where, path) for item in value)
     if isinstance(value, tuple):
@@ -135,8 +128,7 @@ def _typed(value: Any, where: str, path: str) -> Any:
                 fix="give its class __eq__ and __hash__, or store the data it is made from.",
             )
         ) from None
-    is_nan = isinstance(value, float | complex | np.inexact) and value != value
-    return type(value), "nan" if is_nan else value
+    return _typed_aux(value)
 
 
 def _typed_structure(structure: Any) -> Any:
@@ -145,15 +137,20 @@ def _typed_structure(structure: Any) -> Any:
 
 
 def _typed_aux(aux: Any) -> Any:
-    """A key for auxiliary data by type and value; by type alone where it cannot be hashed."""
+    """A key by type and value, recursively; by type alone where a value cannot be hashed."""
     if isinstance(aux, tuple | list):
         return type(aux), tuple(map(_typed_aux, aux))
     if isinstance(aux, dict):
         return type(aux), tuple((_typed_aux(key), _typed_aux(value)) for key, value in aux.items())
+    if isinstance(aux, float | complex | np.inexact):
+        # 0.0 is not -0.0, but NaN is itself, or every call would compile anew.
+        return type(aux), repr(aux)
     try:
         hash(aux)
     except TypeError:
         return type(aux)
+    if dataclasses.is_dataclass(aux) and not isinstance(aux, type):
+        return type(aux), aux, tuple(_typed_aux(getattr(aux, f.name, None)) for f in dataclasses.fields(aux))
     return type(aux), aux
 
 

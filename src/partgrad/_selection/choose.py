@@ -5,11 +5,11 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 
-from .._marks import Place, remark
+from .._marks import Place
 from .._message import at, listed, word
 from .._trees import Elements, describe, is_differentiable, joined, overlap
 from ..errors import NoMatchError, NotDifferentiableError, SelectionError
-from .plans import Part, Plan
+from .plans import Node, Part, Plan
 from .slots import Pick, Structure
 
 # What a selection is for. To differentiate, marks count; to set or ask about marks, they do not; to read and edit,
@@ -27,7 +27,6 @@ def choose_named(
     """Choose named places: a mark on or above a place gives way, one inside it keeps its leaves out."""
     considered: list[int] = []
     selected: list[int] = []
-    held: list[int] = []
     elements: list[Elements] = []
     nodes = []
     for pick in places:
@@ -36,23 +35,21 @@ def choose_named(
         numbers = range(place.start, place.stop)
         wanted = [i for i in numbers if is_wanted(structure, i, purpose, is_itself=place.is_leaf)]
         free = wanted if purpose == "marks" else [i for i in wanted if structure.mark(i) <= place.depth]
+        is_opened = not free
+        # A node that is wholly held is opened.
+        free = free or wanted
         considered += numbers
         selected += free
         elements += [own] * len(free)
-        held += [i for i in wanted if structure.mark(i) > place.depth]
-        nodes.append((place.route, len(numbers), [i - place.start for i in free]))
+        nodes.append(Node(place.route, len(numbers), [i - place.start for i in free], is_opened and not place.is_leaf))
     refuse_twice(structure, selected, elements)
     if not any(own is None or own.size for own in elements):
-        raise nothing_selected(structure, held, wrt, in_named_node=True)
+        raise nothing_selected(structure, [], wrt)
     is_leaf = containers == LEAF and (isinstance(places[0], Pick) or places[0].is_leaf)
-    thaw = frozenset(i for i in selected if structure.mark(i) >= 0)
-    thawed = None
-    if thaw and purpose == "differentiate":
-        thawed = jax.tree.structure(remark(structure.bound_tree, lambda i: False if i in thaw else None))
-        # Removing a mark goes by what can be differentiated beside the named leaf, too.
-        considered = list(range(len(structure.leaves)))
-    part = Part(None if is_leaf else containers, nodes)
-    return Plan(structure, selected, elements, considered, part, thawed)
+    thaw = [i for i in selected if structure.mark(i) >= 0] if purpose == "differentiate" else []
+    # What a mark becomes goes by what can be differentiated beside the named leaf, too.
+    considered = list(range(len(structure.leaves))) if thaw else considered
+    return Plan(structure, selected, elements, considered, Part(None if is_leaf else containers, nodes), thaw)
 
 
 def leaves_of(structure: Structure, places: Iterable[Place | Pick], purpose: Purpose) -> Found:
@@ -82,7 +79,7 @@ def choose_described(
     leaves = sorted(i for i, own in found.items() if own is None or own.size)
     selected = [i for i in leaves if purpose == "marks" or structure.mark(i) < 0]
     if not selected:
-        raise nothing_selected(structure, leaves, wrt, in_named_node=False, reason=reason)
+        raise nothing_selected(structure, leaves, wrt, reason=reason)
     return Plan(structure, selected, [found[i] for i in selected], considered)
 
 
@@ -92,7 +89,7 @@ def is_wanted(structure: Structure, leaf: int, purpose: Purpose, *, is_itself: b
 
 
 def nothing_selected(
-    structure: Structure, held: list[int], wrt: str, *, in_named_node: bool, reason: str = NOTHING_DIFFERENTIABLE
+    structure: Structure, held: list[int], wrt: str, *, reason: str = NOTHING_DIFFERENTIABLE
 ) -> NoMatchError:
     """The error for a selection that is empty, or empty because marks hold all its leaves."""
     if not held:
@@ -114,12 +111,11 @@ def nothing_selected(
                 fix="make it a field of its own, without static=True and without `Static`.",
             )
         )
-    why = "A mark inside a named node keeps its leaves out."
     return NoMatchError(
         word(
             f"All that the selector {wrt} selects is held by a mark.",
             f"Held: {listed(f'`{p}`' for p in paths)}.",
-            why if in_named_node else "Describing leaves never reaches through a mark.",
+            "Describing leaves never reaches through a mark.",
             fix=f"name the leaf itself, wrt={paths[0]!r}, or remove the mark first: partgrad.thaw(tree, {paths[0]!r}).",
         )
     )

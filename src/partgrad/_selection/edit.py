@@ -1,14 +1,15 @@
 """Read and edit the selected leaves of a tree; nothing else of it changes, neither values nor key paths."""
 
-from typing import Any, TypeVar
+from collections.abc import Collection
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._marks import remark
+from .._marks import Place, remarked
 from .._message import word
-from .._trees import shape_of
+from .._trees import is_differentiable, shape_of
 from ..errors import PartsError
 from .choose import static_refused
 from .plans import Target, entry_names, values_like
@@ -73,11 +74,7 @@ def replace(tree: T, wrt: Any, new: Any) -> T:
         values = [new(leaf) for leaf in target.selected]
     else:
         values = values_like(template, new, "The new value of `replace`")
-    return _with_values(target, values)
-
-
-def _with_values(target: Target, values: list[Any]) -> Any:
-    return target.treedef.unflatten(target.plan.inserted(target.leaves, values))
+    return target.with_values(values)
 
 
 def items(tree: Any, wrt: Any = None) -> list[tuple[str, Any]]:
@@ -195,7 +192,7 @@ def stop_gradient(tree: T, wrt: Any = None, when: Any = True) -> T:
     else:
         template = target.shaped(target.selected)
         conditions = values_like(template, when, "The condition of `stop_gradient`")
-    return _with_values(target, [_stopped(leaf, on) for leaf, on in zip(target.selected, conditions, strict=True)])
+    return target.with_values([_stopped(leaf, on) for leaf, on in zip(target.selected, conditions, strict=True)])
 
 
 def _stopped(leaf: Any, when: Any) -> Any:
@@ -218,7 +215,9 @@ def freeze(tree: T, wrt: Any) -> T:
     """Mark the selected leaves NonDiff: traced, but differentiated by nothing until they are thawed or named.
 
     Values do not change. In a `partgrad.dataclass` the mark goes to the field, and JAX's key paths do not change. In
-    any other container, which has no field to mark, it is a `NonDiff` around the largest node that is wholly selected.
+    a plain container (dict, list, tuple) it is a `NonDiff` around each leaf that was selected, or around the container
+    that was. A module of another library, such as an `eqx.Module`, of which leaves are selected is wrapped itself, and
+    the wrapper says which of them it holds, so that its methods find plain arrays. Nothing else is held.
 
     Args:
         tree: Any pytree.
@@ -263,12 +262,18 @@ def thaw(tree: T, wrt: Any) -> T:
 
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
     target = _whatever_marks(tree, wrt)
-    selected = frozenset(target.plan.indices)
-    structure = target.structure
-    for i in target.plan.indices:
-        if wrt is not None and not held and structure.layout.leaves[i].is_static:
-            raise static_refused(structure.path(i))
-    return remark(tree, lambda i: held if i in selected else None)
+    chosen, layout = frozenset(target.plan.indices), target.structure.layout
+    for i in chosen:
+        if wrt is not None and not held and layout.leaves[i].is_static:
+            raise static_refused(layout.leaves[i].path)
+    routes = [place.route for place in target.plan.nodes if _is_whole(place, target.leaves, chosen)] if held else []
+    # `freeze` says in words what a mark does silently: the derivative of a leaf that is open here ends.
+    leaves = [_stopped(leaf, held and i in chosen) for i, leaf in enumerate(target.leaves)]
+    return cast(T, remarked(tree, chosen, held, routes).unflatten(leaves))
+
+
+def _is_whole(place: Place, leaves: list[Any], chosen: Collection[int]) -> bool:
+    return all(i in chosen or not is_differentiable(leaves[i]) for i in range(place.start, place.stop))
 
 
 def _whatever_marks(tree: Any, wrt: Any) -> Target:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._marks import Layout, first_difference
+from .._marks import Layout, alike, first_difference, united
 from .._message import at, word
 from .._trees import describe
 from ..errors import PartsError
@@ -73,7 +73,9 @@ def combine(*parts: T) -> T:
     for number, part in enumerate(parts[1:], start=1):
         leaves, structure = jax.tree.flatten(part, is_leaf=_is_none)
         if structure != treedef:
-            raise _differ(parts[0], number, part)
+            if not alike(structure, treedef):
+                raise _differ(parts[0], number, part)
+            treedef = united(treedef, structure)
         for i, leaf in enumerate(leaves):
             if leaf is not None:
                 if whole[i] is not None:
@@ -135,7 +137,7 @@ def apply_updates(tree: T, updates: Any) -> T:
     """
     leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_none)
     changes, structure = jax.tree.flatten(updates, is_leaf=_is_none)
-    if structure != treedef:
+    if not alike(structure, treedef):
         raise _misfit(*first_difference(_filled(tree), _filled(updates)))
     for i, change in enumerate(changes):
         # Integers have float0 as their derivative: nothing changes.

@@ -7,13 +7,25 @@ their structure: those of paths, classes and masks by the selector, those of cal
 import contextlib
 import math
 import types
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from .._marks import Marks, StaticData, first_difference, refuse_forgotten
+from .._marks import (
+    Cover,
+    Marks,
+    Place,
+    StaticData,
+    alike,
+    at_level,
+    first_difference,
+    opened,
+    refuse_forgotten,
+    remarked,
+    without_marks,
+)
 from .._message import at, word
 from .._trees import Elements, is_differentiable, put, reaches_array, shape_of, take
 from ..errors import PartsError, SelectionError
@@ -28,16 +40,32 @@ _PLANS = 128
 _ELEMENTS = 4096
 
 
+class Node(NamedTuple):
+    """A node or a leaf of a named part.
+
+    Attributes:
+        route: Where it is in the tree.
+        size: How many leaves it has.
+        selected: Which of them are selected.
+        is_opened: Whether marks inside it hold all of it, so that naming it takes them off.
+    """
+
+    route: tuple[int, ...]
+    size: int
+    selected: list[int]
+    is_opened: bool
+
+
 class Part(NamedTuple):
     """The shape of a named part: nodes and leaves of a tree, in tuples, lists and dicts.
 
     Attributes:
         containers: The structure of the tuples, lists and dicts; None where the part is one leaf.
-        nodes: For each node or leaf its route in the tree, how many leaves it has, and which of them are selected.
+        nodes: The nodes and leaves.
     """
 
     containers: Any
-    nodes: list[tuple[tuple[int, ...], int, list[int]]]
+    nodes: list[Node]
 
 
 class Plan:
@@ -50,13 +78,17 @@ class Plan:
             leaf more than once, with other elements.
         considered: The numbers of the leaves that the selector is about.
         part: The shape of the part that it names; None for a selector that describes leaves.
-        thawed: The structure without the marks that give way, or None.
+        thaw: The numbers of the selected leaves that a mark holds, and that were named in spite of it.
 
     Attributes:
         indices: As above.
         elements: As above.
+        thaw: As above.
         others: The considered leaves that have no derivative.
+        nodes: The nodes that the selector names or matches.
     """
+
+    nodes: tuple[Place, ...] = ()
 
     def __init__(
         self,
@@ -65,7 +97,7 @@ class Plan:
         elements: Sequence[Elements] | None = None,
         considered: Iterable[int] = (),
         part: Part | None = None,
-        thawed: Any = None,
+        thaw: Sequence[int] = (),
     ):
         leaves = structure.leaves
         self.indices = tuple(indices)
@@ -73,7 +105,13 @@ class Plan:
         self._is_whole = all(own is None for own in self.elements)
         self._size = len(leaves)
         self._part = part
-        self._thawed = thawed
+        self.thaw = tuple(thaw)
+        self._thawed: Any = None
+        self._opened: dict[int, Any] = {}
+        if self.thaw:
+            treedef = jax.tree.structure(structure.bound_tree)
+            self._thawed = remarked(structure.bound_tree, self.thaw, False)
+            self._opened[0] = opened(treedef, structure.layout, self.thaw, 0)
         numbers = list(considered)
         self._considered = tuple((i, is_differentiable(leaves[i])) for i in numbers)
         self.others = tuple(i for i, differentiable in self._considered if not differentiable)
@@ -88,7 +126,7 @@ class Plan:
 
     def may_be_kept(self, treedef: Any) -> bool:
         """Whether it is right for every structure that compares equal, and small."""
-        if self._thawed is not None and not _compares_exactly(treedef):
+        if self.thaw and not _compares_exactly(treedef):
             return False
         return sum(own.size for own in self.elements if own is not None) <= _ELEMENTS
 
@@ -112,7 +150,15 @@ class Plan:
     def structure(self, treedef: Any) -> Any:
         """The structure of a tree, thawed where a mark was named."""
         # The caller's own wherever possible: treedefs that compare equal may still differ (1 == True, two equal lists).
-        return treedef if self._thawed is None else self._thawed
+        return self._thawed if self.thaw else treedef
+
+    def opened(self, treedef: Any, level: int) -> Any:
+        """The structure of a tree, open at a level where a mark was named."""
+        if not self.thaw:
+            return treedef
+        if level not in self._opened:
+            self._opened[level] = at_level(self._opened[0], level)
+        return self._opened[level]
 
     def gradient(self, treedef: Any, values: Iterable[Any]) -> Any:
         """Put one value per differentiated leaf into the shape of the gradient."""
@@ -126,14 +172,14 @@ class Plan:
             (value,) = values
             return value
         remaining, built = iter(values), []
-        for route, size, selected in nodes:
+        for node in nodes:
             structure = treedef
-            for number in route:
+            for number in node.route:
                 structure = structure.children()[number]
-            leaves: list[Any] = [None] * size
-            for number in selected:
+            leaves: list[Any] = [None] * node.size
+            for number in node.selected:
                 leaves[number] = next(remaining)
-            built.append(structure.unflatten(leaves))
+            built.append((without_marks(structure) if node.is_opened else structure).unflatten(leaves))
         return containers.unflatten(built)
 
 
@@ -153,7 +199,7 @@ def _compares_exactly(structure: Any) -> bool:
 def _is_exact(aux: Any) -> bool:
     if type(aux) in (tuple, list):
         return all(map(_is_exact, aux))
-    return isinstance(aux, str | type | types.FunctionType | Marks | StaticData | None)
+    return isinstance(aux, str | type | types.FunctionType | Cover | Marks | StaticData | None)
 
 
 def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
@@ -194,6 +240,7 @@ def plan(
         if not selection.is_fixed and (found := _kept(plans, answer, leaves)) is not None:
             return found
         new = selection.plan(structure, answer, purpose)
+        new.nodes = tuple(_nodes_in(answer))
     finally:
         structure.bind(*before)
     key = selection if selection.is_fixed else answer
@@ -204,6 +251,14 @@ def plan(
                 del plans[next(iter(plans))]
             plans[key] = new
     return new
+
+
+def _nodes_in(answer: Any) -> Iterator[Place]:
+    if isinstance(answer, Place) and not answer.is_leaf:
+        yield answer
+    elif type(answer) is tuple:
+        for item in answer:
+            yield from _nodes_in(item)
 
 
 def _refuse_forgotten(structure: Structure, leaves: list[Any], others: Sequence[int]) -> None:
@@ -258,6 +313,14 @@ class Target:
         """The tree with other values in the differentiated leaves."""
         return self.plan.structure(self.treedef).unflatten(self.plan.inserted(self.leaves, values))
 
+    def with_values(self, values: Iterable[Any]) -> Any:
+        """The tree with other values in the differentiated leaves, and its own marks."""
+        return self.treedef.unflatten(self.plan.inserted(self.leaves, values))
+
+    def with_opened(self, values: Iterable[Any], level: int) -> Any:
+        """The tree with other values in the differentiated leaves; the marks that were named are open at a level."""
+        return self.plan.opened(self.treedef, level).unflatten(self.plan.inserted(self.leaves, values))
+
     def shaped(self, values: Iterable[Any]) -> Any:
         """One value per differentiated leaf, in the shape of the gradient."""
         return self.plan.gradient(self.treedef, values)
@@ -291,7 +354,7 @@ def values_like(template: Any, shaped: Any, what: str) -> list[Any]:
         PartsError: If the structures differ; `what` says what the tree is.
     """
     leaves, structure = jax.tree.flatten(shaped)
-    if structure != jax.tree.structure(template):
+    if not alike(structure, jax.tree.structure(template)):
         path, expected, found = first_difference(template, shaped)
         raise PartsError(
             word(

@@ -137,7 +137,7 @@ class _Pair(Selection):
         for selection, own in zip((self._first, self._second), answer[1:], strict=True):
             sides.append(selection.found(structure, own, purpose))
             if not sides[-1]:
-                raise nothing_selected(structure, [], repr(selection), in_named_node=False)
+                raise nothing_selected(structure, [], repr(selection))
         combined = self._combined(structure, sides[0], sides[1], purpose)
         return {i: own for i, own in combined.items() if own is None or own.size}
 
@@ -165,7 +165,7 @@ class _Union(_Pair):
         for selection, own in zip((self._first, self._second), answer[1:], strict=True):
             leaves = list(selection.found(structure, own, purpose))
             if leaves and purpose != "marks" and all(structure.mark(i) >= 0 for i in leaves):
-                raise nothing_selected(structure, leaves, repr(selection), in_named_node=False)
+                raise nothing_selected(structure, leaves, repr(selection))
         return super().plan(structure, answer, purpose)
 
 
@@ -391,7 +391,7 @@ class Matching(Selection):
         chosen = tuple([i for i in asked if self._function(slots[i].path, slots[i])])
         if not chosen:
             reason = f"The function is false for all of the {len(asked)} leaves that it was asked about."
-            raise nothing_selected(structure, [], repr(self), in_named_node=False, reason=reason)
+            raise nothing_selected(structure, [], repr(self), reason=reason)
         return chosen
 
     def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:

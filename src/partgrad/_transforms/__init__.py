@@ -2,7 +2,6 @@
 
 from .arguments import (
     Arguments as Arguments,
-    of_selected as of_selected,
     paths as paths,
     refuse_empty as refuse_empty,
     selected as selected,
@@ -10,3 +9,4 @@ from .arguments import (
 from .gradients import grad as grad, value_and_grad as value_and_grad
 from .jacobians import hessian as hessian, hvp as hvp, jacfwd as jacfwd, jacobian as jacobian, jacrev as jacrev
 from .linear import jvp as jvp, linearize as linearize, vjp as vjp
+from .opened import OfSelected as OfSelected

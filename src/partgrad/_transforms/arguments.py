@@ -185,24 +185,6 @@ def selected(targets: Sequence[Target]) -> list[Any]:
     return [leaf for target in targets for leaf in target.selected]
 
 
-def of_selected(f: F, args: Sequence[Any], kwargs: dict[str, Any], targets: Sequence[Target]) -> F:
-    """The function of the list of the differentiated leaves alone; everything else is a constant of it."""
-
-    def function_of_selected(values: Sequence[Any]) -> Any:
-        given, named, start = list(args), dict(kwargs), 0
-        for target in targets:
-            stop = start + len(target.plan.indices)
-            argument = target.with_selected(values[start:stop])
-            start = stop
-            if isinstance(target.position, str):
-                named[target.position] = argument
-            else:
-                given[target.position] = argument
-        return f(*given, **named)
-
-    return function_of_selected
-
-
 def shaped(targets: Sequence[Target], values: Sequence[Any]) -> tuple[Any, ...]:
     """One value per differentiated leaf, in the shapes of the gradients, one for each argument."""
     parts, start = [], 0

@@ -19,12 +19,12 @@ from .arguments import (
     Arguments,
     F,
     dressed,
-    of_selected,
     paths,
     refuse_empty,
     refuse_uncallable,
     selected,
 )
+from .opened import OfSelected
 from .unused import used_leaves
 
 P = ParamSpec("P")
@@ -210,14 +210,15 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
     def value_and_grad(*args: Any, **kwargs: Any) -> Any:
         targets = arguments.targets(args, kwargs)
         refuse_empty(targets)
-        function, leaves = of_selected(taken, args, kwargs, targets), selected(targets)
+        function, leaves = OfSelected(taken, args, kwargs, targets), selected(targets)
+        function.refuse_silent_zeros(leaves)
         used = None if unused == "zero" else used_leaves(function, leaves, has_aux=has_aux)
         if used is not None and unused == "error" and not all(used):
             raise _unused(path for path, flag in zip(paths(targets), used, strict=True) if not flag)
         value, gradients = _by_jax(function, leaves, has_aux, holomorphic)
         if used is not None:
             gradients = [gradient if flag else None for gradient, flag in zip(gradients, used, strict=True)]
-        return value, arguments.shaped(targets, gradients)
+        return function.closed(value), arguments.shaped(targets, gradients)
 
     return value_and_grad
 

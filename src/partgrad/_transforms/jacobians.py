@@ -8,7 +8,8 @@ import jax
 
 from .._double_where import taken_paths
 from .._selection import Target, as_selection
-from .arguments import Argnames, Argnums, Arguments, F, dressed, of_selected, refuse_empty, refuse_uncallable, selected
+from .arguments import Argnames, Argnums, Arguments, F, dressed, refuse_empty, refuse_uncallable, selected
+from .opened import OfSelected
 
 P = ParamSpec("P")
 
@@ -239,18 +240,21 @@ def _jacobian_of(
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         targets = arguments.targets(args, kwargs)
         refuse_empty(targets)
-        function, structures = of_selected(taken, args, kwargs, targets), []
+        leaves, structures = selected(targets), []
+        function = OfSelected(taken, args, kwargs, targets)
+        function.refuse_silent_zeros(leaves)
 
         def observed(values: list[Any]) -> Any:
             output = function(values)
             structures.append(jax.tree.structure(output[0] if has_aux else output))
             return output
 
-        result = getattr(jax, name)(observed, has_aux=has_aux, holomorphic=holomorphic)(selected(targets))
+        result = getattr(jax, name)(observed, has_aux=has_aux, holomorphic=holomorphic)(leaves)
         derivative = result[0] if has_aux else result
         outputs = structures[-1].flatten_up_to(derivative)
-        derivative = structures[-1].unflatten([shaped(targets, values) for values in outputs])
-        return (derivative, result[1]) if has_aux else derivative
+        structure = function.closed_structure(structures[-1])
+        derivative = structure.unflatten([shaped(targets, values) for values in outputs])
+        return (derivative, function.closed(result[1])) if has_aux else derivative
 
     return dressed(name, f, "Hessian" if is_hessian else "Jacobian", jacobian)
 
@@ -285,8 +289,9 @@ def hvp(f: Callable[..., Any], wrt: Any = None, *, double_where: bool = False) -
         targets = arguments.targets((x, *args), kwargs)
         refuse_empty(targets)
         direction = targets[0].values(v, "The vector of `hvp`")
-        function = of_selected(taken, (x, *args), kwargs, targets)
-        _, along = jax.jvp(jax.grad(function), (selected(targets),), (direction,))
+        function, leaves = OfSelected(taken, (x, *args), kwargs, targets), selected(targets)
+        function.refuse_silent_zeros(leaves)
+        _, along = jax.jvp(jax.grad(function), (leaves,), (direction,))
         return arguments.shaped(targets, along)
 
     return product

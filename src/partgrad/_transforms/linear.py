@@ -7,9 +7,10 @@ import jax
 
 from .._double_where import taken_paths
 from .._message import word
-from .._selection import Target, as_selection
+from .._selection import Target, as_selection, values_like
 from ..errors import ArgumentError
-from .arguments import F, of_selected, refuse_empty, refuse_uncallable, selected, shaped, wrong_number_of_selectors
+from .arguments import F, refuse_empty, refuse_uncallable, selected, shaped, wrong_number_of_selectors
+from .opened import OfSelected
 
 
 def _targets(f: Any, transform: str, primals: Sequence[Any], wrt: Any) -> list[Target]:
@@ -81,8 +82,9 @@ def jvp(
         18.0 12.0
     """
     targets = _targets(f, "jvp", primals, wrt)
-    function = of_selected(taken_paths(f, double_where), primals, {}, targets)
-    return jax.jvp(function, (selected(targets),), (_directions(targets, tangents),), has_aux=has_aux)
+    function, leaves = OfSelected(taken_paths(f, double_where), primals, {}, targets), selected(targets)
+    function.refuse_silent_zeros(leaves)
+    return function.closed(jax.jvp(function, (leaves,), (_directions(targets, tangents),), has_aux=has_aux))
 
 
 def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_where: bool = False) -> Any:
@@ -110,9 +112,18 @@ def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_wher
         18.0 ({'a': Array(12., dtype=float32, weak_type=True), 'n': None}, Array(9., dtype=float32, weak_type=True))
     """
     targets = _targets(f, "vjp", primals, wrt)
-    function = of_selected(taken_paths(f, double_where), primals, {}, targets)
-    value, pull, *aux = jax.vjp(function, selected(targets), has_aux=has_aux)
-    return value, lambda cotangent: shaped(targets, pull(cotangent)[0]), *aux
+    function, leaves = OfSelected(taken_paths(f, double_where), primals, {}, targets), selected(targets)
+    function.refuse_silent_zeros(leaves)
+    value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux)
+    opened = jax.tree.structure(value)
+    value, *aux = function.closed((value, *aux))
+
+    def pulled(cotangent: Any) -> Any:
+        if function.level:
+            cotangent = opened.unflatten(values_like(value, cotangent, "The cotangent"))
+        return shaped(targets, pull(cotangent)[0])
+
+    return value, pulled, *aux
 
 
 def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_where: bool = False) -> Any:
@@ -141,6 +152,8 @@ def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, doubl
         9.0 6.0 60.0
     """
     targets = _targets(f, "linearize", primals, wrt)
-    function = of_selected(taken_paths(f, double_where), primals, {}, targets)
-    value, linear, *aux = jax.linearize(function, selected(targets), has_aux=has_aux)
-    return value, lambda *tangents: linear(_directions(targets, tangents)), *aux
+    function, leaves = OfSelected(taken_paths(f, double_where), primals, {}, targets), selected(targets)
+    function.refuse_silent_zeros(leaves)
+    value, linear, *aux = jax.linearize(function, leaves, has_aux=has_aux)
+    value, *aux = function.closed((value, *aux))
+    return value, lambda *tangents: function.closed(linear(_directions(targets, tangents))), *aux

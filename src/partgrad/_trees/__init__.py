@@ -19,4 +19,4 @@ from .leaf import (
     shape_of as shape_of,
 )
 from .reach import reaches_array as reaches_array
-from .show import show_fields as show_fields
+from .show import show_fields as show_fields, show_wrapped as show_wrapped

@@ -5,13 +5,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from .leaf import dtype_of, shape_of
+from .leaf import is_differentiable, shape_of
 
 
 def trees_equal(first: Any, second: Any) -> bool:
     """Whether two trees have the same structure (classes, marks, static data) and the same leaves.
 
-    Leaves are equal if they are one object, or have the same shape, dtype and values. Two different tracers are never
+    Leaves are equal if they are one object, or if no program could tell them apart: both Python numbers of one type, or
+    both arrays of one shape, dtype and weak type, with the same values down to the sign of zero. (`jax.jit` compares
+    what it specialises on by `==`, and would reuse the program of one for the other.) Two different tracers are never
     equal: their values are not known while tracing, and the answer is one bool.
     """
     leaves, structure = jax.tree.flatten(first)
@@ -29,11 +31,34 @@ def _leaves_equal(first: Any, second: Any) -> bool:
         return True
     if isinstance(first, jax.core.Tracer) or isinstance(second, jax.core.Tracer):
         return False
-    try:
-        if shape_of(first) != shape_of(second) or dtype_of(first) != dtype_of(second):
-            return False
-    except AttributeError:
-        return type(first) is type(second) and bool(first == second)
-    if jax.dtypes.issubdtype(dtype_of(first), jax.dtypes.prng_key):
+    if not (_is_array(first) and _is_array(second)):
+        alike = type(first) is type(second) or _number(first) is _number(second) is not None
+        return alike and bool(first == second) and _same_sign(first, second)
+    if shape_of(first) != shape_of(second) or first.dtype != second.dtype or _is_weak(first) is not _is_weak(second):
+        return False
+    if jax.dtypes.issubdtype(first.dtype, jax.dtypes.prng_key):
         first, second = jax.random.key_data(first), jax.random.key_data(second)
-    return np.array_equal(np.asarray(first), np.asarray(second))
+    first, second = np.asarray(first), np.asarray(second)
+    return np.array_equal(first, second) and _same_sign(first, second)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and _number(leaf) is None
+
+
+def _number(leaf: Any) -> type | None:
+    """The class of a Python number; JAX has classes of its own below them."""
+    classes = (bool, int, float, complex)
+    return None if isinstance(leaf, np.generic) else next((cls for cls in classes if isinstance(leaf, cls)), None)
+
+
+def _is_weak(leaf: Any) -> bool:
+    return bool(getattr(leaf, "weak_type", False))
+
+
+def _same_sign(first: Any, second: Any) -> bool:
+    """Whether equal numbers have the same sign of zero."""
+    if not is_differentiable(first):
+        return True
+    parts = [(np.real(first), np.real(second)), (np.imag(first), np.imag(second))]
+    return all(np.array_equal(np.signbit(one), np.signbit(other)) for one, other in parts)

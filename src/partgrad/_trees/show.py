@@ -1,6 +1,7 @@
-"""How values are shown: short, one line each."""
+"""How values are shown: on one line where that fits, else one line for each field."""
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -8,29 +9,62 @@ import numpy as np
 
 from .leaf import describe
 
-_LONGEST = 6
+_LONGEST_ARRAY = 6
+_COLUMNS = 120
 
 
-def show(value: Any) -> str:
-    """Write a value: a small array by its entries, a large one or a tracer by its type (`f32[3,4]`)."""
+def show(value: Any, room: int = _COLUMNS) -> str:
+    """Write a value.
+
+    A small array is written by its entries, a large one or a tracer by its type (`f32[3,4]`), a function by its name.
+
+    Args:
+        value: Any value.
+        room: The columns of its first line; what needs more goes over several lines.
+    """
     if isinstance(value, jax.core.Tracer):
         return describe(value)
     if isinstance(value, jax.Array | np.ndarray):
-        if value.size > _LONGEST or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-            return describe(value)
-        array = np.asarray(value)
-        return str(array[()]) if array.ndim == 0 else np.array2string(array, separator=", ").replace("\n", "")
+        return _array(value)
+    if type(value) is dict:
+        return _joined("{", [f"{key!r}: {show(item, room - 2)}" for key, item in value.items()], "}", room)
+    if type(value) in (list, tuple):
+        start, end = ("[", "]") if type(value) is list else ("(", ",)" if len(value) == 1 else ")")
+        return _joined(start, [show(item, room - 2) for item in value], end, room)
+    if callable(value) and hasattr(value, "__name__") and not jax.tree_util.is_tree_node(type(value)):
+        return str(value.__name__)
     return repr(value)
 
 
-def show_fields(name: str, fields: Iterable[tuple[str, Any, str | None]]) -> str:
-    """Write an instance: `Name(field=value, ...)`, a wrapped value as `Wrapper(value)`.
+def _array(value: Any) -> str:
+    if value.size > _LONGEST_ARRAY or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return describe(value)
+    array = np.asarray(value)
+    return str(array[()]) if array.ndim == 0 else np.array2string(array, separator=", ").replace("\n", "")
+
+
+def _joined(start: str, texts: list[str], end: str, room: int) -> str:
+    line = f"{start}{', '.join(texts)}{end}"
+    if not texts or ("\n" not in line and len(line) <= room):
+        return line
+    return "\n".join([start, ",\n".join(textwrap.indent(text, "  ") for text in texts), end.removeprefix(",")])
+
+
+def show_wrapped(wrapper: str, value: Any, of: str = "") -> str:
+    """Write a wrapped value: `Wrapper(value)`, with the paths that it holds where it does not hold all."""
+    return f"{wrapper}({show(value)}{of and f', of={of!r}'})"
+
+
+def show_fields(name: str, fields: Iterable[tuple[str, Any, str | None, str]]) -> str:
+    """Write an instance: `Name(field=value, ...)`.
 
     Args:
         name: The class.
-        fields: Name, value and wrapper (NonDiff, Static or None) of each field.
+        fields: For each field its name, its value, its wrapper (NonDiff, Diff, Static or None) and what of it is held.
     """
-    words = [
-        f"{field}={show(value) if wrapper is None else f'{wrapper}({show(value)})'}" for field, value, wrapper in fields
-    ]
-    return f"{name}({', '.join(words)})"
+    return _joined(f"{name}(", list(_fields(fields)), ")", _COLUMNS)
+
+
+def _fields(fields: Iterable[tuple[str, Any, str | None, str]]) -> Iterator[str]:
+    for field, value, wrapper, of in fields:
+        yield f"{field}={show(value) if wrapper is None else show_wrapped(wrapper, value, of)}"

@@ -1,0 +1,92 @@
+"""How much of a value a mark holds, and what of that a transform has opened."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from jax.tree_util import keystr
+
+from .hold import CONCRETE, hold
+
+KeyPath = tuple[Any, ...]
+
+
+class Cover:
+    """What a mark does to the leaves of its value, where it does not simply hold all of them.
+
+    Leaves are key paths from the marked value, not numbers: `None` in the place of a leaf (in a gradient, in a part)
+    would renumber those after it.
+
+    Args:
+        held: The paths of the leaves, or of the nodes around them, that are held; None for all.
+        open: The paths of the leaves that a transform has opened, each with the level of the transform.
+    """
+
+    __slots__ = ("held", "open")
+
+    def __init__(self, held: frozenset[KeyPath] | None, open: Iterable[tuple[KeyPath, int]] = ()):
+        self.held = held
+        self.open = frozenset(open)
+
+    def holds(self, path: KeyPath) -> bool:
+        """Whether a leaf is marked, open or not."""
+        return self.held is None or any(path[:length] in self.held for length in range(len(path) + 1))
+
+    def is_open(self, path: KeyPath) -> bool:
+        """Whether a leaf is open; where a leaf has become a tree, all of that tree is."""
+        return any(path[: len(opened)] == opened for opened, _ in self.open)
+
+    def stops(self, path: KeyPath) -> bool:
+        """Whether gradients stop at a leaf."""
+        return self.holds(path) and not self.is_open(path)
+
+    def with_open(self, paths: Iterable[KeyPath], level: int) -> "Cover":
+        """The cover with more of its leaves open."""
+        new = {(path, level) for path in paths if self.holds(path) and not self.is_open(path)}
+        return Cover(self.held, self.open | new)
+
+    def closed(self, level: int) -> "Cover":
+        """The cover as it was before the transforms from a level on opened it."""
+        return Cover(self.held, (pair for pair in self.open if pair[1] < level))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Cover) and self.held == other.held and self.open == other.open)
+
+    def __hash__(self) -> int:
+        return hash((self.held, self.open))
+
+    def __repr__(self) -> str:
+        opened = sorted(keystr(path) for path, _ in self.open)
+        parts = [] if self.held is None else [f"of={self.of!r}"]
+        return ", ".join(parts + [f"open{path and ' ' + path}" for path in opened])
+
+    @property
+    def of(self) -> str:
+        """The paths that are held, as text."""
+        return ", ".join(sorted(map(keystr, self.held or ())))
+
+    def __reduce__(self) -> Any:
+        return Cover, (self.held, tuple(self.open))
+
+    def __deepcopy__(self, memo: Any) -> "Cover":
+        return self
+
+
+WHOLE = Cover(None)
+
+
+def normal(cover: Cover | None) -> Cover | None:
+    """None for a cover that holds everything, which is what a mark without one does."""
+    return None if cover is None or (cover.held is None and not cover.open) else cover
+
+
+def hold_part(value: Any, cover: Cover | None, label: str) -> Any:
+    """Stop gradients at the leaves that a cover stops; see `hold`."""
+    if cover is None:
+        return hold(value, label)
+    if value.__class__ in CONCRETE:
+        return value
+    keyed, structure = jax.tree_util.tree_flatten_with_path(value)
+    if not any(isinstance(leaf, jax.core.Tracer) for _, leaf in keyed):
+        return value
+    return structure.unflatten([hold(leaf, label) if cover.stops(path) else leaf for path, leaf in keyed])

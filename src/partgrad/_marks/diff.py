@@ -1,0 +1,74 @@
+"""Diff: the opposite of NonDiff, for one field of one instance."""
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import jax
+
+from .._message import word
+from ..errors import DataclassError
+
+T = TypeVar("T")
+
+
+class Diff(Generic[T]):
+    """A value given to a field of a `partgrad.dataclass` that is differentiated even if the class marks the field.
+
+    With it, a model whose class declares `nondiff=True` can be built from a parameter that is fitted or sampled:
+    without it, building the model stops the derivative, as it says in the class. The plain value is stored, and the
+    repr shows `p=Diff(3.0)` where the class would hold it. Nothing but such a field takes one.
+
+    Args:
+        value: The value of the field.
+
+    Example:
+        >>> import jax, partgrad as pg
+        >>> @pg.dataclass
+        ... class Oscillator:
+        ...     amplitude: float
+        ...     frequency: float = pg.field(nondiff=True)
+        >>> def loss(frequency):
+        ...     model = Oscillator(2.0, pg.Diff(frequency))
+        ...     return model.amplitude * model.frequency**2
+        >>> print(jax.grad(loss)(3.0))
+        12.0
+        >>> Oscillator(2.0, pg.Diff(3.0))
+        Oscillator(amplitude=2.0, frequency=Diff(3.0))
+    """
+
+    __slots__ = ("__weakref__", "value")
+
+    value: Any
+
+    if TYPE_CHECKING:
+
+        def __new__(cls, value: T) -> T: ...  # type: ignore[misc]  # a field of type T accepts Diff(x)
+    else:
+
+        def __init__(self, value):
+            self.value = value
+
+    def __repr__(self) -> str:
+        return f"Diff({self.value!r})"
+
+
+def diff_refused(where: str, fix: str) -> DataclassError:
+    """The error for a `Diff` that is not the value of a field that could be held."""
+    return DataclassError(
+        word(
+            f"A `Diff` was given to {where}.",
+            "Expected a field of a partgrad.dataclass that is not static: `Diff(x)` says that this field of this "
+            "instance is differentiated.",
+            fix=fix,
+        )
+    )
+
+
+def _refuse(*_: Any) -> Any:
+    raise diff_refused(
+        "something else than a field of a partgrad.dataclass",
+        "pass the value itself; partgrad.thaw(tree, wrt) removes marks that are there.",
+    )
+
+
+# Registered, so that whoever meets one (every call of JAX or partgrad takes its arguments apart) refuses it.
+jax.tree_util.register_pytree_node(Diff, _refuse, _refuse)

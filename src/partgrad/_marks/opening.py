@@ -1,0 +1,185 @@
+"""Open marks: what a transform makes of the marks that its selector names, on treedefs alone.
+
+Inside a function that a transform differentiates, a mark that was named is still there, and the derivative passes it:
+it is *open*. That is a part of the structure, so a function that was traced for a held model is traced anew for an open
+one. Each call opens marks at its own level and closes that level, and those above, when the function has returned.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import jax
+from jax.tree_util import PyTreeDef, default_registry
+
+from .cover import WHOLE, Cover, KeyPath, normal
+from .fields import MARKS, SCHEMA, Marks, schema_of
+from .layout import Layout, Place
+from .nondiff import NonDiff, cover_of
+
+_running = threading.local()
+
+
+class Inside:
+    """Runs a function in which marks are open at a level."""
+
+    def __init__(self, level: int):
+        self._level = level
+
+    def __enter__(self) -> None:
+        self._outer = getattr(_running, "level", 0)
+        _running.level = self._level
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        _running.level = self._outer
+
+
+def next_level(structures: Iterable[Any]) -> int:
+    """A level for a call with arguments of these structures, above every level that is open around it.
+
+    What runs now does not tell alone: the backward rule of a `custom_vjp` runs when the function that it belongs to has
+    returned, with the open model in its residuals.
+    """
+    return 1 + max(getattr(_running, "level", 0), *map(_highest_level, structures))
+
+
+def close(tree: Any, level: int = 0) -> Any:
+    """A tree with the marks closed that transforms from a level on opened; the same object where none are."""
+    leaves, structure = jax.tree.flatten(tree)
+    after = closed(structure, level)
+    return tree if after is structure else after.unflatten(leaves)
+
+
+def closed(structure: Any, level: int = 0) -> Any:
+    """A treedef with the marks closed that transforms from a level on opened; the same object where none are."""
+    return _map_covers(structure, lambda cover, *_: cover.closed(level))
+
+
+def is_open(structure: Any) -> bool:
+    """Whether a mark in a treedef is open."""
+    return _highest_level(structure) > 0
+
+
+def alike(first: Any, second: Any) -> bool:
+    """Whether two treedefs are equal aside from which marks are open."""
+    return bool(first == second) or bool(closed(first) == closed(second))
+
+
+def opened(structure: Any, layout: Layout, leaves: Iterable[int], level: int) -> Any:
+    """A treedef in which the marks above some leaves are open.
+
+    Args:
+        structure: The treedef.
+        layout: The layout of a tree of this structure.
+        leaves: The numbers of the leaves.
+        level: The level of the call that opens them.
+    """
+    paths: dict[Any, list[KeyPath]] = {}
+    for number in leaves:
+        for mark, path, _ in _marks_above(layout.leaves[number]):
+            paths.setdefault(mark, []).append(path)
+    return _map_covers(structure, lambda cover, *mark: cover.with_open(paths.get(mark, ()), level))
+
+
+def open_leaves(layout: Layout) -> dict[int, int]:
+    """The leaves that are open, each with the highest level at which a mark above it was opened."""
+    levels: dict[int, int] = {}
+    for number, leaf in enumerate(layout.leaves):
+        for _, path, cover in _marks_above(leaf):
+            for opened, level in cover.open if cover is not None else ():
+                if path[: len(opened)] == opened:
+                    levels[number] = max(level, levels.get(number, 0))
+    return levels
+
+
+def _marks_above(place: Place) -> Iterator[tuple[Any, KeyPath, Cover | None]]:
+    """The marks above a leaf: each as route and field, the key path from its value to the leaf, and its cover."""
+    path: KeyPath = ()
+    while place.parent is not None:
+        node = place.parent.value
+        if isinstance(node, NonDiff):
+            yield (place.parent.route, None), path, cover_of(node)
+        elif schema_of(node) is not None and place.step.name in getattr(node, MARKS).nondiff:
+            yield (place.parent.route, place.step.name), path, getattr(node, MARKS).cover(place.step.name)
+        path, place = (place.key, *path), place.parent
+
+
+def without_marks(structure: Any) -> Any:
+    """A treedef without any mark."""
+    data = structure.node_data()
+    if data is None or data[0] is type(None):
+        return structure
+    kind, aux = data
+    children = [without_marks(child) for child in structure.children()]
+    if kind is NonDiff:
+        return children[0]
+    if type(aux) is Marks:
+        aux = kind.__dict__[SCHEMA].marks((), aux.static)
+    return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), children)
+
+
+def at_level(structure: Any, level: int) -> Any:
+    """A treedef whose marks that are open at level 0 are open at another level."""
+    return _map_covers(
+        structure, lambda cover, *_: Cover(cover.held, ((path, own or level) for path, own in cover.open))
+    )
+
+
+def united(first: Any, second: Any) -> Any:
+    """A treedef whose marks are open where either of two is; they are alike aside from that."""
+    others: dict[Any, Cover] = {}
+
+    def collect(cover: Cover, *mark: Any) -> Cover:
+        others[mark] = cover
+        return cover
+
+    _map_covers(second, collect)
+    return _map_covers(first, lambda cover, *mark: Cover(cover.held, cover.open | others[mark].open))
+
+
+def _highest_level(structure: Any) -> int:
+    levels = [0]
+
+    def look(cover: Cover, *_: Any) -> Cover:
+        levels.extend(level for _, level in cover.open)
+        return cover
+
+    _map_covers(structure, look)
+    return max(levels)
+
+
+def _map_covers(structure: Any, change: Callable[..., Cover], route: tuple[int, ...] = ()) -> Any:
+    """A treedef with other covers on its marks; the very same object where nothing changes.
+
+    Args:
+        structure: The treedef.
+        change: From a cover, the route of the node that has the mark, and the marked field (None for a wrapper), to the
+            new cover.
+        route: The numbers of the children that lead from the root to the structure.
+    """
+    data = structure.node_data()
+    if data is None or data[0] is type(None):
+        return structure
+    children = structure.children()
+    mapped = [_map_covers(child, change, (*route, number)) for number, child in enumerate(children)]
+    kind, before = data
+    aux = _changed(kind, before, lambda cover, field: change(cover, route, field))
+    if aux is before and all(new is old for new, old in zip(mapped, children, strict=True)):
+        return structure
+    return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), mapped)
+
+
+def _changed(kind: Any, aux: Any, change: Callable[[Cover, str | None], Cover]) -> Any:
+    """The auxiliary data of a node with other covers; the same object where nothing changes."""
+    if kind is NonDiff:
+        new = change(aux or WHOLE, None)
+        return aux if new == (aux or WHOLE) else normal(new)
+    if type(aux) is not Marks or not aux.nondiff:
+        return aux
+    before = [(name, aux.cover(name) or WHOLE) for name in aux.nondiff]
+    after = [(name, change(cover, name)) for name, cover in before]
+    if after == before:
+        return aux
+    covers = tuple((name, cover) for name, cover in after if normal(cover) is not None)
+    return kind.__dict__[SCHEMA].marks(aux.nondiff, aux.static, covers)

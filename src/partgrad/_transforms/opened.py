@@ -1,0 +1,122 @@
+"""The function that a transform differentiates: of the selected leaves alone, with the marks open that were named."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from .._compat import speaks_of_structures
+from .._marks import EXPLICIT, Inside, close, closed, mark_in, next_level
+from .._message import at, listed, word
+from .._programs import Chain, arrivals, line
+from .._selection import Target
+from ..errors import HeldError
+
+
+class OfSelected:
+    """A function of the list of the differentiated leaves alone; everything else is a constant of it.
+
+    A mark that a selector named is open in the arguments that the function gets: it is there, and the derivative passes
+    it. What leaves the function has the mark closed again, so whatever a transform returns goes through `closed`.
+
+    Args:
+        f: The function of the arguments.
+        args: The positional arguments of a call.
+        kwargs: The keyword arguments.
+        targets: The differentiated ones of them.
+
+    Attributes:
+        level: The level at which this call opens marks; 0 if it opens none.
+    """
+
+    def __init__(self, f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], targets: Sequence[Target]):
+        self._f, self._args, self._kwargs, self._targets = f, args, kwargs, targets
+        self.level = 0
+        if any(target.plan.thaw for target in targets):
+            self.level = next_level(target.treedef for target in targets)
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        if not self.level:
+            return self._called(values, Target.with_selected)
+        with Inside(self.level):
+            try:
+                return self._called(values, lambda target, own: target.with_opened(own, self.level))
+            except (TypeError, ValueError) as error:
+                if speaks_of_structures(error):
+                    error.add_note(self._note())
+                raise
+
+    def with_marks_held(self, values: Sequence[Any]) -> Any:
+        """What the function returns where no mark is open."""
+        return self._called(values, Target.with_values)
+
+    def _called(self, values: Sequence[Any], argument: Callable[[Target, Sequence[Any]], Any]) -> Any:
+        args, kwargs, start = list(self._args), dict(self._kwargs), 0
+        for target in self._targets:
+            stop = start + len(target.plan.indices)
+            if isinstance(target.position, str):
+                kwargs[target.position] = argument(target, values[start:stop])
+            else:
+                args[target.position] = argument(target, values[start:stop])
+            start = stop
+        return self._f(*args, **kwargs)
+
+    def closed(self, output: Any) -> Any:
+        """What left the function, with the marks closed that this call opened."""
+        return close(output, self.level) if self.level else output
+
+    def closed_structure(self, structure: Any) -> Any:
+        """As `closed`, of a treedef."""
+        return closed(structure, self.level) if self.level else structure
+
+    def refuse_silent_zeros(self, values: Sequence[Any]) -> None:
+        """Raise if the derivative of a leaf whose mark was opened ends at a mark that nobody wrote on its way.
+
+        Raises:
+            HeldError: With the mark, and the line at which it stops the derivative.
+        """
+        if not self.level:
+            return
+        try:
+            jaxpr = jax.make_jaxpr(self)(list(values)).jaxpr
+        except jax.errors.ConcretizationTypeError:
+            # It branches in Python on values, which only an eager derivative has.
+            return
+        named = [i in target.plan.thaw for target in self._targets for i in target.plan.indices]
+        for chain, _ in arrivals(jaxpr, list(map(int, named)), _is_implicit):
+            raise self._held_again(chain)
+
+    def _held_again(self, chain: Chain) -> HeldError:
+        mark, where = mark_in(str(chain[-1].source_info.name_stack)), line(chain)
+        field = mark.rpartition(".")[2] if mark and "." in mark else "field"
+        return HeldError(
+            word(
+                f"The derivative of {self._opened()}, which `wrt` names, ends at another mark: {mark}"
+                f"{f' at {where}' if where else ''}.",
+                "Expected the derivative to reach the output; this part of it would be a zero that nobody asked for.",
+                fix=f"build the model by dataclasses.replace(model, {field}=...), which keeps its marks, or "
+                f"with {field}=partgrad.Diff(x), without the mark; jax.lax.stop_gradient(x) if a zero is meant.",
+            )
+        )
+
+    def _opened(self) -> str:
+        paths = (target.structure.path(i) for target in self._targets for i in target.plan.thaw)
+        return listed(map(at, paths))
+
+    def _note(self) -> str:
+        return (
+            f"partgrad: `wrt` names {self._opened()}, which a mark holds, so the mark is open inside this function. "
+            "For JAX that is another structure than the held one: of a model from outside, of one that its class "
+            "builds here, and of `in_axes` or specs made of that.\n"
+            "Fix: build models here by dataclasses.replace or partgrad.replace, make `in_axes` and the like of the "
+            "argument itself (jax.tree.map), use partgrad.apply_updates and partgrad.combine, or differentiate "
+            "partgrad.thaw(model, ...)."
+        )
+
+
+def _is_implicit(chain: Chain) -> bool:
+    equation = chain[-1]
+    if equation.primitive.name != "stop_gradient":
+        return False
+    mark = mark_in(str(equation.source_info.name_stack))
+    return mark is not None and mark != EXPLICIT
