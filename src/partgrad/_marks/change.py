@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._trees import is_differentiable
 from .cover import Cover, KeyPath
@@ -46,7 +47,8 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[R
     if not changed:
         return structure
     if is_open(structure):
-        tree = closed(structure).unflatten(values)
+        # Not with the values: a closed mark would stop the derivatives of tracers, for nothing.
+        tree = closed(structure).unflatten(map(_placeholder, values))
     before = [place.mark >= 0 for place in Layout(tree).leaves]
     after = [held if number in changed else was for number, was in enumerate(before)]
     visitor = _Visitor(changed, after, list(map(is_differentiable, values)), frozenset(nodes))
@@ -57,6 +59,10 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[R
             if number not in changed:
                 new = opened(new, layout, [number], level)
     return new
+
+
+def _placeholder(leaf: Any) -> Any:
+    return np.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.core.Tracer) and is_differentiable(leaf) else leaf
 
 
 class _Visitor:

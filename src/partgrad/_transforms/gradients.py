@@ -211,7 +211,7 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
         targets = arguments.targets(args, kwargs)
         refuse_empty(targets)
         function, leaves = OfSelected(taken, args, kwargs, targets), selected(targets)
-        function.refuse_silent_zeros(leaves)
+        function.refuse_silent_zeros(leaves, has_aux)
         used = None if unused == "zero" else used_leaves(function, leaves, has_aux=has_aux)
         if used is not None and unused == "error" and not all(used):
             raise _unused(path for path, flag in zip(paths(targets), used, strict=True) if not flag)

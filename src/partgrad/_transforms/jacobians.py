@@ -242,7 +242,7 @@ def _jacobian_of(
         refuse_empty(targets)
         leaves, structures = selected(targets), []
         function = OfSelected(taken, args, kwargs, targets)
-        function.refuse_silent_zeros(leaves)
+        function.refuse_silent_zeros(leaves, has_aux)
 
         def observed(values: list[Any]) -> Any:
             output = function(values)

@@ -83,7 +83,7 @@ def jvp(
     """
     targets = _targets(f, "jvp", primals, wrt)
     function, leaves = OfSelected(taken_paths(f, double_where), primals, {}, targets), selected(targets)
-    function.refuse_silent_zeros(leaves)
+    function.refuse_silent_zeros(leaves, has_aux)
     return function.closed(jax.jvp(function, (leaves,), (_directions(targets, tangents),), has_aux=has_aux))
 
 
@@ -113,7 +113,7 @@ def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_wher
     """
     targets = _targets(f, "vjp", primals, wrt)
     function, leaves = OfSelected(taken_paths(f, double_where), primals, {}, targets), selected(targets)
-    function.refuse_silent_zeros(leaves)
+    function.refuse_silent_zeros(leaves, has_aux)
     value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux)
     opened = jax.tree.structure(value)
     value, *aux = function.closed((value, *aux))
@@ -153,7 +153,7 @@ def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, doubl
     """
     targets = _targets(f, "linearize", primals, wrt)
     function, leaves = OfSelected(taken_paths(f, double_where), primals, {}, targets), selected(targets)
-    function.refuse_silent_zeros(leaves)
+    function.refuse_silent_zeros(leaves, has_aux)
     value, linear, *aux = jax.linearize(function, leaves, has_aux=has_aux)
     value, *aux = function.closed((value, *aux))
     return value, lambda *tangents: function.closed(linear(_directions(targets, tangents))), *aux

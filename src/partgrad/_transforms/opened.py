@@ -8,7 +8,7 @@ import jax
 from .._compat import speaks_of_structures
 from .._marks import EXPLICIT, Inside, close, closed, mark_in, next_level
 from .._message import at, listed, word
-from .._programs import Chain, arrivals, line
+from .._programs import Chain, arrivals, line, reaching
 from .._selection import Target
 from ..errors import HeldError
 
@@ -69,8 +69,12 @@ class OfSelected:
         """As `closed`, of a treedef."""
         return closed(structure, self.level) if self.level else structure
 
-    def refuse_silent_zeros(self, values: Sequence[Any]) -> None:
+    def refuse_silent_zeros(self, values: Sequence[Any], has_aux: bool = False) -> None:
         """Raise if the derivative of a leaf whose mark was opened ends at a mark that nobody wrote on its way.
+
+        Args:
+            values: The differentiated leaves.
+            has_aux: Whether the function returns a pair, of which only the first is differentiated.
 
         Raises:
             HeldError: With the mark, and the line at which it stops the derivative.
@@ -78,12 +82,13 @@ class OfSelected:
         if not self.level:
             return
         try:
-            jaxpr = jax.make_jaxpr(self)(list(values)).jaxpr
+            jaxpr = jax.make_jaxpr(lambda values: self(values)[0] if has_aux else self(values))(list(values)).jaxpr
         except jax.errors.ConcretizationTypeError:
             # It branches in Python on values, which only an eager derivative has.
             return
         named = [i in target.plan.thaw for target in self._targets for i in target.plan.indices]
-        for chain, _ in arrivals(jaxpr, list(map(int, named)), _is_implicit):
+        met = [chain for chain, _ in arrivals(jaxpr, list(map(int, named)), _is_implicit)]
+        for chain in reaching(jaxpr, met):
             raise self._held_again(chain)
 
     def _held_again(self, chain: Chain) -> HeldError:

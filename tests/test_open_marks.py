@@ -1,0 +1,309 @@
+"""Naming never changes the function: random trees, functions that look at marks inside, and every way to run them."""
+
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import partgrad as pg
+from models import RBF, Flax, Linear, Periodic, Point, Sum
+from partgrad import NonDiff, Static, errors
+from partgrad._marks import Layout, is_open
+from partgrad._trees import is_differentiable
+
+pytestmark = pytest.mark.internal
+
+arrays = st.floats(-2, 2).map(np.float64) | st.just(np.array([0.5, -0.25]))
+
+
+def containers(children):
+    pair = st.tuples(children, children)
+    return st.one_of(
+        st.lists(children, min_size=1, max_size=2),
+        st.dictionaries(st.sampled_from(["a", "b"]), children, min_size=1),
+        pair.map(lambda p: Point(*p)),
+        pair.map(lambda p: Linear(*p)),
+        pair.map(lambda p: pg.freeze(Linear(*p), "weight")),
+        pair.map(lambda p: RBF(NonDiff(p[0]), p[1])),
+        pair.map(lambda p: Periodic(*p, np.float64(1.5))),
+        pair.map(lambda p: Periodic(p[0], 2.0, pg.Diff(p[1]))),
+        pair.map(lambda p: Sum(Static("s"), p[1])),
+        children.map(Flax),
+        children.map(NonDiff),
+    )
+
+
+trees = st.recursive(arrays, containers, max_leaves=5)
+
+
+def smooth(tree):
+    """A smooth function of every leaf, in which the leaves interact."""
+    total = 0.3
+    for number, leaf in enumerate(jax.tree.leaves(tree)):
+        total = total + jnp.sum(jnp.sin(leaf * (number + 1.5))) * jnp.cos(total)
+    return total
+
+
+def is_full(tree):
+    return bool(jax.tree.leaves(pg.partition(tree)[0]))
+
+
+def by_partition(tree, path):
+    selected, rest = pg.partition(tree)
+    return smooth(pg.combine(jax.tree.map(lambda x: 1.1 * x, selected), rest)) * len(jax.tree.leaves(selected))
+
+
+def by_gradient(tree, path):
+    if not is_full(tree):
+        return smooth(tree)
+    updates = jax.tree.map(lambda g: -0.1 * g, pg.grad(smooth)(tree))
+    return smooth(pg.apply_updates(tree, updates))
+
+
+def by_ravel(tree, path):
+    vector, unravel = pg.ravel(tree)
+    return smooth(unravel(0.9 * vector)) * vector.size
+
+
+def by_mask(tree, path):
+    return smooth(jax.tree.map(lambda on, x: 2 * x if on else x, pg.mask(tree, None), tree))
+
+
+def by_replacing(tree, path):
+    return smooth(pg.replace(jax.tree.map(lambda x: 1.1 * x, copy.copy(tree)), path, jnp.sin))
+
+
+def by_naming(tree, path):
+    value, gradient = pg.value_and_grad(smooth, wrt=path)(tree)
+    return value + jnp.sum(gradient**2) + (3.0 if pg.is_nondiff(tree, path) else 5.0)
+
+
+INNER = [by_partition, by_gradient, by_ravel, by_mask, by_replacing, by_naming]
+
+
+def stacked(function):
+    return lambda tree: jax.vmap(function)(jax.tree.map(lambda x: jnp.asarray(x)[None], tree))[0]
+
+
+def looped(function):
+    return lambda tree: jax.lax.scan(lambda t, _: (t, function(t)), jax.tree.map(jnp.asarray, tree), length=2)[1][-1]
+
+
+def branched(function):
+    return lambda tree: jax.lax.cond(jnp.sum(jax.tree.leaves(tree)[0]) < 1e9, function, lambda t: smooth(t) * 2, tree)
+
+
+def named_twice(path):
+    return lambda function: lambda tree: pg.value_and_grad(function, wrt=path)(tree)[0]
+
+
+RUNS = {
+    "eager": lambda f: f,
+    "jit": jax.jit,
+    "remat": jax.checkpoint,
+    "vmap": stacked,
+    "scan": looped,
+    "cond": branched,
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@given(trees, st.data())
+@settings(deadline=None, max_examples=8)
+def test_the_value_and_the_gradient_do_not_depend_on_wrt(run, tree, data):
+    with jax.enable_x64(True):
+        places = [place for place in Layout(tree).leaves if place.path]
+        if not places:
+            return
+        path, inner = data.draw(st.sampled_from([p.path for p in places])), data.draw(st.sampled_from(INNER))
+        function = RUNS[run](lambda t: inner(t, path))
+        value = function(tree)
+        if data.draw(st.booleans()):
+            function = named_twice(path)(function)
+        (got, aux), gradient = pg.value_and_grad(lambda t: (function(t), t), wrt=path, has_aux=True)(tree)
+        np.testing.assert_allclose(got, value, rtol=1e-9, atol=1e-9)
+        assert jax.tree.structure(aux) == jax.tree.structure(tree)
+        leaf = pg.select(tree, path)
+        direction = np.cos(np.arange(np.size(leaf))).reshape(np.shape(leaf))
+        up, down = (function(pg.replace(tree, path, leaf + h * direction)) for h in (1e-5, -1e-5))
+        np.testing.assert_allclose(np.sum(gradient * direction), (up - down) / 2e-5, rtol=1e-4, atol=1e-5)
+
+
+@given(trees, st.data())
+@settings(deadline=None, max_examples=60)
+def test_freezing_marks_what_was_named_in_any_order(tree, data):
+    places = [place for place in Layout(tree).places if any(map(is_differentiable, jax.tree.leaves(place.value)))]
+    paths = sorted({place.path for place in places if place.path})
+    if not paths:
+        return
+    chosen = data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3, unique=True))
+    one, other = tree, tree
+    for path in chosen:
+        one = pg.freeze(one, path)
+    for path in reversed(chosen):
+        other = pg.freeze(other, path)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(tree)))
+    named = [any(p.path == c or p.path.startswith((f"{c}.", f"{c}[")) for c in chosen) for p in Layout(tree).leaves]
+    held = [place.mark >= 0 for place in Layout(one).leaves]
+    assert held == [was.mark >= 0 or is_named for was, is_named in zip(Layout(tree).leaves, named, strict=True)]
+    assert jax.tree.structure(pickle.loads(pickle.dumps(one))) == jax.tree.structure(one)
+    thawed = pg.thaw(one, chosen[0])
+    assert not any(pg.is_nondiff(thawed, path) for path in chosen[:1])
+    assert jax.tree.structure(pg.thaw(one, None)) == jax.tree.structure(pg.thaw(tree, None))
+
+
+# --- one model -----------------------------------------------------------------------------------------------------
+
+
+@pg.dataclass
+class K:
+    a: Any
+    p: Any = pg.field(nondiff=True)
+
+
+@pg.dataclass
+class Three:
+    a: Any
+    p: Any = pg.field(nondiff=True)
+    q: Any = pg.field(nondiff=True)
+
+
+M = K(jnp.float32(2.0), jnp.float32(3.0))
+
+
+def loss(m):
+    return (m.a * m.p - 1.0) ** 2
+
+
+def squares(m):
+    return jax.tree.map(lambda x: x**2, m)
+
+
+def is_like(tree, other=M):
+    return jax.tree.structure(tree) == jax.tree.structure(other)
+
+
+def test_a_function_is_traced_once_for_the_held_and_once_for_the_open_model():
+    traces = []
+
+    @jax.jit
+    def product(m):
+        traces.append(is_open(jax.tree.structure(m)))
+        return m.a * m.p
+
+    for _ in range(3):
+        assert float(product(M)) == 6.0
+        assert float(pg.grad(product, wrt="p")(M)) == 2.0
+        assert pg.grad(product)(M).p is None
+        assert float(jax.grad(product)(M).p) == 0.0
+    assert traces == [False, True]
+
+
+def test_what_a_transform_returns_has_its_marks():
+    for transform in (pg.jacfwd, pg.jacrev, lambda *args, **kw: jax.jit(pg.jacrev(*args, **kw))):
+        jacobian = transform(squares, wrt="p")(M)
+        assert is_like(jacobian)
+        assert (float(jacobian.a), float(jacobian.p)) == (0.0, 6.0)
+    assert float(pg.hessian(squares, wrt="p")(M).p) == 2.0
+    value, pull = pg.vjp(squares, M, wrt="p")
+    assert is_like(value)
+    assert float(pull(M)[0]) == 18.0
+    value, tangent = pg.jvp(squares, (M,), (jnp.float32(1.0),), wrt="p")
+    assert is_like(value)
+    assert is_like(tangent)
+    value, linear = pg.linearize(squares, M, wrt="p")
+    assert is_like(value)
+    assert is_like(linear(jnp.float32(1.0)))
+    with pytest.raises(errors.PartsError, match="cotangent"):
+        pull((1.0, 2.0))
+
+
+def test_a_call_closes_only_what_it_opened():
+    model = Three(jnp.float32(2.0), jnp.float32(3.0), jnp.float32(5.0))
+
+    def outer(m):
+        step = lambda m: (m.a * m.p * m.q, dataclasses.replace(m, a=m.a))
+        (_, inner), slope = pg.value_and_grad(step, wrt="q", has_aux=True)(m)
+        assert is_like(inner, m)
+        return inner.a * inner.p * inner.q + slope
+
+    for function in (outer, jax.jit(outer)):
+        value, slope = pg.value_and_grad(function, wrt="p")(model)
+        assert (float(value), float(slope)) == (36.0, 12.0)
+
+
+def test_the_backward_rule_of_a_custom_vjp_runs_after_the_model_was_closed():
+    @jax.custom_vjp
+    def f(m):
+        return loss(m)
+
+    f.defvjp(
+        lambda m: (loss(m), m), lambda m, g: (jax.tree.map(lambda x: g * x, pg.grad(loss, lambda m: (m.a, m.p))(m)),)
+    )
+    with pytest.raises(Exception, match="structure|pytree"):
+        pg.grad(f, wrt="p")(M)
+    f.defvjp(lambda m: (loss(m), m), lambda m, g: (jax.tree.map(lambda x: g * x, jax.grad(loss)(m)),))
+    np.testing.assert_allclose(pg.grad(f, wrt="p")(M), 20.0)
+    np.testing.assert_allclose(pg.grad(f)(M).a, 30.0)
+
+
+def test_an_explicit_stop_ends_the_derivative_without_a_word():
+    for stopped in (
+        lambda m: loss(pg.freeze(m, "p")),
+        lambda m: loss(K(m.a, NonDiff(m.p))),
+        lambda m: loss(pg.stop_gradient(m, "p")),
+        lambda m: loss({"m": NonDiff(m)}["m"].value),
+    ):
+        np.testing.assert_allclose(pg.grad(stopped, wrt="p")(M), 0.0)
+
+
+@pytest.mark.parametrize("run", [lambda f: f, jax.jit, jax.checkpoint, stacked, looped, branched])
+def test_an_implicit_hold_raises_wherever_it_is(run):
+    build = run(lambda m: loss(K(m.a, m.p)) + 0.0 * m.p)
+    with pytest.raises(errors.HeldError, match=r"(?s)ends at another mark: K\.p at test_open_marks\.py:\d+.*Diff"):
+        pg.grad(build, wrt="p")(M)
+    with pytest.raises(errors.HeldError):
+        pg.value_and_grad(lambda m: pg.value_and_grad(build, wrt="p")(m)[0], wrt="p")(M)
+    np.testing.assert_allclose(pg.grad(run(lambda m: loss(K(m.a, pg.Diff(m.p)))), wrt="p")(M), 20.0)
+    np.testing.assert_allclose(pg.grad(run(lambda m: loss(dataclasses.replace(m, p=2 * m.p))), wrt="p")(M), 88.0)
+    np.testing.assert_allclose(pg.grad(run(lambda m: loss(K(m.a, m.p))))(M).a, 30.0)
+
+
+def test_a_part_of_a_wrapped_tree_is_open():
+    tree = {"w": NonDiff({"x": jnp.float32(2.0), "y": jnp.float32(3.0)}), "s": jnp.float32(4.0)}
+
+    def f(t):
+        return t["w"]["x"] * t["w"]["y"] * t["s"] + len(jax.tree.leaves(pg.partition(t)[0]))
+
+    for function in (f, jax.jit(f)):
+        value, gradient = pg.value_and_grad(function, wrt="w.x")(tree)
+        assert (float(value), float(gradient)) == (25.0, 12.0)
+        value, gradient = pg.value_and_grad(function, wrt="w")(tree)
+        assert (float(value), float(gradient["y"])) == (25.0, 8.0)
+        with_plain = lambda t, function=function: (function(t), jax.grad(function)(t))
+        (_, plain), _ = pg.value_and_grad(with_plain, wrt="w.x", has_aux=True)(tree)
+        # Plain JAX differentiates what is open, and y is not.
+        assert [float(plain["w"]["x"]), float(plain["w"]["y"])] == [12.0, 0.0]
+
+
+def test_parts_of_a_module_whose_marks_cover_a_part():
+    frozen = pg.freeze({"c": eqx.nn.Linear(2, 2, key=jax.random.key(0)), "s": jnp.float32(1.0)}, "c.weight")
+    f = lambda t: (t["c"](jnp.ones(2)) ** 2).sum() * t["s"]
+    selected, rest = pg.partition(frozen)
+    assert selected["c"].weight is None
+    # None in the place of the weight does not make the bias the first leaf.
+    through_jit = jax.jit(lambda s: jax.grad(lambda s: f(pg.combine(s, rest)))(s))(selected)
+    np.testing.assert_allclose(through_jit["c"].bias, pg.grad(f)(frozen)["c"].bias)
+    assert np.abs(through_jit["c"].bias).sum() > 0
+    node = pg.grad(f, wrt="c")(frozen)
+    assert node.weight is None
+    assert pg.grad(f, wrt="c.weight")(frozen).shape == (2, 2)
+    assert "of='.weight'" in repr(frozen)
