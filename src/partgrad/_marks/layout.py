@@ -204,6 +204,8 @@ def first_difference(first: Any, second: Any) -> tuple[str, str, str]:
         expected, found = _describe_node(one.value), _describe_node(other.value)
         if expected != found:
             return one.path, expected, found
+        if type(one.value) is not type(other.value) and not one.is_leaf:
+            return one.path, expected, f"another class {found}: it was defined anew after one of the two was built"
     return "", f"{jax.tree.structure(first)}", f"{jax.tree.structure(second)}"
 
 

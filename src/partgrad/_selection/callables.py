@@ -5,11 +5,17 @@ from typing import Any
 
 import jax
 
-from .._marks import Place
+from .._marks import Place, refuse_forgotten
 from .._message import listed, near_misses, word
 from ..errors import ElementError, NoMatchError, SelectionError, SlotError
 from .choose import LEAF
 from .slots import Pick, Slot, Structure, computed
+
+_TRACED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 class _Misfit(Exception):
@@ -74,11 +80,17 @@ def _parts(function: Callable[[Any], Any], structure: Structure, node: Place) ->
     except (SlotError, ElementError):
         raise
     except (AttributeError, KeyError, IndexError, TypeError) as error:
-        if (refused := _slot_error(error)) is not None:
-            raise refused from None
         if Slot.__module__ in str(error):
-            # What jax.lax says of an argument that is not an array.
+            # What JAX says of an argument that is not an array.
             raise computed("a leaf", "it gives it to a function of JAX") from None
+        if isinstance(error, _TRACED):
+            raise SlotError(
+                word(
+                    "The selector uses a traced value where Python needs a number, an index for one.",
+                    "What is selected is part of the program; it cannot depend on what is traced.",
+                    fix="index with a Python int, or select the whole and mask its gradient.",
+                )
+            ) from None
         name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
         raise _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None) from None
     found = structure.find(returned)
@@ -95,13 +107,6 @@ def _parts(function: Callable[[Any], Any], structure: Structure, node: Place) ->
             )
         ) from error
     return tuple(places), containers
-
-
-def _slot_error(error: BaseException | None) -> SlotError | None:
-    """The error of a slot that led to another one: JAX catches what a slot raises when it is given one."""
-    while error is not None and not isinstance(error, SlotError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def _to_places(returned: Any, structure: Structure) -> Any:
@@ -127,6 +132,7 @@ def _to_places(returned: Any, structure: Structure) -> Any:
 
 
 def _fits_nowhere(structure: Structure, misfit: _Misfit, nodes: int) -> NoMatchError:
+    refuse_forgotten(structure.leaves, structure.path)
     steps = [place.step for place in structure.layout.places if place.step is not None]
     names = [name for step in steps if isinstance(name := getattr(step, "name", getattr(step, "key", None)), str)]
     near = near_misses(misfit.name, dict.fromkeys(names)) if misfit.name else []

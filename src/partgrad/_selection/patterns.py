@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import GetAttrKey, SequenceKey
 
-from .._marks import Layout, Place
+from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses, word
 from ..errors import NoMatchError
 from .slots import Pick, Structure
@@ -205,6 +205,7 @@ def _pick(structure: Structure, place: Place, steps: Sequence[PatternStep]) -> P
 
 def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -> NoMatchError:
     """The error for a pattern that matches nothing: it says at which step, and what is there instead."""
+    refuse_forgotten(structure.leaves, structure.path)
     details, fix = _instead(structure.layout, pattern, steps)
     if not fix:
         near = near_misses(pattern, [place.path for place in structure.layout.places if place.step is not None])

@@ -117,6 +117,16 @@ class Plan:
         self.others = tuple(i for i, differentiable in self._considered if not differentiable)
         self._shapes = () if self._is_whole else tuple((i, _shape(leaves[i])) for i in numbers)
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Plan) and self._key() == other._key())
+
+    def __hash__(self) -> int:
+        return hash(self.indices)
+
+    def _key(self) -> Any:
+        elements = [own if own is None else (own.shape, own.tobytes()) for own in self.elements]
+        return self.indices, self._size, elements, self._part, self._thawed
+
     def fits(self, leaves: list[Any]) -> bool:
         """Whether it holds for other leaves in the same structure: they differ in nothing that mattered."""
         for i, differentiable in self._considered:
@@ -274,7 +284,40 @@ def _kept(plans: dict[Hashable, Plan], key: Any, leaves: list[Any]) -> Plan | No
     return found if found is not None and found.fits(leaves) else None
 
 
-class Target:
+class Form:
+    """The shape of a gradient, as part of a structure that JAX compares.
+
+    Args:
+        plan: Which leaves of an argument are differentiated.
+        treedef: Its structure.
+        position: Which argument it is.
+    """
+
+    __slots__ = ("plan", "position", "treedef")
+
+    def __init__(self, plan: Plan, treedef: Any, position: "int | str"):
+        self.plan = plan
+        self.treedef = treedef
+        self.position = position
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Form):
+            return NotImplemented
+        return (self.plan, self.treedef, self.position) == (other.plan, other.treedef, other.position)
+
+    def __hash__(self) -> int:
+        return hash((self.plan, self.treedef, self.position))
+
+    def shaped(self, values: Iterable[Any]) -> Any:
+        """One value per differentiated leaf, in the shape of the gradient."""
+        return self.plan.gradient(self.treedef, values)
+
+    def values(self, shaped: Any, what: str) -> list[Any]:
+        """Take out of a tree in the shape of the gradient one value per differentiated leaf."""
+        return values_like(self.shaped([0.0] * len(self.plan.indices)), shaped, what)
+
+
+class Target(Form):
     """A tree with what is selected of it: its leaves, and how to put other values in.
 
     Args:
@@ -284,15 +327,14 @@ class Target:
         purpose: What the selection is for.
     """
 
-    __slots__ = ("leaves", "plan", "position", "tree", "treedef")
+    __slots__ = ("leaves", "tree")
 
     def __init__(
         self, tree: Any, selection: "Selection", position: "int | str" = 0, purpose: "Purpose" = "differentiate"
     ):
         self.tree = tree
-        self.position = position
-        self.leaves, self.treedef = jax.tree.flatten(tree)
-        self.plan: Plan = plan(selection, tree, self.leaves, self.treedef, purpose)
+        self.leaves, treedef = jax.tree.flatten(tree)
+        super().__init__(plan(selection, tree, self.leaves, treedef, purpose), treedef, position)
 
     @property
     def is_empty(self) -> bool:
@@ -321,12 +363,8 @@ class Target:
         """The tree with other values in the differentiated leaves; the marks that were named are open at a level."""
         return self.plan.opened(self.treedef, level).unflatten(self.plan.inserted(self.leaves, values))
 
-    def shaped(self, values: Iterable[Any]) -> Any:
-        """One value per differentiated leaf, in the shape of the gradient."""
-        return self.plan.gradient(self.treedef, values)
-
     def values(self, shaped: Any, what: str) -> list[Any]:
-        """Take out of a tree in the shape of the gradient one value per differentiated leaf."""
+        """As of a form, but with the tree's own leaves where the shape is built."""
         return values_like(self.shaped(self.selected), shaped, what)
 
     def refuse_elements(self, what: str) -> None:

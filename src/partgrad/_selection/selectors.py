@@ -30,6 +30,7 @@ from .choose import (
     refuse_twice,
     refuse_undifferentiable,
 )
+from .masks import masked_places
 from .patterns import elements_at, is_exact, matching_places, not_found, parse
 from .plans import Plan
 from .slots import Pick, Structure
@@ -126,7 +127,7 @@ class _Pair(Selection):
         return hash((self.symbol, self._first, self._second))
 
     def __repr__(self) -> str:
-        return f"({self._first!r} {self.symbol} {self._second!r})"
+        return f"({_in_words(self._first)} {self.symbol} {_in_words(self._second)})"
 
     def answer(self, structure: Structure, purpose: Purpose) -> Any:
         return self.symbol, self._first.answer(structure, purpose), self._second.answer(structure, purpose)
@@ -176,14 +177,14 @@ class _Intersection(_Pair):
         return {i: common(own, second[i]) for i, own in first.items() if i in second}
 
     def _why_empty(self) -> str:
-        return f"No leaf is selected both by {self._first!r} and by {self._second!r}."
+        return f"No leaf is selected both by {_in_words(self._first)} and by {_in_words(self._second)}."
 
 
 class _Difference(_Pair):
     symbol = "-"
 
     def __repr__(self) -> str:
-        return f"~{self._second!r}" if self._first is _EVERYTHING else super().__repr__()
+        return f"~{_in_words(self._second)}" if self._first is _EVERYTHING else super().__repr__()
 
     def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
         sizes = {i: math.prod(shape_of(structure.leaves[i])) for i in first if second.get(i) is not None}
@@ -191,8 +192,8 @@ class _Difference(_Pair):
 
     def _why_empty(self) -> str:
         if self._first is _EVERYTHING:
-            return f"{self._second!r} selects every differentiable leaf, so nothing is left."
-        return f"{self._second!r} selects all that {self._first!r} selects, so nothing is left."
+            return f"{_in_words(self._second)} selects every differentiable leaf, so nothing is left."
+        return f"{_in_words(self._second)} selects all that {_in_words(self._first)} selects, so nothing is left."
 
 
 class _Everything(Selection):
@@ -227,7 +228,14 @@ class CallableSelection(Selection):
         self._everywhere = everywhere
 
     def __repr__(self) -> str:
-        return f"each({_named(self._function)})" if self._everywhere else "`wrt`"
+        return _in_words(self) if self._everywhere else "`wrt`"
+
+    @property
+    def words(self) -> str:
+        """What it is called beside another selection."""
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        name = "the lambda" if name == "<lambda>" else f"`{name}`"
+        return f"each({name})" if self._everywhere else name
 
     def answer(self, structure: Structure, purpose: Purpose) -> Any:
         return answer_of(self._function, structure, everywhere=self._everywhere)
@@ -302,6 +310,7 @@ class OfType(Selection):
         nodes = [place for place in structure.layout.places if not place.is_leaf and not place.is_wrapper]
         found = [place for place in nodes if isinstance(place.value, self._cls)]
         if not found:
+            refuse_forgotten(structure.leaves, structure.path)
             raise self._not_there(dict.fromkeys(type(place.value) for place in nodes))
         return tuple((place,) for place in found), None
 
@@ -335,42 +344,10 @@ class _Mask(Selection):
         return "the mask"
 
     def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        # Wrappers take no step, so the last place of a path is what they hold.
-        places = {place.path: place for place in structure.layout.places}
-        covered: set[int] = set()
-        for place in self._layout.places:
-            path = place.path
-            if path not in places:
-                raise _other_structure(path, "nothing there", "a mask entry")
-            there = places[path]
-            if place.is_leaf:
-                covered.update(range(there.start, there.stop))
-            elif not place.is_wrapper and place.value is not None and type(place.value) is not type(there.value):
-                raise _other_structure(path, _class_name(there.value, place.value), _class_name(place.value, None))
-        for number, leaf in enumerate(structure.layout.leaves):
-            if number not in covered:
-                raise _other_structure(leaf.path, "True or False", "nothing")
-        wanted = (places[leaf.path] for leaf, on in zip(self._layout.leaves, self._chosen, strict=True) if on)
-        return tuple((place,) for place in wanted), None
+        return tuple((place,) for place in masked_places(self._layout, self._chosen, structure)), None
 
     def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
         return leaves_of(structure, [place for several in answer[0] for place in several], purpose)
-
-
-def _class_name(value: Any, other: Any) -> str:
-    """The name of a class, which tells it from another one of the same name."""
-    name = type(value).__name__
-    return f"{name} (the class of that name when the tree was built)" if name == type(other).__name__ else name
-
-
-def _other_structure(path: str, expected: str, found: str) -> SelectionError:
-    return SelectionError(
-        word(
-            f"The mask has another structure than the tree, at {at(path)}.",
-            f"Expected {expected}, got {found}.",
-            fix="build the mask from the tree, jax.tree.map(lambda leaf: ..., tree), or from a prefix of it.",
-        )
-    )
 
 
 class Matching(Selection):
@@ -404,9 +381,8 @@ class Matching(Selection):
 _EVERYTHING = _Everything()
 
 
-def _named(function: Any) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
-    return "lambda" if name == "<lambda>" else name
+def _in_words(selection: Selection) -> str:
+    return selection.words if isinstance(selection, CallableSelection) else repr(selection)
 
 
 def as_selection(wrt: Any) -> Selection:

@@ -71,11 +71,6 @@ class Slot:
             size *= length
         return size
 
-    @property
-    def __jax_array__(self) -> NoReturn:
-        # JAX's functions look this up on whatever they are given.
-        raise computed(self.path, "it gives it to a function of JAX")
-
     def __getattr__(self, name: str) -> NoReturn:
         # A leaf without shape and dtype, such as a string, has no more than a path.
         if not name.startswith("_") and name not in ("shape", "dtype", "ndim", "size") and hasattr(jax.Array, name):

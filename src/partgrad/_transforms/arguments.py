@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._message import listed, near_misses, word
-from .._selection import Selection, Target, as_selection
+from .._selection import Form, Selection, Target, as_selection
 from ..errors import ArgumentError, NotDifferentiableError
 
 F = Callable[..., Any]
@@ -36,7 +36,17 @@ class Arguments:
         self._argnums = argnums
         names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
         numbers = argnums if isinstance(argnums, Sequence) else () if argnums is None else (argnums,)
-        self._numbers, self._names = tuple(map(operator.index, numbers)), names
+        try:
+            self._numbers, self._names = tuple(map(operator.index, numbers)), names
+        except TypeError:
+            named = isinstance(argnums, str) or (numbers and all(isinstance(number, str) for number in numbers))
+            raise ArgumentError(
+                word(
+                    f"`argnums` is {argnums!r}.",
+                    "Expected the position of an argument, or several.",
+                    fix=f"write argnames={argnums!r}." if named else "write argnums=0, or argnums=(0, 1).",
+                )
+            ) from None
         # One int, or one string alone, gives one gradient.
         one = isinstance(argnames, str) if argnums is None else argnames is None and not isinstance(argnums, Sequence)
         self.several = not one
@@ -107,7 +117,7 @@ class Arguments:
                 f"differentiating with respect to argnums={self._argnums} requires at least {needed} positional "
                 f"arguments to be passed by the caller, but got only {given} positional arguments.",
                 f"There is no argument {number}{name} among them.",
-                fix="pass it by position, or name it: argnames=..." if name else "correct argnums; it counts from 0.",
+                fix="pass it by position, or name it by argnames." if name else "correct argnums; it counts from 0.",
             )
         )
 
@@ -185,14 +195,19 @@ def selected(targets: Sequence[Target]) -> list[Any]:
     return [leaf for target in targets for leaf in target.selected]
 
 
-def shaped(targets: Sequence[Target], values: Sequence[Any]) -> tuple[Any, ...]:
+def shaped(forms: Sequence[Form], values: Sequence[Any]) -> tuple[Any, ...]:
     """One value per differentiated leaf, in the shapes of the gradients, one for each argument."""
     parts, start = [], 0
-    for target in targets:
-        stop = start + len(target.plan.indices)
-        parts.append(target.shaped(values[start:stop]))
+    for form in forms:
+        stop = start + len(form.plan.indices)
+        parts.append(form.shaped(values[start:stop]))
         start = stop
     return tuple(parts)
+
+
+def forms_of(targets: Sequence[Target]) -> tuple[Form, ...]:
+    """The shapes of the gradients alone, without the arguments."""
+    return tuple(Form(target.plan, target.treedef, target.position) for target in targets)
 
 
 def paths(targets: Sequence[Target]) -> list[str]:

@@ -1,20 +1,31 @@
 """jvp, vjp and linearize: transforms that take primals instead of returning a function of them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from .._double_where import taken_paths
+from .._marks import alike, close
 from .._message import word
-from .._selection import Target, as_selection, values_like
-from ..errors import ArgumentError
-from .arguments import F, refuse_empty, refuse_uncallable, selected, shaped, wrong_number_of_selectors
+from .._selection import Form, Target, as_selection
+from ..errors import ArgumentError, PartsError
+from .arguments import F, forms_of, refuse_empty, refuse_uncallable, selected, shaped, wrong_number_of_selectors
 from .opened import OfSelected
 
 
 def _targets(f: Any, transform: str, primals: Sequence[Any], wrt: Any) -> list[Target]:
     refuse_uncallable(transform, f)
+    if not isinstance(primals, tuple | list):
+        raise ArgumentError(
+            word(
+                f"`partgrad.{transform}` got {type(primals).__name__} {primals!r:.60} as primals.",
+                "Expected a tuple of the arguments of the function.",
+                fix="write (x,) for one argument.",
+            )
+        )
     if wrt is None:
         wrt = (None,) * len(primals)
     elif not isinstance(wrt, tuple):
@@ -28,21 +39,99 @@ def _targets(f: Any, transform: str, primals: Sequence[Any], wrt: Any) -> list[T
     return targets
 
 
-def _directions(targets: Sequence[Target], tangents: Any) -> list[Any]:
-    if not isinstance(tangents, tuple | list) or len(tangents) != len(targets):
+def _directions(forms: Sequence[Form], tangents: Any) -> list[Any]:
+    if not isinstance(tangents, tuple | list) or len(tangents) != len(forms):
         found = len(tangents) if isinstance(tangents, tuple | list) else type(tangents).__name__
         raise ArgumentError(
             word(
-                f"Expected {len(targets)} tangents, one for each selected primal, got {found}.",
+                f"Expected {len(forms)} tangents, one for each selected primal, got {found}.",
                 "Without wrt every primal is selected; one selector is for the first primal alone.",
                 fix="give a tuple with one tree for each selected primal, or select more by wrt=(selector, None, ...).",
             )
         )
     return [
         value
-        for target, tangent in zip(targets, tangents, strict=True)
-        for value in target.values(tangent, f"The tangent of primal {target.position}")
+        for form, tangent in zip(forms, tangents, strict=True)
+        for value in form.values(tangent, f"The tangent of primal {form.position}")
     ]
+
+
+@jax.tree_util.register_pytree_node_class
+class Pullback:
+    """Pulls cotangents of a value back to the selected leaves; a pytree, as JAX's is.
+
+    Args:
+        pull: The pullback of the selected leaves.
+        forms: The shapes of the gradients.
+        output: The structure of the value.
+        opened: The structure of the value inside the function, where marks may be open.
+    """
+
+    def __init__(self, pull: Any, forms: tuple[Form, ...], output: Any, opened: Any):
+        self._pull = pull
+        self._forms = forms
+        self._output = output
+        self._opened = opened
+
+    def __call__(self, *cotangents: Any) -> tuple[Any, ...]:
+        """A tuple of one pulled-back cotangent for each selected primal, in the shape of its gradient."""
+        if len(cotangents) != 1:
+            raise ArgumentError(
+                word(
+                    f"The function that `vjp` returns takes one cotangent, and got {len(cotangents)}.",
+                    "Expected a tree in the structure of the output.",
+                    fix="if the output is a tuple, give a tuple: pull((a, b)).",
+                )
+            )
+        leaves, structure = jax.tree.flatten(cotangents[0])
+        if not alike(structure, self._output):
+            raise PartsError(
+                word(
+                    "The cotangent has another structure than the output of the function.",
+                    f"Expected {self._output}, got {structure}.",
+                    fix="give a tree like the value, with a cotangent in the place of every array.",
+                )
+            )
+        return shaped(self._forms, self._pull(self._opened.unflatten(leaves))[0])
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """The pullback of JAX, whose leaves are its residuals, and the rest."""
+        return (self._pull,), (self._forms, self._output, self._opened)
+
+    @classmethod
+    def tree_unflatten(cls, rest: Any, children: Any) -> Pullback:
+        """The pullback with other residuals."""
+        return cls(children[0], *rest)
+
+
+@jax.tree_util.register_pytree_node_class
+class LinearMap:
+    """The derivative along tangents of the selected leaves; a pytree, as JAX's is.
+
+    Args:
+        function: The linear function of the tangents of the selected leaves.
+        forms: The shapes of the gradients.
+        level: The level at which marks are open in what the function returns; 0 if none is.
+    """
+
+    def __init__(self, function: Any, forms: tuple[Form, ...], level: int):
+        self._function = function
+        self._forms = forms
+        self._level = level
+
+    def __call__(self, *tangents: Any) -> Any:
+        """The derivative along tangents, one for each selected primal, in the shape of its gradient."""
+        along = self._function(_directions(self._forms, tangents))
+        return close(along, self._level) if self._level else along
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """The function of JAX, whose leaves are its constants, and the rest."""
+        return (self._function,), (self._forms, self._level)
+
+    @classmethod
+    def tree_unflatten(cls, rest: Any, children: Any) -> LinearMap:
+        """The map with other constants."""
+        return cls(children[0], *rest)
 
 
 def jvp(
@@ -117,13 +206,7 @@ def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_wher
     value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux)
     opened = jax.tree.structure(value)
     value, *aux = function.closed((value, *aux))
-
-    def pulled(cotangent: Any) -> Any:
-        if function.level:
-            cotangent = opened.unflatten(values_like(value, cotangent, "The cotangent"))
-        return shaped(targets, pull(cotangent)[0])
-
-    return value, pulled, *aux
+    return value, Pullback(pull, forms_of(targets), jax.tree.structure(value), opened), *aux
 
 
 def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_where: bool = False) -> Any:
@@ -156,4 +239,4 @@ def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, doubl
     function.refuse_silent_zeros(leaves, has_aux)
     value, linear, *aux = jax.linearize(function, leaves, has_aux=has_aux)
     value, *aux = function.closed((value, *aux))
-    return value, lambda *tangents: function.closed(linear(_directions(targets, tangents))), *aux
+    return value, LinearMap(linear, forms_of(targets), function.level), *aux
