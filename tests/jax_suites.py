@@ -79,8 +79,9 @@ def pytest_collection_finish(session):
 def outcomes(checkout, suite, ours):
     """For each test that ran, whether it passed."""
     report = pathlib.Path(f"{checkout}/.partgrad-{suite}-{ours}.xml").resolve()
-    here = pathlib.Path(__file__).resolve().parent
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    places = [pathlib.Path(__file__).parent, *map(pathlib.Path, given)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(place.resolve()) for place in places)}
     environment |= {SWITCH: "1"} if ours else {}
     options = ["-q", "-p", "jax_suites", "-p", "no:cacheprovider", "-n", "0", f"--junitxml={report}", "--tb=line"]
     subprocess.run(

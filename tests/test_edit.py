@@ -1,5 +1,7 @@
 """select, replace, mask, is_nondiff, stop_gradient, apply_updates and ravel."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,64 @@ def test_what_is_selected_goes_back_to_where_it_was(tree, wrt):
         assert trees_equal(pg.replace(tree, wrt, lambda x: x), tree)
 
 
+@pytest.mark.parametrize("leaf", [3, "x", True, math.sin, jnp.arange(3), jax.random.key(0)])
+def test_a_leaf_of_any_type_is_read_and_replaced(leaf):
+    tree = {"k": [leaf, 1.0], "m": 2.0}
+    for wrt in ("k[0]", lambda t: t["k"][0]):
+        assert pg.select(tree, wrt) is leaf
+        assert pg.replace(tree, wrt, "new")["k"] == ["new", 1.0]
+    assert pg.items(tree, "k[*]") == [("['k'][0]", leaf), ("['k'][1]", 1.0)]
+    assert pg.items(tree, "k") == [("['k'][1]", 1.0)]
+    with pytest.raises(errors.NotDifferentiableError):
+        pg.partition(tree, "k[0]")
+
+
+def test_items_are_paths_that_select():
+    tree = {"k": RBF(1.0, NonDiff(2.0)), "w": jnp.arange(4.0).reshape(2, 2), "n": 3}
+    assert [path for path, _ in pg.items(tree)] == ["['k'].variance", "['w']"]
+    assert [path for path, _ in pg.items(tree, "w[:, 1]")] == ["['w'][0,1]", "['w'][1,1]"]
+    for wrt in (None, "**", "k.lengthscale", "w[1]", "w[..., 0]"):
+        for path, leaf in pg.items(tree, wrt):
+            assert jnp.array_equal(pg.select(tree, path), leaf)
+
+
+# --- labels ------------------------------------------------------------------------------------------------------
+
+
+def test_labels_have_the_structure_of_the_tree():
+    labels = pg.label(TREE, {"slow": "k", "fast": lambda t: t["lin"].bias, None: "n"}, default=0)
+    assert jax.tree.structure(labels, is_leaf=lambda x: x is None) == jax.tree.structure(TREE)
+    assert (labels["k"].variance, labels["k"].lengthscale) == ("slow", 0)
+    assert (labels["lin"].weight, labels["lin"].bias, labels["n"]) == (0, "fast", None)
+    assert pg.label(TREE, {}, default=("any", 1))["lin"].bias == ("any", 1)
+    refused(lambda: pg.label(TREE, {"a": "lin.weight[0]"}, default=0), ValueError, "`label` works on whole leaves")
+
+
+def test_groups_of_an_optimiser_for_a_model_that_can_be_called():
+    model = jax.tree.map(jnp.asarray, composite())
+    selected, rest = pg.partition(model)
+    assert callable(selected)
+    groups = {"slow": lambda k: k.b.a, "fast": pg.exclude("b.a")}
+    optimiser = optax.multi_transform({"slow": optax.sgd(0.1), "fast": optax.sgd(1.0)}, lambda p: pg.label(p, groups))
+    gradient = jax.tree.map(jnp.ones_like, selected)
+    updates, _ = optimiser.update(gradient, optimiser.init(selected), selected)
+    assert updates.b.a.variance == jnp.float32(-0.1)
+    assert updates.a.lengthscale == -1.0
+    assert pg.combine(pg.apply_updates(selected, updates), rest).b.b.period == model.b.b.period
+
+
+def test_labels_are_axes_of_vmap():
+    batch = {"k": RBF(jnp.ones(3), jnp.ones(())), "b": jnp.ones(())}
+    axes = pg.label(batch, {0: "k.variance"}, default=None)
+    assert jax.vmap(lambda t: t["k"].variance * t["b"], in_axes=(axes,))(batch).shape == (3,)
+
+
+def test_updates_of_integers():
+    tree = {"n": 3, "w": 1.0}
+    gradient = jax.grad(lambda t: t["w"] ** 2, allow_int=True)(tree)
+    assert pg.apply_updates(tree, gradient) == {"n": 3, "w": 3.0}
+
+
 # --- mask and is_nondiff -----------------------------------------------------------------------------------------
 
 
@@ -83,7 +143,7 @@ def test_mask_has_one_bool_for_each_leaf_and_selects_the_same():
     )
     assert mask["n"] is False
     assert trees_equal(pg.partition(TREE, mask), pg.partition(TREE, lambda t: (t["lin"].bias, t["k"])))
-    assert pg.mask({"n": 3}, None) == {"n": False}
+    assert pg.mask({"n": 3}, None) == pg.mask({"n": 3}) == {"n": False}
 
 
 def test_a_mask_drives_an_optimiser():

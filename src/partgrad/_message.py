@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 
 _LISTED = 10
+# How many names are compared with a misspelled one, and by how much they may be longer, where there are more.
+_COMPARED = 2000
+_LONGER = 6
 _STRING_KEY = re.compile(r"\['(\w+)'\]")
 
 
@@ -30,6 +33,12 @@ def listed(items: Iterable[str], count: int | None = None) -> str:
 
 def near_misses(name: str, candidates: Iterable[str]) -> list[str]:
     """The candidates that a name may be a misspelling of."""
+    candidates = list(candidates)
+    if len(candidates) > _COMPARED:
+        # Comparing takes some 20 us each; a misspelling seldom changes both ends, or the length by much.
+        start, end, length = name[:3], name[-3:], len(name)
+        ends = (c for c in candidates if c.startswith(start) or c.endswith(end))
+        candidates = list(itertools.islice((c for c in ends if abs(len(c) - length) <= _LONGER), _COMPARED))
     # `['a'].b` and `a.b` are one path, so they are compared in one spelling.
     spelled = {_STRING_KEY.sub(r".\1", candidate).removeprefix("."): candidate for candidate in candidates}
     found = difflib.get_close_matches(_STRING_KEY.sub(r".\1", name), list(spelled), n=4, cutoff=0.5)

@@ -5,7 +5,7 @@ their structure: those of paths, classes and masks by the selector, those of cal
 """
 
 import contextlib
-import math
+import itertools
 import types
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -409,6 +409,8 @@ def entry_names(path: str, shape: tuple[int, ...], elements: Elements = None) ->
     """The paths of the entries of a leaf, or of some of them, which are selectors: `w[0,1]`; of a number its own."""
     if not shape:
         return [path]
-    positions = np.arange(math.prod(shape)) if elements is None else elements.ravel()
-    axes = [axis.tolist() for axis in np.unravel_index(positions, shape)]
-    return [f"{path}[{','.join(map(str, index))}]" for index in zip(*axes, strict=True)]
+    if elements is None:
+        axes = [list(map(str, range(length))) for length in shape]
+        return [f"{path}[{index}]" for index in map(",".join, itertools.product(*axes))]
+    indices = zip(*(axis.tolist() for axis in np.unravel_index(elements.ravel(), shape)), strict=True)
+    return [f"{path}[{','.join(map(str, index))}]" for index in indices]

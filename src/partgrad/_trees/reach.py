@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-_PLAIN = str | bytes | int | float | complex | type | types.ModuleType | types.BuiltinFunctionType | np.dtype | None
+_PLAIN = (str, bytes, int, float, complex, type, types.ModuleType, types.BuiltinFunctionType, np.dtype, type(None))
+# A structure may have a million keys.
+_QUICK = frozenset({str, int, float, bool, type(None)})
 
 
 def reaches_array(value: Any) -> bool:
@@ -23,7 +25,7 @@ def reaches_array(value: Any) -> bool:
         if isinstance(value, jax.Array | np.ndarray):
             return True
         for held in [] if isinstance(value, _PLAIN) else _held_by(value):
-            if id(held) not in seen:
+            if held.__class__ not in _QUICK and id(held) not in seen:
                 seen[id(held)] = held
                 pending.append(held)
     return False

@@ -1,0 +1,110 @@
+"""Errors of selectors and transforms: what they say, and that the remedy which they state is right."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import partgrad as pg
+from messages import refused
+from models import Config
+
+TREE = {"a": {"x": 1.0, "y": 2.0}, "b": 3.0, "n": 4}
+LAYERS = {"layers": [{"base": 1.0, "w": 2.0} for _ in range(4)]}
+TWO = {"k": {"v": 1.0}, "l": {"v": 2.0}}
+
+
+def product(x, y):
+    return x * y
+
+
+@pg.dataclass
+class Call:
+    a: float
+    b: float
+
+    def __call__(self, x):
+        return self.a**x
+
+
+def redefined():
+    @pg.dataclass
+    class Model:
+        a: float
+
+    return Model
+
+
+OLD, NEW = redefined(), redefined()
+
+
+@pytest.mark.parametrize(
+    ("tree", "wrt", "fragments"),
+    [
+        (TREE, ~pg.path("**"), ["The selector ~'**' selects nothing", "so nothing is left"]),
+        (TREE, pg.exclude(None), ["The selector ~None", "None selects every differentiable leaf"]),
+        (TREE, pg.path("a") & "b", ["('a' & 'b')", "No leaf is selected both by 'a' and by 'b'"]),
+        (TREE, pg.path("a") - dict, ["('a' - dict)", "dict selects all that 'a' selects"]),
+        (TREE, pg.matching(lambda path, leaf: False), ["is false for all of the 3 leaves"]),
+        (TREE, pg.path("b") & (lambda t: t["a"]), ["('b' & the lambda)", "both by 'b' and by the lambda"]),
+        (TWO, "v", ["\"['k']['v']\" or \"['l']['v']\", or '**.v' for all of them"]),
+        (LAYERS, "layers[*].bse", ["write 'layers[*].base'"]),
+        (LAYERS, "layers[3].bse", ["write 'layers[3].base'"]),
+        (LAYERS, "layrs[*].base", ["write 'layers[*].base'"]),
+        ({"k": Config(1.0)}, "k.n", ["`['k'].n` is static data of `Config`", "make it a field of its own"]),
+        ({"k": Config(1.0)}, lambda t: t["k"].n, ["static data is not a leaf", "make it a field of its own"]),
+        (Call(1.0, 2.0), Call(True, 2.0), ["It holds bools, as a mask does, and float 2.0 at `b`"]),
+        (TREE, 1, ["write argnums=1"]),
+        (TREE, (0, 1), ["write argnums=(0, 1)"]),
+        (OLD(1.0), NEW, ["another class `Model`: the class was defined anew"]),
+        (OLD(1.0), NEW(True), ["Expected Model (the class of that name when the tree was built)"]),
+        (LAYERS, lambda t: t["layers"].pop(), ["changes a list or a dict of the tree", "list(m.layers)"]),
+    ],
+)
+def test_what_a_selector_is_told(tree, wrt, fragments):
+    refused(lambda: pg.grad(lambda t: 0.0, wrt=wrt)(tree), (ValueError, TypeError), *fragments)
+
+
+def test_a_selector_that_changed_the_tree_finds_it_whole_again():
+    refused(lambda: pg.partition(LAYERS, lambda t: t["layers"].pop()), TypeError, "changes a list")
+    assert len(pg.items(LAYERS, lambda t: t["layers"])) == 8
+
+
+def test_remedies_of_paths_are_right():
+    assert [path for path, _ in pg.items(TWO, "**.v")] == ["['k']['v']", "['l']['v']"]
+    assert len(pg.items(LAYERS, "layers[*].base")) == 4
+    assert pg.grad(product, argnums=1)(2.0, 3.0) == 2.0
+    assert pg.grad(product, argnames="y")(2.0, 3.0) == 2.0
+
+
+@pytest.mark.parametrize("select", [lambda t, i: t["w"][i], lambda t, i: t["layers"][i]])
+def test_a_traced_index(select):
+    tree = {"w": jnp.ones(3), "layers": [1.0, 2.0]}
+    f = jax.jit(lambda i: pg.grad(lambda t: t["layers"][0], wrt=lambda t: select(t, i))(tree))
+    refused(lambda: f(1), TypeError, "traced value")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "fragments"),
+    [
+        (lambda: pg.grad(product, argnums=5)(1.0, 2.0), TypeError, ["argnums=5", "There is no argument 5 among them"]),
+        (lambda: pg.grad(product, argnums=(0, 1))(1.0), TypeError, ["There is no argument 1, `y`, among them"]),
+        (lambda: pg.grad(product, argnums="x"), TypeError, ["`argnums` is 'x'", "write argnames='x'"]),
+        (lambda: pg.grad(product, argnums=1.0), TypeError, ["`argnums` is 1.0", "write argnums=0"]),
+        (lambda: pg.vjp(product, 1.0, 2.0)[1](1.0, 1.0), TypeError, ["takes one cotangent, and got 2"]),
+        (lambda: pg.vjp(product, 1.0, 2.0)[1]((1.0,)), ValueError, ["The cotangent has another structure"]),
+        (lambda: pg.jvp(product, 0.0, (1.0,)), TypeError, ["`partgrad.jvp` got float 0.0 as primals", "write (x,)"]),
+        (lambda: pg.jvp(product, (0.0, 1.0), 1.0), TypeError, ["Expected 2 tangents", "got float"]),
+        (lambda: pg.linearize(product, 0.0, 1.0)[1](1.0), TypeError, ["Expected 2 tangents", "got 1"]),
+        (lambda: pg.combine(OLD(1.0), NEW(None)), ValueError, ["another class Model", "defined anew"]),
+        (lambda: pg.label(TREE, {"s": "a", "f": "**"}, default="z"), ValueError, ["Two groups select `['a']['x']`"]),
+        (lambda: pg.label(TREE, {"s": "a"}), ValueError, ["No group selects `['b']`, `['n']`", "default=..."]),
+    ],
+)
+def test_what_a_call_is_told(call, error, fragments):
+    refused(call, error, *fragments)
+
+
+def test_a_misspelled_name_among_many_is_found_in_time():
+    tree = {f"name_{i}": 0.0 for i in range(20_000)}
+    refused(lambda: pg.partition(tree, "nmae_77"), LookupError, "write 'name_77'", "19990 more")
+    refused(lambda: pg.partition(tree, lambda t: t["nmae_77"]), LookupError, "write `name_77` for `nmae_77`")
