@@ -630,7 +630,7 @@ def test_values_from_numpy_that_the_function_needs():
     assert aux(1.0)[1][0] == 0
 
 
-def test_python_runs_once_for_each_shape():
+def test_python_runs_once_for_each_eager_call_and_under_jit_for_each_shape():
     calls = []
     inside = jax.grad(lambda x: pg.double_where(lambda: (calls.append(()), x * x)[1])())
     close(inside(2.0), 4)
@@ -642,11 +642,12 @@ def test_python_runs_once_for_each_shape():
         calls.append(x.shape)
         return log_if_positive(x).sum()
 
-    gradient = jax.grad(f)
-    for _ in range(3):
-        gradient(jnp.zeros(2))
-        gradient(jnp.ones(3))
-    assert calls == [(2,), (3,)]
+    for gradient, each in ((jax.grad(f), 3), (jax.jit(jax.grad(f)), 1)):
+        calls.clear()
+        for _ in range(3):
+            gradient(jnp.zeros(2))
+            gradient(jnp.ones(3))
+        assert calls == [(2,), (3,)] * each
 
 
 def test_dtypes_and_weak_types():

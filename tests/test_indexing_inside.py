@@ -321,7 +321,7 @@ def test_of_a_model_with_marks():
     assert jax.grad(lambda v: pg.consistent_indexing(Table(v, v))(FAR))(jnp.arange(3.0)).tolist() == [0, 1, 1]
 
 
-def test_a_function_runs_once_for_each_shape_and_follows_what_it_closes_over():
+def test_a_function_runs_once_for_each_call_and_follows_what_it_closes_over():
     calls = []
 
     @pg.consistent_indexing
@@ -331,9 +331,12 @@ def test_a_function_runs_once_for_each_shape_and_follows_what_it_closes_over():
 
     for x in (jnp.arange(3.0), jnp.ones(3)):
         jax.grad(lambda x: read(x).sum())(x)
-    assert calls == [1]
+    assert calls == [1, 1]
     jax.grad(lambda x: read(x, 2).sum())(x)
-    assert calls == [1, 2]
+    assert calls == [1, 1, 2]
+    gradient = jax.jit(jax.grad(lambda x: read(x, 3).sum()))
+    assert gradient(x).tolist() == gradient(x).tolist() == [0, 3, 3]
+    assert calls == [1, 1, 2, 3]
     assert read(x).tolist() == far(x).tolist()
 
     def outer(y):

@@ -183,7 +183,7 @@ HALF = np.float32(0.5)
 @pytest.mark.parametrize(
     ("f", "x"),
     [
-        pytest.param(f, x, id=name, marks=known(why, raises=raises, condition=where))
+        pytest.param(f, x, id=name, marks=known(why, raises=raises, condition=where) if why else ())
         for name, f, x, raises, where, why in [
             ("an integer output", lambda x: with_integer(x, 1)[0], HALF, TypeError, OLDER, "float0 is not transposed"),
             ("a checkpointed loop", minimum, HALF, TypeError, OLDER, "float0 is not transposed"),
@@ -208,12 +208,12 @@ HALF = np.float32(0.5)
                 "a checkpoint's flags",
                 lambda x: jax.checkpoint(jnp.multiply, prevent_cse=(True, False))(x, x),
                 HALF,
-                ValueError,
+                None,
                 True,
-                "there is a flag for each argument, and residuals were added",
+                "",
             ),
-            ("a float for lineax", conjugate_gradient, 0.5, AssertionError, True, "it sees a TypedFloat"),
-            ("a float for optimistix", root, 0.5, ValueError, True, "it sees a TypedFloat"),
+            ("a float for lineax", conjugate_gradient, 0.5, None, True, ""),
+            ("a float for optimistix", root, 0.5, None, True, ""),
             (
                 "a float for diffrax",
                 solved(diffrax.BacksolveAdjoint()),
@@ -266,7 +266,7 @@ def test_zeros_stay_symbolic():
 @pytest.mark.parametrize(
     "flag",
     [
-        pytest.param("jax_remat3", marks=known("a new primitive, without `consts`", raises=AttributeError)),
+        "jax_remat3",
         pytest.param(
             "jax_custom_vjp3", marks=known("it cannot be linearised", raises=NotImplementedError, condition=OLDER)
         ),

@@ -1,5 +1,7 @@
 """What depends on JAX's internals or on the texts of its errors, each with the reason and the versions."""
 
+from jax.extend.core import take_current_trace
+
 # JAX has no class of its own for trees that do not match. Read on 0.10.2 and 0.12.
 _OF_STRUCTURES = ("structure", "pytree", "PyTree", "tree prefix", "custom node", "treedef")
 
@@ -7,3 +9,21 @@ _OF_STRUCTURES = ("structure", "pytree", "PyTree", "tree prefix", "custom node",
 def speaks_of_structures(error: BaseException) -> bool:
     """Whether an error of JAX says that two trees do not match, so that a note on structures helps."""
     return any(words in str(error) for words in _OF_STRUCTURES)
+
+
+# JAX exports no class of traces. Read on 0.10.2 and 0.12.
+
+
+def is_staging() -> bool:
+    """Whether what runs now is recorded, as under `jax.jit`, whatever its operands are."""
+    return _current_trace() == "DynamicJaxprTrace"
+
+
+def is_batching() -> bool:
+    """Whether what runs now is batched at once, not recorded to be transposed first."""
+    return _current_trace() == "BatchTrace"
+
+
+def _current_trace() -> str:
+    with take_current_trace() as trace:
+        return type(trace).__name__

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.lax import GatherScatterMode
 from jax.tree_util import Partial
 
-from . import _words as words
 from ._programs import (
     CALLS,
     CUSTOM_JVPS,
@@ -36,9 +35,11 @@ from ._programs import (
     primal_jaxpr,
     reading_dimensions,
     rebind,
+    refuse_uncallable,
     rewritten,
     run,
     source_of,
+    with_constants_as_inputs,
     written_window,
     zeros_like_aval,
 )
@@ -79,23 +80,22 @@ def consistent_indexing(function: Callable[..., Any]) -> Callable[..., Any]:
         >>> print(pg.consistent_indexing(last)(x), jax.grad(pg.consistent_indexing(last))(x))
         3.0 [0. 0. 1.]
     """
-    if not callable(function):
-        raise words.not_a_callable("consistent_indexing", function)
+    refuse_uncallable("consistent_indexing", function)
     return rewritten(function, _consistent)
 
 
-def _consistent(jaxpr: ClosedJaxpr) -> Run:
+def _consistent(jaxpr: Jaxpr) -> Run:
     """How to run a jaxpr with consistent derivatives."""
     rewriting = _Rewriting()
-    if not any_equation(jaxpr.jaxpr, rewriting.wanted):
-        return lambda *operands: evaluate(*opened(jaxpr), list(operands))
+    if not any_equation(jaxpr, rewriting.wanted):
+        return functools.partial(evaluate, jaxpr)
     programs: list[ClosedJaxpr] = []
 
-    def consistent(*operands: Any) -> Operands:
+    def consistent(consts: Operands, operands: Operands) -> Operands:
         if not programs:
             # A loop that is entered again is another loop to the compiler; one that is kept is compiled once.
-            programs.append(rewriting.of(jaxpr)(*operands))
-        return evaluate(*opened(programs[0]), list(operands))
+            programs.append(rewriting.of(with_constants_as_inputs(jaxpr))(*consts, *operands))
+        return evaluate(*opened(programs[0]), [*consts, *operands])
 
     return consistent
 
@@ -134,7 +134,7 @@ class _Rewriting:
         """The outputs of a jaxpr, rewritten."""
         return run(*opened(jaxpr), operands, self.rule, wanted=self.wanted)
 
-    def of(self, jaxpr: ClosedJaxpr) -> Callable[..., ClosedJaxpr]:
+    def of(self, jaxpr: Any) -> Callable[..., ClosedJaxpr]:
         """From operands to the rewritten jaxpr."""
         return jax.make_jaxpr(lambda *operands: self.run(jaxpr, list(operands)))
 

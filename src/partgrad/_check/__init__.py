@@ -11,6 +11,7 @@ import numpy as np
 from .. import _words as words
 from .._display import status_of
 from .._marks import Layout
+from .._programs import refuse_uncallable
 from .._selection import Target
 from .._transforms import Arguments, OfSelected, paths as paths_of, refuse_empty
 from .._trees import describe, paths
@@ -78,8 +79,7 @@ def check(
         >>> [(finding.kind, finding.leaf) for finding in report.findings]
         [('nan', "['x']"), ('zero', "['old']"), ('zero', "['scale']")]
     """
-    if not callable(f):
-        raise words.not_a_callable("check", f)
+    refuse_uncallable("check", f)
     if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:
         raise words.not_a_number_of_directions(directions)
     arguments = Arguments(f, wrt, None, None)

@@ -9,9 +9,8 @@ a table of rules per primitive: `_structural`, `_products`, `_coupled`, and for 
 from collections.abc import Callable
 from typing import Any
 
-from .. import _words as words
-from .._programs import rewritten
-from .derivative import Program
+from .._programs import refuse_uncallable, rewritten
+from .derivative import along_taken_paths
 
 
 def double_where(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,8 +25,8 @@ def double_where(f: Callable[..., Any]) -> Callable[..., Any]:
     that JAX computes as finite is not changed. Every transform of JAX applies, in any order and to any depth.
 
     Args:
-        f: A function of any arguments to any pytree. It must be traceable, as under `jax.jit`, and is traced once for
-            each structure, shape and dtype of its arguments; Python numbers stay Python numbers.
+        f: A function of any arguments to any pytree. It must be traceable, as under `jax.jit`, and is traced on
+            every call that is transformed; Python numbers stay Python numbers.
 
     Returns:
         A function of the same arguments with the same values, bit for bit.
@@ -41,9 +40,8 @@ def double_where(f: Callable[..., Any]) -> Callable[..., Any]:
         >>> print(jax.grad(f)(0.0), jax.grad(pg.double_where(f))(0.0))
         nan 0.0
     """
-    if not callable(f):
-        raise words.not_a_callable("double_where", f)
-    return rewritten(f, Program)
+    refuse_uncallable("double_where", f)
+    return rewritten(f, along_taken_paths)
 
 
 def taken_paths(f: Callable[..., Any], double_where_option: bool) -> Callable[..., Any]:

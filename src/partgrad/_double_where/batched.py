@@ -10,23 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
-from jax.extend.core import Jaxpr, JaxprEqn, take_current_trace
+from jax.extend.core import Jaxpr, JaxprEqn
 
+from .._compat import is_batching
 from .._programs import Chain, Operands, bind, evaluate, float0_zeros, is_floating, opened, run, zeros_like_aval
 
 
 def pushed(jaxpr: Jaxpr, coefficients: Operands, tangents: Operands) -> Operands:
     """The outputs of a jaxpr of coefficients that is linear in tangents."""
-    if _is_batching():
+    if is_batching():
         return run(jaxpr, [], [*coefficients, *tangents], _batched, wanted=_is_special)
     return evaluate(jaxpr, [], [*coefficients, *tangents])
-
-
-def _is_batching() -> bool:
-    """Whether what runs now is batched at once, not recorded to be transposed first."""
-    with take_current_trace() as trace:
-        # JAX does not export the class.
-        return type(trace).__name__ == "BatchTrace"
 
 
 def _is_special(equation: JaxprEqn) -> bool:
@@ -73,7 +67,7 @@ def _pulled_only(equation: JaxprEqn, operands: Operands) -> Operands:
 
 def _with_pullback(backward: Backward, results: Sequence[Any], known: Operands, tangents: Operands) -> Operands:
     """A linear function of tangents that can only be transposed, by a given function."""
-    if not _is_batching():
+    if not is_batching():
         return _with_own_transpose(backward, results, known, tangents)
 
     @custom_vmap

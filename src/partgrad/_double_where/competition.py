@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from .._programs import Chain, Operands, bind, is_floating, reading_dimensions, run, written_window
+from .._programs import Chain, Operands, as_array, bind, is_floating, reading_dimensions, run, written_window
 
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call")
 
@@ -37,16 +37,8 @@ def _rewritten(chain: Chain, operands: Operands) -> Operands | None:
         return bind(equation, operands)
     if not _is_competition(equation):
         return None
-    operands = [_as_array(value, atom.aval) for value, atom in zip(operands, equation.invars, strict=True)]
+    operands = [as_array(value, atom.aval) for value, atom in zip(operands, equation.invars, strict=True)]
     return [_COMPETITIONS[equation.primitive.name](equation, *operands)]
-
-
-def _as_array(value: Any, aval: Any) -> Any:
-    """A number that the jaxpr spells out as an array, weakly typed if it is."""
-    if hasattr(value, "dtype"):
-        return value
-    weak = jnp.asarray(value)
-    return weak if aval.weak_type and weak.dtype == aval.dtype else jnp.asarray(value, aval.dtype)
 
 
 def _of_two(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

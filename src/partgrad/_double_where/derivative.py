@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
 
 from .._programs import (
     Operands,
+    Run,
     any_equation,
+    as_array,
     evaluate,
     is_floating,
     is_mutating,
@@ -43,16 +45,21 @@ class _Derivative(NamedTuple):
     reached: list[bool]
 
 
+def along_taken_paths(jaxpr: Jaxpr) -> Run:
+    """How to run an open jaxpr such that derivatives flow along taken paths only."""
+    return Program(jaxpr).run
+
+
 class Program:
     """A jaxpr as a function whose derivative flows along taken paths only.
 
     Derivatives are traced once for each set of operands that they are taken with respect to.
 
     Args:
-        jaxpr: The traced function.
+        jaxpr: The traced function, as an open or a closed jaxpr.
     """
 
-    def __init__(self, jaxpr: ClosedJaxpr):
+    def __init__(self, jaxpr: Any):
         # Constants are operands: a derivative is kept for later calls, and may not close over a tracer.
         inner, self._consts = opened(jaxpr)
         self._jaxpr = _without_dead_code(with_constants_as_inputs(inner))
@@ -63,16 +70,22 @@ class Program:
         self._function.defjvp(self._rule, symbolic_zeros=True)
 
     def __call__(self, *operands: Any) -> Operands:
-        """The outputs."""
-        given = [*self._consts, *operands]
+        """The outputs of a closed jaxpr."""
+        return self.run(self._consts, list(operands))
+
+    def run(self, consts: Operands, operands: Operands) -> Operands:
+        """The outputs, given the values of the constants too."""
+        given = [*consts, *operands]
         if self._is_mutating:
             # What goes through a mutable reference is followed by JAX alone.
             return evaluate(self._jaxpr, [], given)
         if any(isinstance(operand, jax.core.Tracer) for operand in given):
-            return list(self._function(*map(_unfolded, self._consts), *operands))
+            return list(self._function(*map(_unfolded, consts), *operands))
         return evaluate(self._jaxpr, [], given)
 
     def _rule(self, operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[Operands, list[Any]]:
+        # The primal of `jax.grad(f)(1.0)` is a number, which the rules of others may ask for what only arrays tell.
+        operands = [as_array(operand, jax.typeof(operand)) for operand in operands]
         moving = tuple(
             number
             for number, (operand, tangent) in enumerate(zip(operands, tangents, strict=True))

@@ -18,6 +18,7 @@ from .dependence import (
 from .interpreter import (
     Chain as Chain,
     EquationRule as EquationRule,
+    as_array as as_array,
     bind as bind,
     checkpoint_like as checkpoint_like,
     evaluate as evaluate,
@@ -93,4 +94,4 @@ from .primitives import (
     while_parts as while_parts,
     written_window as written_window,
 )
-from .trace import Run as Run, rewritten as rewritten
+from .trace import Run as Run, refuse_uncallable as refuse_uncallable, rewritten as rewritten

@@ -15,16 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from .primitives import (
     CALLS,
     CHECKPOINTS,
+    CUSTOM_RULES,
     HIGH,
     Operands,
     any_equation,
     branches_of,
     inner_jaxprs,
+    kind_of,
     name_of,
     opened,
     primal_jaxpr,
@@ -67,10 +69,23 @@ def step_through(
     """
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
     read = lambda atom: literal(atom) if isinstance(atom, Literal) else values[atom]
-    for equation in jaxpr.eqns:
+    for equation, finished in zip(jaxpr.eqns, _last_used(jaxpr), strict=True):
         results = step(equation, [read(atom) for atom in equation.invars])
         values.update(zip(equation.outvars, results, strict=True))
+        for variable in finished:
+            del values[variable]
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _last_used(jaxpr: Jaxpr) -> list[list[Any]]:
+    """For each equation the variables that nothing needs after it, so that an evaluation holds no more than it must."""
+    needed = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    finished = []
+    for equation in reversed(jaxpr.eqns):
+        used = {atom for atom in (*equation.invars, *equation.outvars) if not isinstance(atom, Literal)}
+        finished.append(list(used - needed))
+        needed |= used
+    return finished[::-1]
 
 
 def run(
@@ -137,7 +152,8 @@ def run(
 
 def evaluate(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
     """The outputs of a jaxpr, equation by equation."""
-    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*operands))
+    outputs = step_through(jaxpr, consts, operands, bind)
+    return [as_array(output, atom.aval) for output, atom in zip(outputs, jaxpr.outvars, strict=True)]
 
 
 def bind(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
@@ -151,6 +167,9 @@ def bind(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
     Returns:
         One value for each of its results.
     """
+    if equation.primitive.name in CUSTOM_RULES | HIGH or kind_of(equation.primitive.name) is None:
+        # A rule that is not JAX's own may ask its operands what only arrays tell.
+        operands = [as_array(value, atom.aval) for value, atom in zip(operands, equation.invars, strict=True)]
     parameters = equation.primitive.get_bind_params({**equation.params, **changed})
     functions, parameters = parameters if isinstance(parameters, tuple) else ((), parameters)
     with source_of(equation):
@@ -368,7 +387,16 @@ _REENTRIES: dict[str, Callable[[JaxprEqn, Operands, Callable[..., Operands]], Op
 }
 
 
-# --- zeros -----------------------------------------------------------------------------------------------------------
+# --- values of a shape and dtype -------------------------------------------------------------------------------------
+
+
+def as_array(value: Any, aval: Any) -> Any:
+    """A number that a jaxpr spells out as an array, weakly typed if it is."""
+    # JAX's own class of such numbers has a dtype and no shape.
+    if hasattr(value, "shape") or not hasattr(aval, "dtype"):
+        return value
+    weak = jnp.asarray(value)
+    return weak if aval.weak_type and weak.dtype == aval.dtype else jnp.asarray(value, aval.dtype)
 
 
 def zeros_like_aval(aval: Any) -> Any:

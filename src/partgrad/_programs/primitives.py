@@ -109,7 +109,10 @@ KINDS: dict[str, frozenset[str]] = {
 
 def kind_of(name: str) -> str | None:
     """The kind of a primitive; None for one that neither JAX 0.10.2 nor 0.12 had, or that is not JAX's own."""
-    return next((kind for kind, names in KINDS.items() if name in names), None)
+    return _KIND_OF.get(name)
+
+
+_KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 
 
 # --- jaxprs in equations ---------------------------------------------------------------------------------------------
@@ -117,8 +120,8 @@ def kind_of(name: str) -> str | None:
 
 def opened(jaxpr: Any) -> tuple[Jaxpr, Operands]:
     """A jaxpr, open or closed, as an open jaxpr and its constants."""
-    # From 0.12 on there is one class of jaxprs, which may hold constants.
-    return (jaxpr.jaxpr, list(jaxpr.consts)) if hasattr(jaxpr, "jaxpr") else (jaxpr, [])
+    is_closed = hasattr(jaxpr, "jaxpr") and hasattr(jaxpr, "consts")
+    return (jaxpr.jaxpr, list(jaxpr.consts)) if is_closed else (jaxpr, [])
 
 
 def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:

@@ -1,4 +1,4 @@
-"""A Python function as a jaxpr of its array arguments, traced once for each structure, shape and dtype."""
+"""A Python function as a jaxpr of its array arguments, traced on every call, and rewritten once for each jaxpr."""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -8,75 +8,95 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-Operands = list[Any]
-Run = Callable[..., Operands]
+from .._compat import is_staging
+from .._message import word
+from .._trees import held_by
+from ..errors import ArgumentError
+from .interpreter import as_array
+from .primitives import CUSTOM_RULES, HIGH, Operands, opened
 
-# Under equal keys of these types a function does the same; another object may have changed since it was traced.
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(...), np.dtype, type)
+# From the values of a jaxpr's constants and of its inputs to the values of its outputs.
+Run = Callable[[Operands, Operands], Operands]
+
 _PROGRAMS_SIZE = 128
 
 # So that no equation has a line of this file for its source.
 source_info_util.register_exclusion(__file__)
 
 
-def rewritten(function: Callable[..., Any], rewrite: Callable[[ClosedJaxpr], Run]) -> Callable[..., Any]:
+def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> Callable[..., Any]:
     """The function whose traced form is run by what `rewrite` makes of it.
 
-    Arrays, tracers and NumPy arrays are traced; Python numbers and everything else stay as they are. As under
-    `jax.jit`, the function runs once for each structure, shape and dtype of its arguments; where nothing is
-    transformed, it runs as it is.
+    Arrays, tracers and NumPy arrays are traced; Python numbers and everything else stay as they are. A call that
+    nothing transforms is a call of the function. Any other traces it anew, as what it captures may have changed; where
+    the trace is the same as an earlier one but for the values of constants, it is not rewritten again.
 
     Args:
         function: A function that can be traced, of any arguments and outputs.
-        rewrite: From a jaxpr to a function of the jaxpr's operands that returns its outputs.
+        rewrite: From an open jaxpr to a function of the values of its constants and of its inputs.
 
     Returns:
         A function of the same arguments and outputs.
     """
-    staged = functools.partial(jax.jit, static_argnums=0)(functools.partial(_flat, function))
-    # A jaxpr is equal to itself only.
-    rewrites = functools.lru_cache(maxsize=_PROGRAMS_SIZE)(rewrite)
+    rewrites = functools.lru_cache(maxsize=_PROGRAMS_SIZE)(lambda keyed: rewrite(keyed.jaxpr))
 
-    def run(treedef: Any, leaves: list[Any], is_traced: Callable[[Any], bool], cached: bool) -> Any:
-        call = _Call(treedef, [_TRACED if is_traced(leaf) else leaf for leaf in leaves])
+    def run(treedef: Any, leaves: list[Any], is_traced: Callable[[Any], bool]) -> Any:
+        given = _Mixed(treedef, [_TRACED if is_traced(leaf) else leaf for leaf in leaves])
         operands = [leaf for leaf in leaves if is_traced(leaf)]
-        if cached and call.key is not None:
-            traced = staged.trace(call, *operands)
-            # `jit` hands over tracers that the function closes over as further operands, and not to us.
-            if len(traced.jaxpr.in_avals) == len(operands):
-                return _restored(rewrites(traced.jaxpr)(*operands), traced.out_tree)
-        jaxpr, shape = jax.make_jaxpr(functools.partial(_flat, function, call), return_shape=True)(*operands)
-        return _restored(rewrite(jaxpr)(*operands), jax.tree.structure(shape))
+        closed, shape = jax.make_jaxpr(functools.partial(_flat, function, given), return_shape=True)(*operands)
+        jaxpr, consts = opened(closed)
+        keyed = _Keyed(jaxpr)
+        outputs = (rewrites(keyed) if keyed.key is not None else rewrite(jaxpr))(consts, operands)
+        outputs = [as_array(output, atom.aval) for output, atom in zip(outputs, jaxpr.outvars, strict=True)]
+        outcome = jax.tree.structure(shape).unflatten(outputs)
+        return outcome.result.put(outcome.arrays)
 
     @functools.wraps(function, updated=())
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        inside = _closes_over_tracers(function)
-        if not inside and not any(map(_is_tracer, leaves)):
-            if any(map(_is_numpy, leaves)):
-                # They would read and write by index in NumPy's way.
-                leaves = [jnp.asarray(leaf) if _is_numpy(leaf) else leaf for leaf in leaves]
-                args, kwargs = treedef.unflatten(leaves)
-            result = function(*args, **kwargs)
+        if not (is_staging() or _closes_over_tracers(function) or any(map(_is_tracer, leaves))):
+            result = _called(function, args, kwargs, leaves, treedef)
             # Nothing is transformed, unless the function closes over what is.
             if not any(map(_is_tracer, jax.tree.leaves(result))):
                 return result
         try:
-            return run(treedef, leaves, _is_traced, not inside)
+            return run(treedef, leaves, _is_traced)
         except _NEEDS_VALUES:
             if not any(map(_is_numpy, leaves)):
                 raise
         # A mask or a size from NumPy, whose values the function needs, stays as it is.
-        return run(treedef, leaves, _is_jax, False)
+        return run(treedef, leaves, _is_jax)
 
     return wrapper
 
 
-def _restored(outputs: Operands, treedef: Any) -> Any:
-    outcome = treedef.unflatten(outputs)
-    return outcome.result.put(outcome.arrays)
+def _called(function: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except (AttributeError, IndexError, TypeError):
+        if not any(map(_is_numpy, leaves)):
+            raise
+    # A function that can be traced may use what NumPy's arrays lack (`x.at`), or read out of bounds.
+    args, kwargs = treedef.unflatten([jnp.asarray(leaf) if _is_numpy(leaf) else leaf for leaf in leaves])
+    return function(*args, **kwargs)
+
+
+def refuse_uncallable(wrapper: str, found: object) -> None:
+    """Refuse what cannot be called, where `partgrad.<wrapper>` needs a function.
+
+    Raises:
+        ArgumentError: It cannot be called.
+    """
+    if not callable(found):
+        raise ArgumentError(
+            word(
+                f"`partgrad.{wrapper}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
+                "Expected a function of arrays.",
+                fix=f"pass the function itself: partgrad.{wrapper}(f)(x), not partgrad.{wrapper}(f(x)).",
+            )
+        )
 
 
 def _is_tracer(leaf: Any) -> bool:
@@ -85,10 +105,10 @@ def _is_tracer(leaf: Any) -> bool:
 
 def _closes_over_tracers(function: Any) -> bool:
     """Whether a function closes over a tracer, as far as can be told without running it."""
-    cells = getattr(function, "__closure__", None) or ()
     try:
-        return any(map(_is_tracer, jax.tree.leaves([cell.cell_contents for cell in cells])))
-    except ValueError:
+        return any(map(_is_tracer, jax.tree.leaves([held for _, held in held_by(function)])))
+    except (TypeError, ValueError):
+        # Dicts whose keys cannot be sorted.
         return False
 
 
@@ -112,6 +132,8 @@ _NEEDS_VALUES = (
 )
 
 
+# --- calls and outcomes, with their arrays apart ---------------------------------------------------------------------
+
 _TRACED = object()
 
 
@@ -123,46 +145,7 @@ class _Mixed:
 
     def put(self, arrays: Operands) -> Any:
         rest = iter(arrays)
-        # A constant array may be written to between two calls.
-        constants = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in self.constants]
-        return self.treedef.unflatten([next(rest) if leaf is _TRACED else leaf for leaf in constants])
-
-
-class _Call(_Mixed):
-    """All of a call but its arrays, as a key for the cache of traces.
-
-    Attributes:
-        key: What another call must agree in, or None where that cannot be told.
-    """
-
-    def __init__(self, treedef: Any, constants: list[Any]):
-        super().__init__(treedef, constants)
-        try:
-            self.key: Hashable | None = (tuple(map(_typed, constants)), treedef)
-            self._hash = hash(self.key)
-        except TypeError:
-            self.key, self._hash = None, 0
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        try:
-            return isinstance(other, _Call) and self.key == other.key
-        except (TypeError, ValueError):
-            # Foreign static data that holds arrays.
-            return False
-
-
-def _typed(constant: Any) -> Hashable:
-    if constant is _TRACED:
-        return None
-    if isinstance(constant, _SIMPLE):
-        # `repr` tells -0.0 from 0.0 and takes NaN for itself.
-        return type(constant), repr(constant) if isinstance(constant, float | complex) else constant
-    if callable(constant) and hasattr(constant, "__code__"):
-        return constant
-    raise TypeError
+        return self.treedef.unflatten([next(rest) if leaf is _TRACED else leaf for leaf in self.constants])
 
 
 class _Outcome:
@@ -177,8 +160,76 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def _flat(function: Callable[..., Any], call: _Call, *operands: Any) -> _Outcome:
-    args, kwargs = call.put(list(operands))
+def _flat(function: Callable[..., Any], given: _Mixed, *operands: Any) -> _Outcome:
+    args, kwargs = given.put(list(operands))
     leaves, treedef = jax.tree.flatten(function(*args, **kwargs))
     constants = [_TRACED if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
     return _Outcome([leaf for leaf in leaves if isinstance(leaf, jax.Array)], _Mixed(treedef, constants))
+
+
+# --- which jaxprs are the same ---------------------------------------------------------------------------------------
+
+
+class _Keyed:
+    """A jaxpr that equals another of the same equations.
+
+    Attributes:
+        jaxpr: An open jaxpr.
+        key: What another must agree in; None where that cannot be told, as of what runs Python code of the user's.
+    """
+
+    def __init__(self, jaxpr: Jaxpr):
+        self.jaxpr = jaxpr
+        try:
+            self.key: Hashable = _key(jaxpr)
+            self._hash = hash(self.key)
+        except TypeError:
+            self.key, self._hash = None, 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keyed) and self.key == other.key
+
+
+def _key(jaxpr: Jaxpr) -> Hashable:
+    """All that a jaxpr says but its lines: equal for two whose values are the same functions of constants and inputs.
+
+    Raises:
+        TypeError: There is a custom rule, which may read what has changed since.
+    """
+    numbers: dict[Any, int] = {}
+
+    def new(variable: Any) -> Hashable:
+        numbers[variable] = len(numbers)
+        return variable.aval
+
+    def used(atom: Any) -> Hashable:
+        # `repr` tells -0.0 from 0.0 and takes NaN for itself.
+        return (atom.aval, repr(atom.val)) if isinstance(atom, Literal) else numbers[atom]
+
+    def key(equation: JaxprEqn) -> Hashable:
+        if equation.primitive.name in CUSTOM_RULES | HIGH:
+            raise TypeError
+        parameters = tuple((name, _parameter_key(value)) for name, value in equation.params.items())
+        operands, results = tuple(map(used, equation.invars)), tuple(map(new, equation.outvars))
+        return equation.primitive, equation.ctx, operands, parameters, results
+
+    inputs = tuple(map(new, jaxpr.constvars)), tuple(map(new, jaxpr.invars))
+    return inputs, tuple(map(key, jaxpr.eqns)), tuple(map(used, jaxpr.outvars))
+
+
+def _parameter_key(value: Any) -> Hashable:
+    if isinstance(value, tuple | list):
+        return type(value), tuple(map(_parameter_key, value))
+    inner, consts = opened(value)
+    if not isinstance(inner, Jaxpr):
+        return type(value), value
+    if consts:
+        raise TypeError
+    try:
+        return _key(inner)
+    except TypeError:
+        # Equal to itself only: JAX keeps the jaxpr of a function that it has compiled.
+        return inner

@@ -1,6 +1,5 @@
 """draw: what the gradient through a draw means, said where the draw is made."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,9 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from .. import _words as words
+from .._message import listed, near_misses, word
 from .._programs import evaluate
+from ..errors import ArgumentError, DrawError
 from .sampler import Drawing, is_parameter
 
 _WORDS = ("pathwise", "fixed", "error", "score")
@@ -71,7 +71,14 @@ def draw(
         0.0
     """
     if gradient not in _WORDS:
-        raise words.draw_word(gradient, _WORDS)
+        near = near_misses(gradient, _WORDS) if isinstance(gradient, str) else []
+        raise ArgumentError(
+            word(
+                f"`draw` got gradient={gradient!r:.60}.",
+                f"Expected one of {listed(map(repr, _WORDS))}.",
+                fix=f"write gradient={near[0]!r}." if near else "write gradient='pathwise' for JAX's own derivative.",
+            )
+        )
     drawing = Drawing(sampler, key, args, kwargs)
     if gradient == "pathwise":
         return drawing.run()
@@ -80,7 +87,14 @@ def draw(
     if gradient == "error":
         return _refusing(drawing)
     if log_prob is None:
-        raise words.score_without_log_prob(drawing.name, drawing.site)
+        raise ArgumentError(
+            word(
+                f"`{drawing.name}` is drawn with gradient='score' and no `log_prob`.",
+                f"At: {drawing.site}.",
+                "Expected a function of the draw and the sampler's arguments to the log-probability of the draw.",
+                fix="pass it: log_prob=jax.scipy.stats.bernoulli.logpmf, or log_prob=distribution.log_prob.",
+            )
+        )
     return _scored(drawing, log_prob)
 
 
@@ -93,8 +107,7 @@ def _held(drawing: Drawing) -> Any:
 
 def _refusing(drawing: Drawing) -> Any:
     """A draw in which every parameter, closed over or not, refuses a tangent."""
-    error = functools.partial(words.draw_differentiated, drawing.name, drawing.site)
-    guard = lambda parameter, name: _guarded(parameter, functools.partial(error, name))
+    guard = lambda parameter, name: _guarded(parameter, lambda: _differentiated(drawing, name))
     try:
         staged, shape = jax.make_jaxpr(drawing.isolated().run, return_shape=True)()
     except (TypeError, jax.errors.NonConcreteBooleanIndexError):
@@ -105,6 +118,18 @@ def _refusing(drawing: Drawing) -> Any:
         return jax.tree.map(lambda leaf: guard(leaf, unseen) if is_parameter(leaf) else leaf, drawn)
     consts = [guard(c, drawing.parameter_name(c)) if is_parameter(c) else c for c in staged.consts]
     return jax.tree.structure(shape).unflatten(evaluate(staged.jaxpr, consts, []))
+
+
+def _differentiated(drawing: Drawing, parameter: str) -> DrawError:
+    return DrawError(
+        word(
+            f"`{drawing.name}` is drawn with gradient='error' and differentiated through {parameter}.",
+            f"At: {drawing.site}.",
+            "Expected no derivative through the parameters of this draw.",
+            fix="write gradient='fixed' to hold the draw, 'pathwise' for JAX's own derivative, or 'score' inside "
+            "`pg.expectation` for that of the mean.",
+        )
+    )
 
 
 def _guarded(value: Any, error: Callable[[], Exception]) -> Any:
@@ -133,10 +158,22 @@ def _scored(drawing: Drawing, log_prob: Callable[..., Any]) -> Any:
     total = _total(drawing, drawing.log_prob_of(log_prob, structure.unflatten(leaves)), values)
     key = drawing.key if isinstance(drawing.key, jax.Array) else None
     label = f"{SCORE}{'' if key is None else key.ndim}|{len(values)}|`{drawing.name}` at {drawing.site}"
-    error = functools.partial(words.score_outside, drawing.name, drawing.site)
+    error = lambda: _outside(drawing)
     for i, value in zip(positions, _tagged(label, error, total, key, values, drawing.parameters()), strict=True):
         leaves[i] = value
     return structure.unflatten(leaves)
+
+
+def _outside(drawing: Drawing) -> DrawError:
+    return DrawError(
+        word(
+            f"`{drawing.name}` is drawn with gradient='score' and differentiated outside of `pg.expectation`.",
+            f"At: {drawing.site}.",
+            "Expected the expectation between the draw and the derivative: only the mean has this gradient.",
+            fix="differentiate the expectation, jax.grad(pg.expectation(f, samples=100), argnums=1)(key, params), also "
+            "where this is a derivative inside of `f`.",
+        )
+    )
 
 
 def _total(drawing: Drawing, log_probability: Any, values: list[Any]) -> Any:
@@ -145,7 +182,15 @@ def _total(drawing: Drawing, log_probability: Any, values: list[Any]) -> Any:
     sizes = [sum(part.size for part in parts), sum(np.size(value) for value in values)]
     if not parts or not all(jnp.issubdtype(part.dtype, jnp.floating) for part in parts) or sizes[0] > sizes[1]:
         found = [f"{part.dtype}{list(part.shape)}" for part in parts]
-        raise words.not_a_log_probability(drawing.name, drawing.site, found, sizes[1])
+        raise DrawError(
+            word(
+                f"The `log_prob` of `{drawing.name}` does not return the log-probability of the draw.",
+                f"At: {drawing.site}.",
+                f"Expected a real floating array of at most {sizes[1]} elements, one for each number drawn; got "
+                f"{listed(found) or 'no array'}.",
+                fix="check that draw and parameters broadcast to the shape of the draw.",
+            )
+        )
     return sum(map(jnp.sum, parts), start=jnp.zeros((), parts[0].dtype))
 
 

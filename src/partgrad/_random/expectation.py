@@ -8,24 +8,28 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 
-from .. import _words as words
+from .._message import word
 from .._programs import (
     CALLS,
     CHECKPOINTS,
+    CUSTOM_JVPS,
     CUSTOM_VJPS,
     Chain,
     Operands,
+    Run,
     custom_rule_body,
     inner_jaxprs,
     is_recomputed,
     name_of,
     opened,
     reenter,
+    refuse_uncallable,
     rewritten,
     run,
 )
+from ..errors import ArgumentError, DrawError
 from .draw import SCORE
 
 _ENTERED = CALLS | CHECKPOINTS | {"scan", "cond"}
@@ -73,10 +77,15 @@ def expectation(f: Callable[..., Any], *, samples: int) -> Callable[..., Any]:
         REINFORCE samples, get a baseline for free, for the baseline; Foerster et al. (2018), DiCE, arXiv:1802.05098,
         section 4, for the factor that makes derivatives of every order unbiased.
     """
-    if not callable(f):
-        raise words.not_a_function("expectation", f)
+    refuse_uncallable("expectation", f)
     if isinstance(samples, bool) or not hasattr(samples, "__index__") or samples < 1:
-        raise words.not_a_count("samples", samples)
+        raise ArgumentError(
+            word(
+                f"`samples` is {type(samples).__name__} {samples!r:.60}.",
+                "Expected a positive integer, known when the function is built.",
+                fix="write samples=100.",
+            )
+        )
     count = samples.__index__()
     # The zero is replaced by the log-probability of what `f` draws.
     scored = rewritten(lambda *args, **kwargs: (f(*args, **kwargs), jnp.zeros(())), _with_scores)
@@ -95,7 +104,13 @@ def _mean(samples: Any, scores: Any) -> Any:
     With box = exp(score - stop_gradient(score)), which is one, it is the mean of sample * box + baseline * (1 - box).
     """
     if not (jnp.issubdtype(samples.dtype, jnp.number) or samples.dtype == bool):
-        raise words.no_mean(samples.dtype)
+        raise DrawError(
+            word(
+                f"The function given to `expectation` returns {samples.dtype}, which has no mean.",
+                "Expected arrays of numbers or bools.",
+                fix="return what is to be averaged, a number.",
+            )
+        )
     if not jnp.issubdtype(samples.dtype, jnp.inexact):
         samples = samples.astype(float)
     count = len(samples)
@@ -113,9 +128,9 @@ def _zero_times(zero: Any, factor: Any) -> Any:
     return jnp.where(finite, zero * jnp.where(finite, factor, 0), jnp.sqrt(jnp.where(finite, 1, zero)))
 
 
-def _with_scores(program: ClosedJaxpr) -> Callable[..., Operands]:
-    def scored(*operands: Any) -> Operands:
-        *outputs, _, score = _with_score(program.jaxpr, list(program.consts), list(operands))
+def _with_scores(jaxpr: Jaxpr) -> Run:
+    def scored(consts: Operands, operands: Operands) -> Operands:
+        *outputs, _, score = _with_score(jaxpr, consts, operands)
         return [*outputs, score]
 
     return scored
@@ -160,9 +175,25 @@ def _score(tag: JaxprEqn, given: Operands) -> Any:
     key_axes, values, text = name_of(tag).removeprefix(SCORE).split("|", 2)
     score, *rest = given
     if key_axes and jnp.ndim(rest[0]) - int(key_axes) < jnp.ndim(score):
-        raise words.score_shared_key(text)
+        raise DrawError(
+            word(
+                f"{text} is drawn with gradient='score' under `vmap` with one key for all elements.",
+                "Expected independent draws, hence a key for each: with one key the gradient is biased.",
+                fix="map over keys as well: jax.vmap(draw_one)(jax.random.split(key, n), params).",
+            )
+        )
     parameters = rest[bool(key_axes) + int(values) :]
-    return jnp.sum(_depending(score, parameters, functools.partial(words.score_independent, text))).astype(float)
+    return jnp.sum(_depending(score, parameters, lambda: _independent(text))).astype(float)
+
+
+def _independent(draw: str) -> DrawError:
+    return DrawError(
+        word(
+            f"{draw} is drawn with gradient='score', and its `log_prob` does not depend on what is differentiated.",
+            "Expected the log-probability as a function of the parameters that the sampler gets; its gradient is zero.",
+            fix="compute it from those parameters, without stop_gradient; or write gradient='fixed' for a zero.",
+        )
+    )
 
 
 def _depending(score: Any, parameters: list[Any], error: Callable[[], Exception]) -> Any:
@@ -179,13 +210,38 @@ def _depending(score: Any, parameters: list[Any], error: Callable[[], Exception]
     return checked(score, parameters)
 
 
+# Where a draw cannot be counted, or would be counted twice, and what to do.
+_HIDDEN = {
+    "while": ("a `while` loop", "write the loop as `jax.lax.scan`, with a `jax.lax.cond` in each step."),
+    "shard_map": ("`shard_map`", "draw outside of it and pass the draw in."),
+    "custom rule": ("a custom derivative rule", "draw outside of it and pass the draw in."),
+    "checkpoint differentiated": (
+        "a checkpoint that a derivative inside of the function runs again",
+        "leave out the `jax.checkpoint` around the draw, or draw outside of it.",
+    ),
+}
+
+
 def _refuse_hidden(equation: JaxprEqn) -> None:
     """Refuse a draw inside of something that would hide it, or run it twice."""
     name = equation.primitive.name
     again = name in CHECKPOINTS and is_recomputed(equation)
     if name not in _ENTERED or again:
         text = name_of(_first_tag(equation)).rsplit("|", 1)[-1]
-        raise words.score_hidden(text, "checkpoint differentiated" if again else name)
+        kind = "checkpoint differentiated" if again else "custom rule" if name.startswith("custom_") else name
+        place, fix = _HIDDEN.get(kind, (f"`{name}`", "draw outside of it and pass the draw in."))
+        if name in CUSTOM_JVPS:
+            fix += (
+                " `pg.double_where` makes such a rule: put it around `pg.expectation`, or around the part of the "
+                "function that follows the draw."
+            )
+        raise DrawError(
+            word(
+                f"{text} is drawn with gradient='score' inside {place}.",
+                "Expected draws where `pg.expectation` can count them: in calls, vmap, scan, cond and checkpoints.",
+                fix=fix,
+            )
+        )
 
 
 def _first_tag(equation: JaxprEqn) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path
 
 from .._programs import running_line
-from .._trees import paths
+from .._trees import held_by, paths
 
 _KEY_NAMES = ("key", "rng_key", "rng", "seed")
 # They say how many numbers are drawn and in which form, not from which distribution.
@@ -149,27 +149,5 @@ def _inside(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         if isinstance(leaf, jax.core.Tracer):
             yield where, leaf
         elif depth:
-            for label, held in _held_by(leaf):
+            for label, held in held_by(leaf):
                 yield from _inside(held, f"{where}.{label}" if where else label, depth - 1)
-
-
-def _held_by(thing: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(thing, functools.partial):
-        yield from zip(_signature_names(thing), thing.args, strict=False)
-        yield from thing.keywords.items()
-        yield from _held_by(thing.func)
-    elif inspect.isfunction(thing):
-        for label, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
-            try:
-                yield label, cell.cell_contents
-            except ValueError:
-                continue  # a variable that is assigned later
-    elif inspect.ismethod(thing):
-        yield "self", thing.__self__
-    elif not inspect.isclass(thing) and not inspect.ismodule(thing):
-        yield from getattr(thing, "__dict__", {}).items()
-
-
-def _signature_names(thing: functools.partial[Any]) -> list[str]:
-    signature = _signature(thing.func)
-    return list(signature.parameters) if signature else []

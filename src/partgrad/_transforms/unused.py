@@ -32,7 +32,11 @@ def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any], *, ha
         One bool for each leaf.
     """
     differentiated = _first(function) if has_aux else function
-    jaxpr, shape = _staged(_linear_map, differentiated, selected, selected)
+    try:
+        jaxpr, shape = _staged(_linear_map, differentiated, selected, selected)
+    except NotImplementedError:
+        # The `custom_vjp` of `jax_custom_vjp3` has a reverse mode only.
+        return _reached_in_reverse(differentiated, selected, jax.eval_shape(differentiated, selected))
     count = len(selected)
     if any_equation(jaxpr, is_mutating):
         return [True] * count

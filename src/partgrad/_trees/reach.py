@@ -1,7 +1,9 @@
-"""Whether an object reaches an array: what a cache must not keep alive, and a structure cannot compare."""
+"""What objects hold: whether an array is reached, which no cache may keep alive; and under which name."""
 
 import functools
+import inspect
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,31 +26,52 @@ def reaches_array(value: Any) -> bool:
         value = pending.pop()
         if isinstance(value, jax.Array | np.ndarray):
             return True
-        for held in [] if isinstance(value, _PLAIN) else _held_by(value):
+        for held in [] if isinstance(value, _PLAIN) else _inside(value):
             if held.__class__ not in _QUICK and id(held) not in seen:
                 seen[id(held)] = held
                 pending.append(held)
     return False
 
 
-def _held_by(value: Any) -> list[Any]:
+def _inside(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, tuple | list | set | frozenset):
         return list(value)
     if isinstance(value, jax.tree_util.PyTreeDef):
         return [value.node_data(), *value.children()]
+    return [held for _, held in held_by(value)]
+
+
+def held_by(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a function, a method, a partial application or an object holds, each with its name there."""
     if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, types.MethodType):
-        return [value.__self__, value.__func__]
-    held = list(getattr(value, "__dict__", {}).values())
-    if isinstance(value, types.FunctionType):
-        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        held += [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-    for cls in type(value).__mro__:
-        held += [getattr(value, name, None) for name in _slots(cls)]
-    return held
+        names = _parameter_names(value.func)
+        yield from ((names[i] if i < len(names) else f"args[{i}]", arg) for i, arg in enumerate(value.args))
+        yield from value.keywords.items()
+        yield from held_by(value.func)
+    elif isinstance(value, types.MethodType):
+        yield "self", value.__self__
+        yield from held_by(value.__func__)
+    elif isinstance(value, types.FunctionType):
+        code, defaults = value.__code__, value.__defaults__ or ()
+        empty = types.CellType()  # of a variable that is assigned later
+        cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
+        yield from ((name, cell.cell_contents) for name, cell in cells if cell != empty)
+        yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+        yield from (value.__kwdefaults__ or {}).items()
+        yield from value.__dict__.items()
+    elif not isinstance(value, type | types.ModuleType):
+        yield from getattr(value, "__dict__", {}).items()
+        for cls in type(value).__mro__:
+            yield from ((name, getattr(value, name, None)) for name in _slots(cls))
+
+
+def _parameter_names(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 def _slots(cls: type) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from .. import _words
+from .._message import word
+from ..errors import ArgumentError
 
 Operands = dict[str, Any]
 
@@ -115,10 +116,22 @@ def moved(mask: jax.Array, x: Any, to: int) -> jax.Array:
 def check(name: str, at_singular: Any, shape: tuple[int, ...], real: bool) -> None:
     """Refuse an `at_singular` of the function `name` that is not a number or an array that fits."""
     if not arrays(at_singular) or (real and jnp.iscomplexobj(at_singular)):
-        raise _words.at_singular_dtype(name, at_singular, real)
+        raise ArgumentError(
+            word(
+                f"`at_singular` of `safe.{name}` is {type(at_singular).__name__} {at_singular!r:.60}.",
+                f"Expected a {'real ' if real else ''}number or array{'' if real else ', real or complex'}.",
+                fix=f"write safe.{name}(..., at_singular=0.0).",
+            )
+        )
     try:
         fits = np.broadcast_shapes(np.shape(at_singular), shape) == shape
     except ValueError:
         fits = False
     if not fits:
-        raise _words.at_singular_shape(name, np.shape(at_singular), shape)
+        raise ArgumentError(
+            word(
+                f"`at_singular` of `safe.{name}` has shape {np.shape(at_singular)}.",
+                f"Expected a shape that broadcasts to {shape}.",
+                fix="give one number, or one for each element.",
+            )
+        )
