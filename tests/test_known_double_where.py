@@ -88,7 +88,6 @@ def test_a_rule_that_ignores_its_tangent():
     equal(jax.jvp(wrapped(constant_rule), (1.0,), (1.0,)), (1.0, 3.0))
 
 
-@known("numbers pass through JAX's types though nothing transforms the call")
 @pytest.mark.parametrize(
     ("f", "x"), [(lambda i: i // 2, np.int64(2**40)), (lambda x: x / 3, np.float64(1.0))], ids=["int64", "float64"]
 )
@@ -98,7 +97,6 @@ def test_an_untransformed_call_is_a_call(f, x):
     assert got.dtype == want.dtype
 
 
-@known("what was traced first is kept")
 def test_captured_state_is_read_afresh():
     state = {"w": 2.0}
     f = wrapped(lambda x: x * state["w"])
@@ -218,9 +216,9 @@ HALF = np.float32(0.5)
                 "a float for diffrax",
                 solved(diffrax.BacksolveAdjoint()),
                 0.5,
-                TypeError if OLDER else AssertionError,
-                True,
-                "it sees a TypedFloat: the gradient is a silent zero on the newer JAX",
+                TypeError,
+                OLDER,
+                "float0 is not transposed",
             ),
         ]
     ],
