@@ -345,7 +345,6 @@ def test_signed_zeros_in_static(around):
 # --- beside other libraries -------------------------------------------------------------------------------------------
 
 
-@known("the checker sees the wrapper", raises=jaxtyping.TypeCheckError)
 def test_a_runtime_checker_over_a_dataclass():
     @jaxtyping.jaxtyped(typechecker=beartype.beartype)
     @pg.dataclass
@@ -373,7 +372,6 @@ def test_updates_without_a_derivative():
     assert (int(updated["n"]), float(updated["w"])) == (3, 7.0)
 
 
-@known("a function, which may not leave jit", raises=TypeError)
 @pytest.mark.parametrize("linear", [lambda x: pg.vjp(jnp.sin, x)[1], lambda x: pg.linearize(jnp.sin, x)[1]])
 def test_linear_maps_leave_jit(linear):
     result = jax.jit(linear)(0.5)(1.0)

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import linecache
 from collections.abc import Callable, Container
-from typing import Any
+from typing import Any, Union
 
 from .cover import hold_part
 from .fields import MARKS, ORIGIN, Schema
@@ -86,9 +86,20 @@ def compile_init(cls: Any, schema: Schema) -> Callable[..., None]:
     init: Any = _compile(cls, "__init__", lines, scope)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
-    init.__annotations__ = {k: v for k, v in standard.__annotations__.items() if k != ORIGIN}
-    init.__signature__ = signature.replace(parameters=[me_parameter, *parameters])
+    # A type checker at run time, over the decorated class, checks what `__init__` is given: marks too.
+    marked = [p.replace(annotation=_or_mark(p.annotation)) if p.name in fields else p for p in parameters]
+    init.__annotations__ = {p.name: p.annotation for p in marked if p.annotation is not p.empty} | {"return": None}
+    init.__signature__ = signature.replace(parameters=[me_parameter, *marked])
+    cls.__signature__ = signature.replace(parameters=parameters)
     return init
+
+
+def _or_mark(annotation: Any) -> Any:
+    try:
+        return Union[(annotation, *WRAPPERS)]  # a string may be annotated, too
+    except TypeError:
+        # Not a type.
+        return annotation
 
 
 def _storing(stored: list[str], given: list[str], made: Container[str]) -> list[str]:

@@ -46,7 +46,10 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
                     raise _not_set(schema, name)
                 continue
             values[name] = getattr(schema.cls, name)
-        value, is_static, is_nondiff, cover = _unwrapped(values[name], name, schema, before, name in before_static)
+        value, cover = values[name], before.cover(name)
+        is_static, is_nondiff = name in before_static or name in schema.static, name in before.nondiff
+        if value.__class__ in WRAPPERS:
+            value, is_static, is_nondiff, cover = _unwrapped(value, is_static, is_nondiff, cover, schema.labels[name])
         if is_static:
             data = before_static.get(name)
             # What is an array was decided when the value came in; a placeholder in its place does not change that.
@@ -66,11 +69,10 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
 
 
 def _unwrapped(
-    value: Any, name: str, schema: Schema, before: Marks, is_static: bool
+    value: Any, is_static: bool, is_nondiff: bool, cover: Cover | None, label: str
 ) -> tuple[Any, bool, bool, Cover | None]:
-    """What a field stores, whether it is static, whether it is held, and the cover of its mark."""
-    is_static = is_static or name in schema.static
-    is_nondiff, is_diff, cover = name in before.nondiff, False, before.cover(name)
+    """What a field stores of a wrapped value, whether it is static, whether it is held, and the cover of its mark."""
+    is_diff = False
     # The outermost wrapper was written last.
     while isinstance(value, NonDiff | Diff | Static):
         if isinstance(value, Diff):
@@ -82,7 +84,7 @@ def _unwrapped(
         value = value.value
     if is_diff and is_static:
         fix = "pass the value itself, or declare the field without static=True."
-        raise diff_refused(f"`{schema.labels[name]}`, which is static", fix)
+        raise diff_refused(f"`{label}`, which is static", fix)
     return value, is_static, is_nondiff and not is_diff, cover
 
 
@@ -195,6 +197,9 @@ def wrap_own_init(cls: Any) -> Callable[..., None]:
         settled = _snapshot(self) if MARKS in self.__dict__ else None
         settle(self, _partgrad_origin or settled)
 
+    # The class of a base class with a generated __init__ has one of its own.
+    signature = inspect.signature(original)
+    cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
     return __init__
 
 
