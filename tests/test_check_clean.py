@@ -25,6 +25,7 @@ def made(case):
         pytest.skip(f"{error.name} is not installed.")
 
 
+@pytest.mark.share
 @pytest.mark.parametrize(("case", "x64"), CASES)
 def test_nothing_is_found(case, x64):
     with jax.enable_x64(x64):

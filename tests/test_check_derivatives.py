@@ -11,6 +11,8 @@ from jax import lax
 from partgrad._check.derivatives import derivatives
 from partgrad._check.program import Program
 
+pytestmark = pytest.mark.internal
+
 X = np.array([1.7, 0.4, -0.6, 1.3, -0.9], np.float32)
 ONE_ZERO = X * np.array([1, 0, 1, 1, 1], np.float32)
 MANY = np.random.default_rng(1).normal(size=300).astype(np.float32)
@@ -65,6 +67,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_agrees(name):
     function, x = RIGHT[name]

@@ -16,7 +16,7 @@ from partgrad._check.user import is_users
 # The package's function of that name hides the module.
 divergence_module = importlib.import_module("partgrad._check.divergence")
 
-pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="another tracer is at work")
+pytestmark = [pytest.mark.internal, pytest.mark.skipif(sys.gettrace() is not None, reason="another tracer is at work")]
 
 ONE = [jnp.float32(1.0)]
 

@@ -16,6 +16,8 @@ from partgrad._check.program import Program
 from partgrad._check.values import Values
 from partgrad._check.zeros import zeros
 
+pytestmark = pytest.mark.internal
+
 S = jnp.float32
 F = lambda *values: jnp.array(values, jnp.float32)
 

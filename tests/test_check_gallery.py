@@ -9,7 +9,9 @@ import pytest
 import partgrad as pg
 from gallery import GALLERY
 
-faults = pytest.mark.parametrize("fault", GALLERY, ids=[fault.name for fault in GALLERY])
+# The tests of one fault run one after another, in one process: they share its report.
+faults = pytest.mark.parametrize("fault", GALLERY, ids=[fault.name for fault in GALLERY], scope="module")
+shared_faults = pytest.mark.share(kind=lambda parameters: parameters["fault"].kind)
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +32,7 @@ def differentiated(fault):
     return [row.path for row in pg.summary(fault.args[0], fault.wrt).rows if row.status == "differentiated"]
 
 
+@shared_faults
 @faults
 def test_it_is_found_where_it_is(fault):
     report = report_of(fault.name)
@@ -48,6 +51,7 @@ def test_it_is_found_where_it_is(fault):
         assert any(f.where in line for f in blamed for line in lines) or not fault.where, text
 
 
+@shared_faults
 @faults
 def test_raising_is_for_errors(fault):
     report = report_of(fault.name)

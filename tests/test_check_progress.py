@@ -9,6 +9,8 @@ from messages import refused
 from partgrad import errors
 from partgrad._check.progress import Progress
 
+pytestmark = pytest.mark.internal
+
 # The package's function of that name hides the module.
 progress_module = importlib.import_module("partgrad._check.progress")
 

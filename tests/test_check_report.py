@@ -5,6 +5,7 @@ import math
 import re
 import time
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from messages import refused
@@ -12,6 +13,8 @@ from partgrad import errors
 from partgrad._check.finding import KINDS, SEVERITIES, Finding
 from partgrad._check.report import GradientReport, Row
 from partgrad._display.table import ROOT
+
+pytestmark = pytest.mark.internal
 
 NAN = Finding("nan", "error", "b", "my-model.py:42", "the gradient is NaN; a number was expected.\n  Fix: mend it.")
 DRAW = Finding("draw", "warning", "b", "model.py:50", "the gradient of `poisson` is silently zero")

@@ -14,6 +14,8 @@ from partgrad._check.program import Program
 from partgrad._check.stability import condition, unlike_in_scale, unstable, unstable_equation
 from partgrad._check.values import program_noise, values
 
+pytestmark = pytest.mark.internal
+
 generator = np.random.default_rng(0)
 count = itertools.count()
 POINT = jnp.linspace(0.5, 1.5, 3, dtype=jnp.float32)

@@ -14,6 +14,9 @@ from partgrad._check.agreement import apart
 from partgrad._check.program import Program
 from partgrad._check.rounding import input_noise, rounding_noise
 from partgrad._check.values import program_noise, random_like, traced_gradient_apart, values
+from tiers import examples
+
+pytestmark = pytest.mark.internal
 
 # The package's function of that name hides the module.
 values_module = importlib.import_module("partgrad._check.values")
@@ -280,6 +283,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", RIGHT)
 def test_rounding_is_not_a_fault(name):
     right(name)
@@ -357,7 +361,7 @@ def test_what_rounds_nothing_has_no_noise(x64):
     assert not any(np.any(noise) for noise in rounding_noise(traced.jaxpr, traced.leaves))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 20), st.sampled_from([1e-3, 1.0, 1e4]))
 def test_the_order_of_a_sum_is_rounding_and_more_is_not(seed, size, spread):
     generator = np.random.default_rng(seed)

@@ -26,6 +26,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.share(kind=lambda parameters: parameters["case"].category)
 @pytest.mark.parametrize("case", ZOO, ids=lambda case: f"{case.category}-{case.name}")
 def test_zoo(case):
     x = jnp.asarray(case.x, float)
@@ -415,6 +416,7 @@ CASES = [
 ]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cases(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
@@ -429,6 +431,7 @@ def test_cases(case):
     close(jax.jit(jax.jacrev(jax.grad(f)))(x), forward_over_reverse)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_vmap_inside_and_outside(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)

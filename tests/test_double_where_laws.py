@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import partgrad as pg
+from tiers import examples
 
 SIZE = 4
 MATRIX = np.array([[1.0, 0.0, -2.0, 0.5], [0.0, 0.0, 1.0, 0.0], [3.0, -1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0]])
@@ -275,21 +276,21 @@ def check_transformed(steps, end, x):
     assert_unchanged(jax.jit(gradient)(x), compiled, 1e-7, 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps, st.sampled_from(list(ENDS)), points)
 def test_what_is_finite_is_unchanged_and_values_are_bit_equal(steps, end, x):
     with jax.enable_x64(True):
         check_finite_is_unchanged(steps, end, jnp.array(x))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(steps, st.sampled_from(list(ENDS)), tame_points)
 def test_reverse_is_forward(steps, end, x):
     with jax.enable_x64(True):
         check_forward(steps, end, jnp.array(x))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(steps, st.sampled_from(list(ENDS)), tame_points)
 def test_transforms_commute(steps, end, x):
     with jax.enable_x64(True):

@@ -71,6 +71,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.share(kind=lambda parameters: parameters["word"])
 @pytest.mark.parametrize("word", ["pathwise", "fixed", "error", "score"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_values_are_those_of_the_sampler(name, word, x64):
@@ -184,6 +185,7 @@ WRAPS = {"plain": lambda f: f, "jit of checkpoint": lambda f: jax.jit(jax.checkp
 log_prob = jax.scipy.stats.bernoulli.logpmf
 
 
+@pytest.mark.share(kind=lambda parameters: parameters["program"])
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("word", ["error", "score"])
 @pytest.mark.parametrize("wrap", WRAPS)

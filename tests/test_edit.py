@@ -17,6 +17,8 @@ from partgrad import NonDiff, errors
 from partgrad._trees.equality import trees_equal
 from test_laws import mixed
 
+pytestmark = pytest.mark.internal
+
 TREE = {"k": RBF(1.0, NonDiff(2.0)), "lin": Linear(jnp.ones(2), 3.0), "n": 4}
 
 

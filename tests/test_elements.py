@@ -10,6 +10,7 @@ import partgrad as pg
 from messages import refused
 from models import RBF, Sum
 from partgrad import NonDiff, errors
+from tiers import examples
 
 KERNEL = RBF(2.0, jnp.array([1.0, 2.0, 3.0]))
 
@@ -97,7 +98,7 @@ def test_edits_of_elements():
 
 
 @given(st.integers(0, 7))
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=examples(8))
 def test_the_names_of_ravel_are_selectors(number):
     tree = {"k": KERNEL, "w": [jnp.arange(4.0).reshape(2, 2)]}
     vector, unravel = pg.ravel(tree)

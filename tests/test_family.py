@@ -10,6 +10,7 @@ import partgrad as pg
 from messages import refused
 from models import RBF, Linear, Periodic, Sum, composite
 from partgrad import NonDiff
+from tiers import examples
 
 MODEL = {
     "k": RBF(1.5, jnp.array([0.5, 2.0])),
@@ -106,7 +107,7 @@ def test_a_jacobian_over_a_part_has_the_parts_structure():
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_transforms_nest(data):
     names = st.sampled_from(["a", "b", "c"])
     outer, middle, inner = data.draw(names), data.draw(names), data.draw(names)

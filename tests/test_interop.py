@@ -13,6 +13,8 @@ from partgrad import NonDiff
 from partgrad._trees.equality import trees_equal
 from partgrad._trees.leaf import is_differentiable
 
+pytestmark = pytest.mark.internal
+
 SHARED = jnp.array([1.0, 2.0])
 
 

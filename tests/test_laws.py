@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 import partgrad as pg
@@ -13,6 +14,9 @@ from models import RBF, Config, Flax, Linear, Periodic, Point, Sum
 from partgrad import NonDiff, Static
 from partgrad._trees.equality import trees_equal
 from partgrad._trees.leaf import is_differentiable
+from tiers import examples
+
+pytestmark = pytest.mark.internal
 
 SHARED = jnp.array([0.5, 0.25])
 
@@ -78,7 +82,7 @@ def test_combine_undoes_partition(tree):
 
 
 @given(smooth.filter(lambda t: jax.tree.leaves(t) and not has_static_arrays(t)))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_it_equals_jax_on_trees_of_floats(tree):
     tree = pg.thaw(tree, None)
     got, want = pg.value_and_grad(f)(tree), jax.value_and_grad(f)(tree)
@@ -89,7 +93,7 @@ def test_it_equals_jax_on_trees_of_floats(tree):
 
 
 @given(mixed, st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tree, data):
     leaves = jax.tree.leaves(tree)
     places = [(i, p) for i, p in enumerate(paths(tree)) if is_differentiable(leaves[i]) and not p.is_static]
@@ -136,7 +140,7 @@ def test_replace_keeps_marks_and_values(variance, lengthscale, marked):
 
 
 @given(smooth, st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_every_transform_is_that_of_jax_closed_over_the_rest(tree, data):
     leaves, places = jax.tree.leaves(tree), paths(tree)
     free = [place.path for place, leaf in zip(places, leaves, strict=True) if place.mark < 0 and jnp.size(leaf)]

@@ -10,6 +10,8 @@ from models import RBF, Linear, Periodic, Product, Sum, composite, loss
 from partgrad import NonDiff, errors
 from partgrad._trees.equality import trees_equal
 
+pytestmark = pytest.mark.internal
+
 
 def test_parts_have_the_trees_node_types_and_marks_and_the_gradients_structure():
     tree = {"k": composite(), "n": 3, "name": "x", "f": len, "h": NonDiff(1.0), "none": None}

@@ -11,6 +11,8 @@ from partgrad import errors
 from partgrad._marks.layout import Layout
 from partgrad._selection import patterns as key_paths
 
+pytestmark = pytest.mark.internal
+
 
 class Colour(enum.Enum):
     RED = 1

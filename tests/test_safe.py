@@ -101,6 +101,7 @@ def test_functions_of_two_operands(name, x64):
             np.testing.assert_array_equal(np.asarray(tangent, float), np.asarray(slope, float))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize("modes", [*SECOND, (jax.jacrev, jax.jacrev)], ids=["fr", "rf", "rr"])
 def test_second_derivatives_of_two_operands(name, modes):

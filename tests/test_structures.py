@@ -19,6 +19,8 @@ import partgrad as pg
 from partgrad import NonDiff, errors
 from partgrad._trees.reach import reaches_array
 
+pytestmark = pytest.mark.internal
+
 
 class Module(eqx.Module):
     w: jax.Array

@@ -13,6 +13,8 @@ from models import RBF, Config, Flax, Linear, Periodic, Point, composite
 from partgrad._display.summary import Row, summary
 from partgrad._marks.layout import Layout
 
+pytestmark = pytest.mark.internal
+
 
 def statuses(tree, wrt=None):
     return {row.path: row.status for row in summary(tree, wrt).rows}

@@ -8,6 +8,8 @@ from partgrad import errors, testing
 from partgrad._check.finding import Finding
 from partgrad._check.report import GradientReport, Row
 
+pytestmark = pytest.mark.internal
+
 NAN = Finding("nan", "error", "a", "model.py:42", "the gradient is NaN. Expected a number.")
 
 

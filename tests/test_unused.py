@@ -9,6 +9,8 @@ from jax import lax
 
 from partgrad._transforms.unused import used_leaves
 
+pytestmark = pytest.mark.internal
+
 CASES = {}
 FORWARD_ONLY = {"while_carry", "while_constant", "while_beside_custom_vjp"}
 
@@ -258,12 +260,14 @@ def written(s):
 LEAVES = [jnp.float32(v) for v in (0.5, 1.5, 2.0, 0.25)]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", CASES)
 def test_structure(name):
     function, expected = CASES[name]
     assert used_leaves(function, LEAVES) == expected
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", CASES)
 def test_under_jit(name):
     function, expected = CASES[name]
@@ -272,6 +276,7 @@ def test_under_jit(name):
     assert found == [expected]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=5, deadline=None)
 @given(values=st.lists(st.floats(0.25, 2.5, width=32), min_size=4, max_size=4))

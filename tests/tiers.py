@@ -1,0 +1,38 @@
+"""What runs by default and what only with everything (`python -m pytest -m ""`).
+
+A parametrised test marked `share(6, kind=...)` runs every sixth case of each kind by default, beginning with the first,
+so that no kind is without one. `kind` maps the parameters, by name, to what the case is a case of. A law draws
+`examples(n)`: all of them with everything, and a sixth by default.
+"""
+
+import collections
+
+import pytest
+
+SHARE = 6
+_everything = False
+
+
+def configure(config):
+    """Whether everything was asked for; pytest calls it, through `conftest.py`, before it imports a test."""
+    global _everything
+    _everything = "not long" not in config.option.markexpr
+
+
+def examples(number):
+    """How many examples a law draws."""
+    return number if _everything else max(3, number // SHARE)
+
+
+def share_out(items):
+    """Mark as long what is not in the default share; a case that is asked for by its name always runs."""
+    counts = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("share")
+        if mark is None:
+            continue
+        kind = mark.kwargs.get("kind", lambda parameters: None)(item.callspec.params)
+        family = (item.path, item.originalname, kind)
+        if counts[family] % (mark.args[0] if mark.args else SHARE):
+            item.add_marker(pytest.mark.long)
+        counts[family] += 1
