@@ -19,6 +19,7 @@ import numpy as np
 from .._trees import is_differentiable
 from .cover import Cover, KeyPath
 from .fields import MARKS, Schema, children_of, rebuild, schema_of
+from .foreign import is_foreign_mark
 from .layout import Layout, flatten_one_level
 from .nondiff import NonDiff, cover_of, covering
 from .opening import closed, is_open, open_leaves, opened
@@ -100,6 +101,8 @@ class _Visitor:
             return self.visit(node.value, self._below(route, 0), start, inner, passed, in_module)
         if isinstance(node, Static):
             return node, _FREE
+        if is_foreign_mark(node):
+            return self._foreign_mark(node, route, start, mark, in_module)
         if not jax.tree_util.is_tree_node(type(node)):
             return node, self._mark_of_leaf(start, mark, passed)
         counted = [i for i in numbers if self._differentiable[i]]
@@ -113,6 +116,12 @@ class _Visitor:
         if schema_of(node) is not None:
             return self._dataclass(node, route, start, passed), _FREE
         return self._foreign(node, route, start, passed, in_module)
+
+    def _foreign_mark(self, node: Any, route: Route, start: int, mark: Any, in_module: bool) -> tuple[Any, Any]:
+        (_, value), *_ = flatten_one_level(node)[0]
+        if all(self._after[start : start + _size(node)]):
+            return node, mark
+        return self.visit(value, self._below(route, 0), start, None, False, in_module)
 
     def _below(self, route: Route, number: int) -> Route:
         """The route of a child; a node in what was named counts as named too."""

@@ -16,6 +16,7 @@ from .._trees import paths
 from ..errors import DataclassError
 from .cover import Cover, KeyPath
 from .fields import MARKS, Marks, children_of, schema_of
+from .foreign import is_foreign_mark
 from .nondiff import NonDiff, cover_of
 from .static import Static
 
@@ -86,6 +87,14 @@ class Place:
     def path(self) -> str:
         """The path from the root to here, as text."""
         return paths.write(self.steps)
+
+    @property
+    def foreign_mark(self) -> "Place | None":
+        """The place of another library's mark above, which only `thaw` takes off."""
+        above = self.parent
+        while above is not None and not is_foreign_mark(above.value):
+            above = above.parent
+        return above
 
     @property
     def is_wrapper(self) -> bool:
@@ -163,7 +172,8 @@ def _children(node: Any) -> list[tuple[Any, Any, bool | Cover]] | None:
     if not jax.tree_util.is_tree_node(type(node)):
         return None
     _refuse_ignored_marks(type(node))
-    return [(step, child, False) for step, child in flatten_one_level(node)[0]]
+    mark = is_foreign_mark(node)
+    return [(step, child, mark) for step, child in flatten_one_level(node)[0]]
 
 
 def _refuse_ignored_marks(cls: type) -> None:

@@ -47,9 +47,23 @@ def choose_named(
         raise nothing_selected(structure, [], wrt)
     is_leaf = containers == LEAF and (isinstance(places[0], Pick) or places[0].is_leaf)
     thaw = [i for i in selected if structure.mark(i) >= 0] if purpose == "differentiate" else []
+    for i in thaw:
+        _refuse_foreign_mark(structure.layout.leaves[i])
     # What a mark becomes goes by what can be differentiated beside the named leaf, too.
     considered = list(range(len(structure.leaves))) if thaw else considered
     return Plan(structure, selected, elements, considered, Part(None if is_leaf else containers, nodes), thaw)
+
+
+def _refuse_foreign_mark(place: Place) -> None:
+    mark = place.foreign_mark
+    if mark is not None:
+        raise SelectionError(
+            word(
+                f"The selector names {at(place.path)}, which a `{type(mark.value).__name__}` of another library holds.",
+                "Expected a mark of partgrad: that library would hold it all the same.",
+                fix=f"`pg.thaw` first: partgrad.thaw(tree, {place.path!r}) takes it off.",
+            )
+        )
 
 
 def leaves_of(structure: Structure, places: Iterable[Place | Pick], purpose: Purpose) -> Found:

@@ -1,0 +1,137 @@
+"""Marks beside what other libraries and models do: shared weights, ensembles, running statistics, marks of others."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import paramax
+import pytest
+
+import partgrad as pg
+from partgrad import NonDiff, errors
+
+
+def test_a_mark_of_paramax_counts_and_thaw_takes_it_off():
+    tree = {"w": paramax.NonTrainable({"x": jnp.float32(2.0), "y": jnp.float32(3.0)}), "s": jnp.float32(4.0)}
+    f = lambda t: (lambda t: t["w"]["x"] * t["w"]["y"] * t["s"])(paramax.unwrap(t))
+    gradient = pg.grad(f)(tree)
+    assert float(gradient["s"]) == 6.0
+    assert jax.tree.leaves(gradient["w"]) == []
+    for wrt in ("w", "w.tree.x", lambda t: (t["w"].tree["y"], t["s"])):
+        with pytest.raises(errors.SelectionError, match=r"(?s)NonTrainable.*`pg.thaw` first"):
+            pg.grad(f, wrt=wrt)(tree)
+    thawed = pg.thaw(tree, "w.tree.x")
+    assert not pg.is_nondiff(thawed, "w.x")
+    assert pg.is_nondiff(thawed, "w.y")
+    np.testing.assert_allclose(pg.grad(f, wrt="w.x")(thawed), 12.0)
+    assert jax.tree.structure(pg.thaw(tree, None)) == jax.tree.structure({"w": {"x": 0, "y": 0}, "s": 0})
+    assert jax.tree.structure(pg.freeze(tree, "w")) == jax.tree.structure(tree)
+
+
+class Tied(eqx.Module):
+    shared: eqx.nn.Shared
+
+    def __init__(self):
+        pair = tuple(eqx.nn.Linear(2, 2, use_bias=False, key=jax.random.key(seed)) for seed in (0, 1))
+        self.shared = eqx.nn.Shared(pair, lambda p: p[1].weight, lambda p: p[0].weight)
+
+    def __call__(self, x):
+        first, second = self.shared()
+        return second(jax.nn.tanh(first(x))).sum()
+
+
+def test_tied_weights_of_equinox():
+    model, x = Tied(), jnp.array([1.0, -2.0])
+    want = jax.grad(lambda w: (w @ jax.nn.tanh(w @ x)).sum())(model.shared.pytree[0].weight)
+    np.testing.assert_allclose(pg.grad(lambda m: m(x))(model).shared.pytree[0].weight, want)
+    np.testing.assert_allclose(pg.grad(lambda m: m(x), wrt="shared.pytree[0].weight")(model), want)
+    frozen = pg.freeze(model, "shared.pytree[0].weight")
+    np.testing.assert_allclose(frozen(x), model(x))
+    np.testing.assert_allclose(pg.grad(lambda m: m(x), wrt="shared.pytree[0].weight")(frozen), want)
+    assert pg.is_nondiff(frozen, "shared.pytree[0].weight")
+
+
+def test_one_array_at_two_places_is_two_leaves():
+    """Each place has its own gradient; the derivative of tying them is the sum. A mark belongs to a place."""
+    w = jnp.float32(3.0)
+    tree = {"a": w, "b": w}
+    gradient = pg.grad(lambda t: t["a"] ** 2 * t["b"])(tree)
+    assert (float(gradient["a"]), float(gradient["b"])) == (18.0, 9.0)
+    frozen = pg.freeze(tree, "b")
+    assert (pg.is_nondiff(frozen, "a"), pg.is_nondiff(frozen, "b")) == (False, True)
+    assert float(pg.grad(lambda w: (lambda t: t["a"] ** 2 * t["b"])({"a": w, "b": w}))(w)) == 27.0
+
+
+@pg.dataclass
+class Line:
+    slope: Any
+    origin: Any = pg.field(nondiff=True)
+
+    def __call__(self, x):
+        return self.slope * x + self.origin
+
+
+def test_an_ensemble_by_vmap_keeps_marks_and_is_named_like_one_model():
+    ensemble = jax.vmap(Line)(jnp.arange(3.0), jnp.ones(3))
+    assert pg.is_nondiff(ensemble, "origin")
+    loss = lambda m: (jax.vmap(lambda line: line(2.0))(m) ** 2).sum()
+    gradient = pg.grad(loss)(ensemble)
+    assert gradient.origin is None
+    np.testing.assert_allclose(gradient.slope, [4.0, 12.0, 20.0])
+    np.testing.assert_allclose(pg.grad(loss, wrt="origin")(ensemble), [2.0, 6.0, 10.0])
+    each = jax.vmap(pg.grad(lambda line: line(2.0) ** 2, wrt="origin"))(ensemble)
+    np.testing.assert_allclose(each, [2.0, 6.0, 10.0])
+
+
+def test_running_statistics_are_held_and_updated():
+    """A batch norm by hand: the statistics are state, not parameters, and come back with their mark."""
+
+    @pg.dataclass
+    class Norm:
+        scale: Any
+        mean: Any = pg.field(nondiff=True)
+
+        def __call__(self, x):
+            return self.scale * (x - x.mean()), pg.replace(self, "mean", 0.9 * self.mean + 0.1 * x.mean())
+
+    @jax.jit
+    def step(model, x):
+        def loss(model):
+            y, model = model(x)
+            return (y**2).sum(), model
+
+        gradient, model = pg.grad(loss, has_aux=True)(model)
+        return pg.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, gradient))
+
+    model = Norm(jnp.float32(1.0), jnp.float32(0.0))
+    trained = step(step(model, jnp.array([1.0, 3.0])), jnp.array([1.0, 3.0]))
+    assert jax.tree.structure(trained) == jax.tree.structure(model)
+    np.testing.assert_allclose(trained.mean, 0.38, rtol=1e-6)
+    assert float(trained.scale) < 1.0
+
+
+def test_a_custom_vjp_function_takes_a_marked_model():
+    @jax.custom_vjp
+    def f(line, x):
+        return line(x) ** 2
+
+    def backward(saved, g):
+        line, x = saved
+        return jax.tree.map(lambda d: g * d, jax.grad(lambda line, x: line(x) ** 2, argnums=(0, 1))(line, x))
+
+    f.defvjp(lambda line, x: (f(line, x), (line, x)), backward)
+    line = Line(jnp.float32(2.0), jnp.float32(1.0))
+    gradient = pg.grad(f)(line, 3.0)
+    assert (float(gradient.slope), gradient.origin) == (42.0, None)
+    assert float(pg.grad(f, wrt="origin")(line, 3.0)) == 14.0
+    assert float(jax.grad(f)(line, 3.0).origin) == 0.0
+
+
+def test_a_key_is_given_to_jax_random_by_its_value():
+    tree = {"key": NonDiff(jax.random.key(0)), "s": 1.0}
+    with pytest.raises(TypeError):
+        jax.random.normal(tree["key"])
+    want = jax.random.normal(jax.random.key(0))
+    np.testing.assert_allclose(pg.grad(lambda t: t["s"] * jax.random.normal(t["key"].value))(tree)["s"], want)
