@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from partgrad._check.derivatives import derivatives
-from partgrad._check.program import Program
+from partgrad._check.derivatives.exact import Exact
+from partgrad._check.derivatives.float64 import widened
+from partgrad._check.derivatives.reading import Point
+from partgrad._check.derivatives.search import derivatives
+from partgrad._check.numbered import NumberedProgram
 
 pytestmark = pytest.mark.internal
+
 
 X = np.array([1.7, 0.4, -0.6, 1.3, -0.9], np.float32)
 ONE_ZERO = X * np.array([1, 0, 1, 1, 1], np.float32)
@@ -37,13 +41,35 @@ slightly_wrong = lambda x, t: 1.0001 * jnp.cos(x) * t
 wrong_at_7 = lambda x, t: jnp.cos(x) * t * jnp.ones(x.shape).at[7].set(1.01)
 
 
+def numbered(function, *leaves):
+    program = NumberedProgram(lambda leaves: function(*leaves), list(map(jnp.asarray, leaves)), list(map(str, leaves)))
+    program.differentiate()
+    return program
+
+
+def point_of(program):
+    exact = Exact(program)
+    size = sum(exact.sizes)
+    random = np.random.default_rng(1)
+    weights = random.choice([-1, 1], size) * random.integers(4, 8, size) / 4.0 if size > 1 else np.ones(size)
+    return Point(exact, [widened(leaf) for leaf in program.leaves], weights)
+
+
 def compared(function, *leaves, **options):
-    program = Program(lambda leaves: function(*leaves), list(leaves), [f".p{i}" for i in range(len(leaves))])
-    return derivatives(program, np.random.default_rng(0), **options)
+    program = numbered(function, *leaves)
+    point = point_of(program)
+    try:
+        ends = [
+            w.astype(a.dtype) for w, a in zip(point.exact.cotangents(point.weights), program.out_avals, strict=True)
+        ]
+        low = jax.jit(jax.extend.core.jaxpr_as_fun(program.cotangent))(*program.leaves, *ends)
+    except Exception:
+        low = None
+    return derivatives(program, point, np.random.default_rng(0), gradient=low, **options)
 
 
 def only(function, *leaves, **options):
-    (leaf,) = compared(function, *leaves, **options).leaves
+    (leaf,) = compared(function, *leaves, **options)
     return leaf
 
 
@@ -72,7 +98,7 @@ RIGHT = {
 def test_what_is_right_agrees(name):
     function, x = RIGHT[name]
     leaf = only(function, x)
-    assert (leaf.status, leaf.at_point, leaf.nearby, leaf.wrong) == ("agree", "agree", "", "")
+    assert (leaf.status, leaf.place, leaf.wrong) == ("agree", "", "")
     assert leaf.element is None
     assert not leaf.stopped
 
@@ -130,7 +156,7 @@ def test_a_wrong_element_that_hardly_shows_is_found():
 
 def test_a_function_without_outputs_or_leaves():
     assert only(lambda x: jnp.argmax(x), X).status in ("agree", "inconclusive", "absent")
-    assert compared(lambda: jnp.ones(2)).leaves == []
+    assert compared(lambda: jnp.ones(2)) == []
 
 
 def test_exhaustive_moves_every_element():
@@ -147,7 +173,7 @@ def test_the_leaf_to_blame_is_found_among_few_and_among_many():
         points = [np.float32([0.1 * i, 1]) for i in range(leaves)]
         pairs = lambda *x: sum(jnp.sin(a * b).sum() for a, b in itertools.pairwise(x))
         found = compared(lambda *x: pairs(*x) + with_jvp(slightly_wrong)(x[3]).sum(), *points, directions=1)
-        assert [leaf.path for leaf in found.leaves if leaf.status != "agree"] == [".p3"]
+        assert [i for i, leaf in enumerate(found) if leaf.status != "agree"] == [3]
 
 
 @pytest.mark.parametrize(
@@ -158,8 +184,6 @@ def test_kinks_are_no_faults(function):
     leaf = only(function, ONE_ZERO)
     assert leaf.status == "agree"
     assert leaf.kinks
-    assert leaf.nearby == "agree"
-    assert leaf.set_aside == (1,)
     assert only(function, 0 * X).status == "agree"
 
 
@@ -172,16 +196,16 @@ def test_jumps_are_no_faults():
 @pytest.mark.parametrize(
     "function", [lambda x: (jnp.abs(x) - 2 * jax.nn.relu(x)).sum(), lambda x: jnp.where(x == 0, 0, x).sum()]
 )
-def test_ties_are_told_from_faults(function):
+def test_a_derivative_that_is_wrong_at_the_point_alone_is_told(function):
     leaf = only(function, ONE_ZERO)
-    assert (leaf.status, leaf.at_point, leaf.nearby) == ("tie", "mismatch", "agree")
+    assert (leaf.status, leaf.place) == ("mismatch", "tie")
     assert leaf.element == 1
     assert abs(leaf.got - leaf.expected) == pytest.approx(abs(leaf.expected) + abs(leaf.got))
 
 
 def test_a_gradient_that_is_nan_at_the_point_alone_is_no_tie():
     leaf = only(lambda x: jnp.where(x > 0.5, jnp.sqrt(jnp.abs(x)), x).sum(), ONE_ZERO)
-    assert (leaf.status, leaf.nearby, leaf.element) == ("mismatch", "agree", 1)
+    assert (leaf.status, leaf.place, leaf.element) == ("mismatch", "tie", 1)
     assert np.isnan(leaf.got)
     assert leaf.expected == pytest.approx(1)
 
@@ -226,27 +250,20 @@ def test_what_an_iterative_solver_leaves_is_no_fault():
         y = lax.stop_gradient(lax.while_loop(solved, step, a))
         return y + (a - y * y) / (2 * lax.stop_gradient(y))
 
-    assert only(root, np.float32(2)).status in ("agree", "rounding")
+    assert only(root, np.float32(2), slack={0: 1e-3}).status in ("agree", "rounding")
 
 
 def test_a_derivative_that_is_not_there_is_said_to_be_absent():
-    only_reverse = compared(lambda x: with_vjp(lambda x, c: jnp.cos(x) * c)(x).sum(), X)
-    only_forward = compared(lambda x: lax.while_loop(lambda y: y < 9, lambda y: 2 * y, x), np.float32(1.1))
-    neither = compared(lambda x: jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((5,), np.float32), x), X)
-    assert only_reverse.absent["forward"]
-    assert not only_reverse.absent["reverse"]
-    assert only_forward.absent["reverse"]
-    assert not only_forward.absent["forward"]
-    assert [leaf.status for found in (only_reverse, only_forward) for leaf in found.leaves] == ["agree", "agree"]
-    assert neither.leaves[0].status == "absent"
-    assert neither.leaves[0].precision is None
-
-
-def test_says_how_large_slopes_and_curvatures_are():
-    first, second = compared(lambda x, y: (x**2).sum() + 0 * y.sum(), X, X).leaves
-    assert second.size == 0
-    np.testing.assert_allclose(first.second, 2 * (X.astype(float) ** 2).sum(), rtol=1e-6)
-    assert 0 < first.size <= 2 * (X.astype(float) ** 2).sum() * (1 + 1e-9)
+    reverse = numbered(lambda x: with_vjp(lambda x, c: jnp.cos(x) * c)(x).sum(), X)
+    forward = numbered(lambda x: lax.while_loop(lambda y: y < 9, lambda y: 2 * y, x), np.float32(1.1))
+    neither = lambda x: jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((5,), np.float32), x)
+    for program, has_forward in ((reverse, False), (forward, True)):
+        point = point_of(program)
+        assert (point.exact.forward(point.leaves, point.leaves) is not None) == has_forward
+        assert (point.gradient is None) == has_forward
+        assert [leaf.status for leaf in derivatives(program, point, np.random.default_rng(0))] == ["agree"]
+    leaf = only(neither, X)
+    assert (leaf.status, leaf.precision) == ("absent", None)
 
 
 def test_says_how_exact_the_gradient_is_in_low_precision():
@@ -269,9 +286,10 @@ def test_a_point_that_the_function_refuses_is_not_asked_for():
 
 
 def test_counts_its_evaluations():
-    count = compared(lambda x: jnp.sin(x).sum(), X, directions=2).evaluations
-    assert 5 + 2 * 6 <= count <= 5 + 2 * 8
-    assert compared(lambda x: jnp.sin(x), np.float32(1)).evaluations <= 5 + 8
+    program = numbered(lambda x: jnp.sin(x).sum(), X)
+    point = point_of(program)
+    derivatives(program, point, np.random.default_rng(0), directions=2)
+    assert 5 + 2 * 6 <= point.exact.evaluations <= 5 + 2 * 8
 
 
 def test_the_same_seed_says_the_same():

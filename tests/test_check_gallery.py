@@ -79,7 +79,6 @@ def test_names_are_unique_and_there_are_enough():
         "tie",
         "precision",
         "nondeterminism",
-        "scale",
     }
 
 

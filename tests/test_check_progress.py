@@ -62,9 +62,10 @@ def test_a_short_check_says_nothing(monkeypatch, clock, terminal):
     assert run(monkeypatch, clock, False, terminal, 1000.0) == ""
 
 
-def test_a_long_check_writes_few_lines_to_a_log(monkeypatch, clock):
-    lines = run(monkeypatch, clock, None, False, 50.0).splitlines()
-    assert lines == [f"check: {n} of 100, differences" for n in (4, 24, 44, 64, 84)]
+def test_a_long_check_writes_few_lines_to_a_log_and_only_if_asked(monkeypatch, clock):
+    assert run(monkeypatch, clock, None, False, 50.0) == ""
+    lines = run(monkeypatch, clock, True, False, 50.0).splitlines()
+    assert lines == [f"check: {n} of 100, differences" for n in (1, 21, 41, 61, 81)]
     assert run(monkeypatch, clock, True, False, 1.0).splitlines() == ["check: 1 of 100, differences"]
 
 

@@ -8,9 +8,10 @@ import pytest
 from jax import lax
 from jax.scipy import special
 
-from partgrad._check.promote import promoted
+from partgrad._check.derivatives.float64 import promoted
 
 pytestmark = pytest.mark.internal
+
 
 diffrax = pytest.importorskip("diffrax")
 lx = pytest.importorskip("lineax")

@@ -10,27 +10,31 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from partgrad._check.agreement import apart
-from partgrad._check.program import Program
-from partgrad._check.rounding import input_noise, rounding_noise
-from partgrad._check.values import program_noise, random_like, traced_gradient_apart, values
+from partgrad._check import noise as noise_module
+from partgrad._check.noise import apart, input_noise, noise_of, rounding_noise
+from partgrad._check.numbered import NumberedProgram
+from partgrad._check.values import values
 from tiers import examples
 
 pytestmark = pytest.mark.internal
 
-# The package's function of that name hides the module.
-values_module = importlib.import_module("partgrad._check.values")
 
 equinox = pytest.mark.skipif(importlib.util.find_spec("equinox") is None, reason="needs equinox")
 
 
 def program(function, *leaves):
-    return Program(lambda leaves: function(*leaves), list(leaves), [f"p[{i}]" for i in range(len(leaves))])
+    paths = [f"p[{i}]" for i in range(len(leaves))]
+    return NumberedProgram(lambda leaves: function(*leaves), list(map(jnp.asarray, leaves)), paths)
 
 
 def checked(function, *leaves):
     traced = program(function, *leaves)
-    return traced, values(traced.outputs, traced.leaves, program_noise(traced))
+    plain = traced.outputs(traced.leaves)
+    return traced, values(traced, plain, [np.ones(value.shape, value.dtype) for value in plain])
+
+
+def program_noise(traced):
+    return noise_of(traced.jaxpr, traced.leaves)
 
 
 def ways(found):
@@ -56,17 +60,15 @@ def wrong_vjp(factor):
 
 def test_a_wrong_primal_of_a_custom_jvp_is_found(x64):
     _, found = checked(lambda x: 2 + wrong_jvp(1 + 3 * small(x64))(x), jnp.ones(3))
-    assert ways(found) == {"vjp", "jvp", "linearize"}
+    assert ways(found) == {"vjp"}
     first = found.disagreements[0].apart
-    assert (first.output, first.elements, first.shapes) == (0, 3, None)
+    assert first.output == 0
     np.testing.assert_allclose(first.absolute, 3 * small(x64) * np.sin(1), rtol=1e-2)
-    np.testing.assert_allclose(first.relative, first.absolute / abs(first.second), rtol=1e-3)
 
 
 def test_a_wrong_primal_of_a_custom_vjp_is_found_where_there_is_no_jvp(x64):
     _, found = checked(lambda x: wrong_vjp(1 + small(x64))(x).sum(), jnp.ones(3))
-    assert "vjp" in ways(found)
-    assert found.unavailable["jvp"].reason == "custom_vjp"
+    assert ways(found) == {"vjp"}
 
 
 def test_a_right_rule_is_not_blamed(x64):
@@ -87,15 +89,15 @@ def test_one_wrong_element_of_a_batch_is_found(x64):
         return jnp.where(jnp.arange(2001) == 1500, 2 * (1 + small(x64)) * x, 2 * x), 2 * tangents[0]
 
     _, found = checked(double, x)
-    assert {d.apart.element for d in found.disagreements} == {(1500,)}
-    assert found.disagreements[0].apart.elements == 1
+    (disagreement,) = found.disagreements
+    assert disagreement.apart.first == pytest.approx(2 * float(x[1500]), rel=1e-6)
 
 
 def test_a_value_clipped_in_a_rule_is_found(x64):
     clipped = jax.custom_jvp(lambda x: x * x)
     clipped.defjvp(lambda p, t: (jnp.clip(p[0] * p[0], 0, 4), 2 * p[0] * t[0]))
     assert not checked(clipped, jnp.array([1.0, 1.5]))[1].disagreements
-    assert ways(checked(clipped, jnp.array([1.0, 3.0]))[1]) == {"vjp", "jvp", "linearize"}
+    assert ways(checked(clipped, jnp.array([1.0, 3.0]))[1]) == {"vjp"}
 
 
 def only_under_jit(x):
@@ -104,38 +106,15 @@ def only_under_jit(x):
 
 def test_what_is_wrong_only_when_traced_is_found(x64):
     _, found = checked(only_under_jit, jnp.ones(3))
-    assert ways(found) == {"jit", "vjp", "jvp", "linearize"}
-
-
-def test_a_gradient_that_is_wrong_only_under_jit_is_found(x64):
-    # Under `vjp` alone `x` is traced too, but its value is known.
-    def known(x):
-        try:
-            bool(x[0] > 0)
-        except jax.errors.TracerBoolConversionError:
-            return False
-        return True
-
-    function = lambda x, y: x * (1.0 if known(x) else 2.0) + y
-    traced, found = checked(function, jnp.ones(3), jnp.ones(3))
-    assert ways(found) == {"jit"}
-    (wrong,) = traced_gradient_apart(traced, found.cotangents, found.gradient)
-    assert wrong.output == 0
-    np.testing.assert_allclose(wrong.relative, 0.5)
-
-
-def test_a_gradient_of_a_trace_is_that_of_the_function(x64):
-    function = lambda x: jnp.tanh(x @ x.T) @ jnp.sin(x)
-    traced, found = checked(function, jnp.asarray(np.random.default_rng(0).normal(size=(12, 12))))
-    assert not traced_gradient_apart(traced, found.cotangents, found.gradient)
+    assert ways(found) == {"jit", "vjp"}
 
 
 def test_shapes_and_numbers_of_outputs_that_differ_are_found():
     first, second = jnp.ones(3), jnp.ones(2)
     (shapes,) = apart([first], [second])
-    assert (shapes.output, shapes.shapes, shapes.absolute) == (0, ((3,), (2,)), np.inf)
+    assert (shapes.output, shapes.absolute) == (0, np.inf)
     (number,) = apart([first], [first, first])
-    assert (number.output, number.shapes) == (-1, ((1,), (2,)))
+    assert number.output == -1
 
 
 def test_values_that_are_not_finite():
@@ -143,36 +122,15 @@ def test_values_that_are_not_finite():
     assert not apart(of(jnp.nan, jnp.inf, -jnp.inf, 1.0), of(jnp.nan, jnp.inf, -jnp.inf, 1.0))
     for other in (of(1.0), of(-jnp.inf), of(jnp.nan)):
         (found,) = apart(of(jnp.inf), other)
-        assert found.absolute == found.relative == np.inf
-    (found,) = apart(of(1.0, 1.0), of(1.0, jnp.nan))
-    assert found.element == (1,)
-
-
-def test_python_that_needs_a_value_is_not_available_under_jit():
-    def branches(leaves):
-        (x,) = leaves
-        if x > 0:
-            return [2 * x]
-        return [x]
-
-    found = values(branches, [jnp.float32(1)])
-    assert set(found.unavailable) == {"jit"}
-    assert not found.disagreements
-    line = branches.__code__.co_firstlineno + 2
-    assert found.unavailable["jit"][:2] == ("concretization", f"test_check_values.py:{line}")
-    assert len(found.gradient) == 1
-
-
-@pytest.mark.parametrize("convert", [float, int, np.asarray, lambda x: jnp.ones(3)[x > 0]])
-def test_each_way_to_ask_for_a_value_is_told_apart(convert):
-    found = values(lambda leaves: [leaves[0].sum() + np.sum(convert(leaves[0]))], [jnp.float32(1)])
-    assert found.unavailable["jit"].reason == "concretization"
+        assert found.absolute == np.inf
+    (found,) = apart(of(1.0, 2.0), of(1.0, jnp.nan))
+    assert found.first == 2
 
 
 def test_a_loop_has_no_reverse_derivative():
     loop = lambda x: lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] * x, c[1] + 1), (x, 0))[0]
     _, found = checked(loop, jnp.float32(1.1))
-    assert found.unavailable["gradient"].reason == "while"
+    assert isinstance(found.missing, ValueError)
     assert found.gradient is None
     assert not found.disagreements
 
@@ -180,13 +138,8 @@ def test_a_loop_has_no_reverse_derivative():
 def test_a_callback_has_no_derivative():
     call = lambda x: jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct((), np.float32), x)
     _, found = checked(call, jnp.float32(1.1))
-    assert {unavailable.reason for unavailable in found.unavailable.values()} == {"callback"}
-
-
-def test_a_wrong_primal_is_found_in_a_function_that_cannot_be_traced(x64):
-    rule = wrong_jvp(1 + small(x64))
-    found = values(lambda leaves: [rule(leaves[0]) if leaves[0] > 0 else leaves[0]], [jnp.asarray(1.0)])
-    assert ways(found) == {"vjp", "jvp", "linearize"}
+    assert found.missing is not None
+    assert not found.disagreements
 
 
 def test_prints_and_callbacks_are_not_run_by_the_noise():
@@ -296,10 +249,8 @@ def test_rounding_is_not_a_fault_in_double_precision(name):
 
 
 def right(name):
-    traced, found = checked(RIGHT[name], jnp.asarray(MATRIX))
+    _, found = checked(RIGHT[name], jnp.asarray(MATRIX))
     assert not found.disagreements
-    if found.gradient is not None:
-        assert not traced_gradient_apart(traced, found.cotangents, found.gradient)
 
 
 def test_a_large_ill_conditioned_likelihood_has_no_fault_and_shows_one(x64):
@@ -321,14 +272,14 @@ def test_networks_have_no_fault():
     ):
         model = make(jax.random.key(0))
         _, found = checked(model, jax.random.normal(jax.random.key(1), shape))
-        assert (found.disagreements, found.unavailable) == ([], {})
+        assert (found.disagreements, found.missing) == ([], None)
 
 
 def test_a_program_whose_operations_cannot_be_run_has_a_noise(monkeypatch):
     def fails(*_):
         raise NotImplementedError
 
-    monkeypatch.setattr(values_module, "rounding_noise", fails)
+    monkeypatch.setattr(noise_module, "rounding_noise", fails)
     traced = program(lambda x: jnp.sin(x) - x, jnp.ones(3))
     noise = program_noise(traced)
     assert np.all(noise()[0] > 0)
@@ -374,18 +325,3 @@ def test_the_order_of_a_sum_is_rounding_and_more_is_not(seed, size, spread):
     assert not apart(plain, [other], noise)
     beyond = 1e-3 * jnp.max(jnp.abs(x))
     assert apart(plain, [other + beyond], noise)
-
-
-def test_cotangents_are_the_same_each_time(x64):
-    outputs = [jnp.ones(3), jnp.ones((2, 2), complex)]
-    first, second = random_like(outputs), random_like(outputs)
-    assert all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
-    assert [a.dtype for a in first] == [a.dtype for a in outputs]
-
-
-def test_a_gradient_a_few_times_its_noise_off_is_rounding(monkeypatch):
-    traced = program(lambda x: jnp.sum(jnp.sin(x)), jnp.float32(0.0))
-    monkeypatch.setattr(values_module, "noise_of", lambda jaxpr, operands: lambda: [np.array(1e-3)])
-    off = lambda by: traced_gradient_apart(traced, [jnp.ones(())], [jnp.float32(1 + by)])
-    assert not off(5e-3)
-    assert off(5e-2)

@@ -1,9 +1,12 @@
 """Gradients in a test suite."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from ._check import check
+from ._message import word
+from .errors import ArgumentError
 
 __all__ = ["assert_gradients"]
 
@@ -31,6 +34,7 @@ def assert_gradients(
         **kwargs: Its keyword arguments.
 
     Raises:
+        ArgumentError: If the function has a parameter with the name of an option.
         CheckError: If a finding is an error. It is an `AssertionError` and shows the table of the report.
 
     Example:
@@ -44,5 +48,22 @@ def assert_gradients(
         The gradient of `norm` did not pass its check.
         >>> pg.testing.assert_gradients(pg.safe.norm, jnp.zeros(3))
     """
+    parameters = _parameters(f)
+    for name in ("wrt", "exhaustive", "seed", "directions"):
+        if name in parameters:
+            raise ArgumentError(
+                word(
+                    f"`{name}` is an option of `assert_gradients`, and a parameter of the function as well.",
+                    "Expected names that say which of the two is meant.",
+                    fix=f"give the function its own beforehand, `functools.partial(f, {name}=...)`, in a lambda.",
+                )
+            )
     report = check(f, wrt, exhaustive=exhaustive, seed=seed, directions=directions, progress=False)(*args, **kwargs)
     report.raise_if_failed()
+
+
+def _parameters(f: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(f).parameters)
+    except (TypeError, ValueError):
+        return frozenset()

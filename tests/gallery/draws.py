@@ -99,20 +99,20 @@ def random_callback_in_scan(p):
 
 
 def random_in_python(p):
-    return jnp.sum(p["x"] * _generator.normal(size=3)) + p["y"]  # fault: random_in_python
+    return jnp.sum(p["x"] * _generator.normal(size=3)) + p["y"]
 
 
 _calls = [0]
 
 
 def counted_in_python(p):
-    _calls[0] += 1  # fault: counted_in_python
-    return p["x"] ** 2 * _calls[0] + p["y"]  # fault: counted_in_python
+    _calls[0] += 1
+    return p["x"] ** 2 * _calls[0] + p["y"]
 
 
 def shuffled_in_python(p):
-    order = _generator.permutation(6)  # fault: shuffled_in_python
-    return jnp.vdot(p["weights"], p["x"][order])  # fault: shuffled_in_python
+    order = _generator.permutation(6)
+    return jnp.vdot(p["weights"], p["x"][order])
 
 
 ZERO = ("zero",)
@@ -265,6 +265,7 @@ FAULTS = [
         "error",
         "",
         False,
+        marker="",
     ),
     Fault(
         "counted_in_python",
@@ -274,6 +275,7 @@ FAULTS = [
         "error",
         "",
         False,
+        marker="",
     ),
     Fault(
         "shuffled_in_python",
@@ -283,5 +285,6 @@ FAULTS = [
         "error",
         "",
         False,
+        marker="",
     ),
 ]

@@ -224,7 +224,7 @@ FAULTS = [
         "warning",
         "['period']",
         True,
-        words=("Seasonal.period", "thaw"),
+        words=("Seasonal.period", "Diff"),
     ),
     Fault(
         "partly_held_inside",
@@ -234,7 +234,7 @@ FAULTS = [
         "warning",
         "['period']",
         True,
-        words=("Seasonal.period", "thaw"),
+        words=("Seasonal.period", "Diff"),
     ),
     Fault("marked_inside", marked_inside, ({"x": S(3), "y": S(2)},), "zero", "warning", "['x']", True),
     Fault("stopped", stopped, ({"x": F(1, 2), "scale": S(2)},), "zero", "warning", "['scale']", True),

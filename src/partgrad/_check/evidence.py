@@ -4,14 +4,30 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from .._programs import ENTERED, custom_rule_body, inner_jaxprs, opened
-from . import flow
-from .program import Chain, Program
-from .source import line
+from .._programs import (
+    ENTERED,
+    Chain,
+    Dependence,
+    by_value,
+    custom_rule_body,
+    differentiably,
+    has_tangent,
+    inner_jaxprs,
+    line,
+    of_cotangents,
+    of_draws,
+    opened,
+    union,
+)
+from .derivatives.exact import Exact
+from .derivatives.float64 import widened
+from .derivatives.reading import Point
+from .numbered import NumberedProgram
+from .probe import Answer, Question, probe
+from .quick import quick_jit
 from .values import Values
 
 Array = np.ndarray[Any, Any]
@@ -22,45 +38,60 @@ class Evidence:
 
     Args:
         program: The function.
-        values: Its outputs and its gradient, as the user's Python computes them.
+        values: Its outputs and its gradient.
+        weights: The weights of the outputs of which the gradient is that of the sum, one for each element.
 
     Attributes:
         program: The function.
-        cotangents: The weights of the outputs of which `gradients` is the gradient of the sum.
+        values: Its outputs and its gradient.
+        weights: The weights.
+        plain: Its outputs, run as the user wrote it.
+        cotangents: The weights in the shapes of the outputs.
         gradients: The gradient for each leaf; empty where there is no reverse derivative.
     """
 
-    def __init__(self, program: Program, values: Values):
-        self.program, self.cotangents, self._plain = program, values.cotangents, values.plain
+    def __init__(self, program: NumberedProgram, values: Values, weights: Array):
+        self.program, self.values, self.weights = program, values, weights
+        self.cotangents, self.plain = values.cotangents, values.plain
         self.gradients = [np.asarray(gradient) for gradient in values.gradient or []]
+        self._answers: dict[Question, list[Answer]] = {}
 
     @functools.cached_property
-    def smooth(self) -> flow.Flow:
+    def point(self) -> Point:
+        """The point in float64, with both derivatives there."""
+        return Point(Exact(self.program), [widened(leaf) for leaf in self.program.leaves], self.weights)
+
+    def answers(self, *questions: Question) -> list[list[Answer]]:
+        """What the equations of the function answer; each question is asked once, those of one call together."""
+        new = [question for question in questions if question not in self._answers]
+        if new:
+            self._answers.update(zip(new, probe(self.program.jaxpr, self.program.leaves, new), strict=True))
+        return [self._answers[question] for question in questions]
+
+    @functools.cached_property
+    def smooth(self) -> Dependence:
         """What the derivative of everything may depend on: one bit for each leaf."""
-        return flow.differentiably(self.program.jaxpr.jaxpr, self._bits)
+        return differentiably(self.program.jaxpr.jaxpr, self._bits)
 
     @functools.cached_property
-    def value(self) -> flow.Flow:
+    def pulled(self) -> Dependence:
+        """What depends on the cotangents in the reverse derivative."""
+        return of_cotangents(self.program.cotangent.jaxpr, len(self.cotangents))
+
+    @functools.cached_property
+    def value(self) -> Dependence:
         """What the value of everything depends on: one bit for each leaf."""
-        return flow.by_value(self.program.jaxpr.jaxpr, self._bits)
+        return by_value(self.program.jaxpr.jaxpr, self._bits)
 
     @functools.cached_property
-    def drawn(self) -> flow.Flow:
+    def drawn(self) -> Dependence:
         """What depends on a random draw inside the function."""
-        return flow.of_draws(self.program.jaxpr.jaxpr)
+        return of_draws(self.program.jaxpr.jaxpr)
 
     @functools.cached_property
     def value_is_finite(self) -> bool:
         """Whether the function itself is finite at the point."""
-        return all(map(is_finite, self._plain))
-
-    @functools.cached_property
-    def has_forward(self) -> bool:
-        """Whether there is a forward derivative."""
-        try:
-            return bool(self.program.tangent)
-        except Exception:  # Custom rules raise what they like.
-            return False
+        return all(map(is_finite, self.plain))
 
     @property
     def _bits(self) -> list[int]:
@@ -70,18 +101,18 @@ class Evidence:
         """The leaves whose derivative goes through an equation, or through what it is inside of."""
         for length in range(len(chain), 0, -1):
             if self.smooth.knows(chain[:length]):
-                mask = flow.union(self.smooth.into(chain[:length]))
+                mask = union(self.smooth.into(chain[:length]))
                 return [leaf for leaf in range(len(self.program.leaves)) if mask >> leaf & 1]
         return []
 
     def is_into(self, leaf: int, chain: Chain) -> bool:
         """Whether a leaf flows differentiably into an operand of an equation that has a tangent."""
         operands = zip(chain[-1].invars, self.smooth.into(chain), strict=True)
-        return any(mask >> leaf & 1 and flow.has_tangent(atom) for atom, mask in operands)
+        return any(mask >> leaf & 1 and has_tangent(atom) for atom, mask in operands)
 
     def is_out_of(self, leaf: int, chain: Chain) -> bool:
         """Whether a leaf flows differentiably out of an equation."""
-        return bool(flow.union(self.smooth.out_of(chain)) >> leaf & 1)
+        return bool(union(self.smooth.out_of(chain)) >> leaf & 1)
 
     def contains_others(self, chain: Chain) -> bool:
         """Whether an equation is entered: what it does is what those inside of it do."""
@@ -95,8 +126,8 @@ class Evidence:
     def gradients_of(self, function: Any) -> list[Array] | None:
         """The gradients of another function of the leaves, weighted alike; None if it has none."""
         try:
-            _, pullback = jax.vjp(jax.jit(function), self.program.leaves)
-            (gradients,) = pullback(self.cotangents)
+            pulled = quick_jit(lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0])
+            gradients = pulled(self.program.leaves, self.cotangents)
         except Exception:  # What was tried as a remedy may fail in any way; then it is none.
             return None
         return [np.asarray(gradient) for gradient in gradients]
@@ -104,7 +135,7 @@ class Evidence:
 
 def is_finite(value: Any) -> bool:
     """Whether all of an array is."""
-    return bool(jnp.isfinite(value).all())
+    return bool(np.isfinite(widened(value)).all())
 
 
 def name_of(equation: JaxprEqn) -> str:

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from .. import _words as words
 from .._display import columns, fitted, printable
+from .._message import word
+from ..errors import ArgumentError
 
 _SILENT = 2.0
 # Seconds between two lines in a log, and between two on a terminal, where each takes the place of the last.
@@ -27,10 +28,18 @@ class Progress:
 
     def __init__(self, progress: bool | Callable[[int, int, str], object] | None) -> None:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
-            raise words.not_a_progress(progress)
+            raise ArgumentError(
+                word(
+                    f"`progress` is {type(progress).__name__} {progress!r:.60}.",
+                    "Expected None (shown after two seconds), True, False, or a function of (done, total, what).",
+                    fix="omit it, or write progress=False.",
+                )
+            )
         self._call = progress if callable(progress) else None
         # How long to say nothing.
         self._silent = 0.0 if progress is True else _SILENT if progress is None else float("inf")
+        # A log that nobody asked for stays as it is.
+        self._is_asked = progress is True
         self._done = self._total = self._width = 0
         self._next = 0.0
 
@@ -54,7 +63,7 @@ class Progress:
         self._total = max(self._total, self._done)
         if self._call is not None:
             self._call(self._done, self._total, what)
-        elif time.monotonic() >= self._next:
+        elif time.monotonic() >= self._next and (self._is_asked or _is_terminal()):
             self._tell(f"check: {self._done:,} of {self._total:,}, {printable(what)}")
 
     def _tell(self, line: str) -> None:

@@ -1,14 +1,34 @@
-"""What a check found, as data."""
+"""What a check found, as data, as text and as HTML: a table of the leaves, the worst first, then the messages."""
 
+import html
+import itertools
 import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .. import _words as words
-from . import table
+from .._display import COLUMNS, GAP, ROOT, columns, printable, shortened, table, within
+from .._message import word
+from ..errors import CheckError
 from .finding import Finding, severity_of
 
+# The most that types, verdicts, gradients and what was found take of a line; the path has the rest.
+_WIDEST = (12, 14, 9, 24)
+_SAID = {"error": "error", "warning": "warning", "info": "note"}
+# Legible on a light and on a dark page.
+_COLOURS = {"error": "#d33", "warning": "#b80", "inconclusive": "#888", "ok": "#393"}
+# So many leaves in a row with nothing to tell are shown in part.
+_FOLDED = 200
+_SHOWN = 10
+_LISTED = 20
+# What a message quotes: paths and code.
+_QUOTED = re.compile(r"`[^`\n]*`")
+# Not in any text, since `printable` escapes it; `textwrap` does not break at it.
+_UNBROKEN = "\N{NO-BREAK SPACE}"
 
-class Row(NamedTuple):
+
+class LeafRow(NamedTuple):
     """One leaf.
 
     Attributes:
@@ -17,33 +37,42 @@ class Row(NamedTuple):
         status: `checked`; `inconclusive`, where no difference could confirm or refute its gradient; or why it was not
             differentiated, as in `partgrad.summary`.
         gradient: The root mean square of its gradient's entries; None where there is none.
+        dead: How many entries of its gradient are zero; None where there is none.
     """
 
     path: str
     type: str
     status: str
     gradient: float | None
+    dead: int | None = None
 
 
 class GradientReport:
     """What `partgrad.check` found out about a gradient; it prints as a table.
 
-    The table has a line for each leaf, with its verdict and what was found there; the messages follow below it.
+    The table has a line for each leaf, the worst first, with its verdict and what was found there; the messages follow.
 
     Attributes:
         function: The name of the function.
         rows: One row a leaf, in the order of `jax.tree.leaves`.
         findings: What is wrong, or good to know, as tuples `(kind, severity, leaf, where, message)`; errors first.
         cost: How many times the function, its derivatives, and so on were evaluated.
+        notes: How it was evaluated, where that is not as usual.
     """
 
     def __init__(
-        self, function: str, rows: tuple[Row, ...], findings: tuple[Finding, ...], cost: dict[str, int]
+        self,
+        function: str,
+        rows: tuple[LeafRow, ...],
+        findings: tuple[Finding, ...],
+        cost: dict[str, int],
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.function = function
         self.rows = rows
         self.findings = tuple(sorted(findings, key=severity_of))
         self.cost = cost
+        self.notes = notes
 
     @property
     def ok(self) -> bool:
@@ -60,7 +89,13 @@ class GradientReport:
             CheckError: If not `ok`. It is an `AssertionError` as well.
         """
         if not self.ok:
-            raise words.check_failed(self.function, str(self))
+            raise CheckError(
+                word(
+                    f"The gradient of `{self.function}` did not pass its check.\n\n{self}\n",
+                    "Expected no finding of severity error.",
+                    fix="start with the first error below the table; `partgrad.check` returns the report as data.",
+                )
+            )
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,16 +114,206 @@ class GradientReport:
         }
 
     def __str__(self) -> str:
-        return table.text(self)
+        return _text(self)
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return table.markup(self)
+        return _markup(self)
 
 
 def _plain(number: Any) -> Any:
     if number is None:
         return None
     return float(number) if math.isfinite(number) else str(float(number))
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+
+class _TableLine(NamedTuple):
+    """A line of the table: a leaf, or a number of leaves that are left out."""
+
+    path: str
+    type: str
+    verdict: str
+    gradient: str
+    found: str
+
+
+_HEAD = _TableLine("leaf", "type", "verdict", "gradient", "found")
+
+
+def _text(report: GradientReport) -> str:
+    rows, count = _lines(report), 5 if report.findings else 4
+    lines = table(_HEAD[:count], [line[:count] for line in rows], _WIDEST[: count - 1])
+    blocks = ["\n".join(entry.lines()) for entry in _entries(report)]
+    return "\n\n".join([_title(report), "\n".join(lines), *(["\n".join(blocks)] if blocks else []), _below(report)])
+
+
+def _lines(report: GradientReport) -> list[_TableLine]:
+    """The lines of the table; leaves in a row that are alike and have nothing to tell are folded if they are many."""
+    found = defaultdict(list)
+    for finding in report.findings:
+        found[finding.leaf].append(finding)
+    if not _is_one_leaf(report):
+        found.pop("", None)
+    lines: list[_TableLine] = []
+    rank = lambda row: _rank(_verdict(row, found.get(row.path, [])))
+    quiet = lambda row: None if found.get(row.path) else row.status
+    for status, group in itertools.groupby(sorted(report.rows, key=rank), quiet):
+        rows = list(group)
+        if status is None or len(rows) <= _FOLDED:
+            lines += (_leaf(row, found.get(row.path, [])) for row in rows)
+            continue
+        hidden = f"... {len(rows) - 2 * _SHOWN:,} more leaves"
+        lines += (_leaf(row, []) for row in rows[:_SHOWN])
+        lines.append(_TableLine(hidden, "", _verdict(rows[0], []), "", ""))
+        lines += (_leaf(row, []) for row in rows[-_SHOWN:])
+    return lines
+
+
+def _leaf(row: LeafRow, findings: list[Finding]) -> _TableLine:
+    size = "" if row.gradient is None else f"{float(row.gradient):.3g}"
+    more = f" (+{len(findings) - 1})" if len(findings) > 1 else ""
+    found = f"{shortened(printable(_located(findings[0])), _WIDEST[-1] - len(more))}{more}" if findings else ""
+    return _TableLine(row.path or ROOT, row.type, _verdict(row, findings), size, found)
+
+
+def _verdict(row: LeafRow, findings: list[Finding]) -> str:
+    """The worst that is known of a leaf."""
+    severity = findings[0].severity if findings else "info"
+    if severity == "error" or (severity == "warning" and row.status == "checked"):
+        return severity
+    return "ok" if row.status == "checked" else row.status
+
+
+def _rank(verdict: str) -> int:
+    order = ["error", "warning", "inconclusive"]
+    return order.index(verdict) if verdict in order else len(order)
+
+
+def _located(finding: Finding) -> str:
+    return f"{finding.kind} at {finding.where}" if finding.where else finding.kind
+
+
+# --- around it ---------------------------------------------------------------------------------------------------
+
+
+def _title(report: GradientReport) -> str:
+    counts = Counter(finding.severity for finding in report.findings)
+    leaves, unsure = len(report.rows), sum(row.status == "inconclusive" for row in report.rows)
+    said = [_counted(counts[severity], name) for severity, name in _SAID.items() if counts[severity]]
+    if not (counts["error"] or counts["warning"]):
+        said.insert(0, "inconclusive" if unsure else "ok")
+    title = f"{', '.join(said)} in {_counted(leaves, 'leaf', 'leaves')}"
+    if unsure:
+        title += f", {unsure:,} of which {'is' if unsure == 1 else 'are'} not decided"
+    name = shortened(printable(report.function), COLUMNS - len(title) - 2)
+    return f"{name}: {title}"
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _below(report: GradientReport) -> str:
+    """What was done."""
+    leaves, statuses = len(report.rows), Counter(row.status for row in report.rows)
+    totals = [("checked", f"{statuses['checked']:,} of {_counted(leaves, 'leaf', 'leaves')}")]
+    if report.cost:
+        totals.append(("evaluations", ", ".join(f"{count:,} {what}" for what, count in report.cost.items())))
+    totals += [("with", note) for note in report.notes]
+    label = max(len(name) for name, _ in totals)
+    return "\n".join(f"{name:{label}}{GAP}{total}" for name, total in totals)
+
+
+class _Entry(NamedTuple):
+    """Findings that differ in their leaves alone."""
+
+    finding: Finding
+    leaves: list[str]
+
+    def title(self) -> str:
+        paths = [path for path in self.leaves if path]
+        listed = ", ".join(shortened(printable(path), COLUMNS - 4) for path in paths[:_LISTED])
+        more = f" and {len(paths) - _LISTED:,} more" if len(paths) > _LISTED else ""
+        return f"{_SAID[self.finding.severity]}: {_located(self.finding)}{f' in {listed}{more}' if paths else ''}"
+
+    def lines(self) -> Iterator[str]:
+        finding = self.finding
+        yield from _wrapped(_glued(self.title(), finding.where, *self.leaves[:_LISTED]), "")
+        for line in _glued(finding.message.strip(), finding.where, *self.leaves).split("\n"):
+            yield from _wrapped(line.strip(), GAP + " " * (len(line) - len(line.lstrip())))
+
+
+def _entries(report: GradientReport) -> list[_Entry]:
+    """The messages, errors first; what is true of several leaves stands there once."""
+    merged: dict[Finding, list[str]] = defaultdict(list)
+    for finding in report.findings:
+        merged[finding._replace(leaf="")].append(finding.leaf)
+    return [_Entry(finding, list(dict.fromkeys(leaves))) for finding, leaves in merged.items()]
+
+
+def _is_one_leaf(report: GradientReport) -> bool:
+    """Whether the tree is a leaf: then what is true of the whole function is told in its line."""
+    return len(report.rows) == 1 and not report.rows[0].path
+
+
+def _wrapped(line: str, indent: str) -> Iterator[str]:
+    """The lines of a text, broken between words, and inside of one only where it has no room on any line."""
+    taken = indent
+    for whole in line.split(" "):
+        word = whole
+        if columns(taken) + 1 + columns(word) > COLUMNS and taken.strip():
+            yield taken.replace(_UNBROKEN, " ")
+            taken = indent + GAP * (not indent)
+        while columns(taken) + columns(word) > COLUMNS:
+            part = within(word, COLUMNS - columns(taken))
+            yield (taken + part).replace(_UNBROKEN, " ")
+            taken, word = indent + GAP * (not indent), word[len(part) :]
+        taken += f" {word}" if taken.strip() else word
+    yield taken.replace(_UNBROKEN, " ")
+
+
+def _glued(text: str, *whole: str) -> str:
+    """Escape what does not print, and mark the blanks at which no line may end: in `...`, and in these names."""
+    text = "\n".join(map(printable, text.split("\n")))
+    for name in whole:
+        if " " in name:
+            text = text.replace(printable(name), printable(name).replace(" ", _UNBROKEN))
+    return _QUOTED.sub(lambda found: found[0].replace(" ", _UNBROKEN), text)
+
+
+# --- in a notebook -----------------------------------------------------------------------------------------------
+
+
+def _markup(report: GradientReport) -> str:
+    """The report as HTML: coloured verdicts, and messages that unfold."""
+    cells = lambda tag, line: "".join(f"<{tag} style='text-align: left'>{cell}</{tag}>" for cell in line)
+    rows = [
+        cells("td", (html.escape(line.path), html.escape(line.type), _coloured(line.verdict), line.gradient, found))
+        for line in _lines(report)
+        for found in [html.escape(line.found)]
+    ]
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    parts = [
+        f"<p><strong>{html.escape(_title(report))}</strong></p>",
+        f"<table>\n<thead><tr>{cells('th', _HEAD)}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>",
+    ]
+    for entry in _entries(report):
+        is_open = " open" if entry.finding.severity == "error" else ""
+        title = html.escape(entry.title())
+        message = html.escape(entry.finding.message.strip())
+        parts.append(
+            f"<details{is_open}><summary>{_coloured(entry.finding.severity, title)}</summary>"
+            f"<p style='white-space: pre-wrap'>{message}</p></details>"
+        )
+    return "\n".join(["<div>", *parts, f"<pre>{html.escape(_below(report))}</pre>", "</div>"])
+
+
+def _coloured(verdict: str, text: str = "") -> str:
+    colour = _COLOURS.get(verdict)
+    text = text or html.escape(verdict)
+    return f"<span style='color: {colour}'>{text}</span>" if colour else text

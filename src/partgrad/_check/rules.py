@@ -1,6 +1,7 @@
 """Which custom derivative rule is to blame: each rule against the derivative of the function that it is for."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from .._programs import Operands, bind, custom_rule_body, evaluate, is_custom_rule, is_floating, opened
+from .._programs import Chain, Operands, bind, custom_rule_body, evaluate, is_custom_rule, is_floating, line, opened
 from .evidence import Evidence
-from .probe import Answer, probe
-from .program import Chain
-from .source import line
+from .probe import Answer
 
 _VALUE, _DERIVATIVE = 0, 1
 
@@ -46,39 +45,29 @@ class Rules:
         self._evidence = evidence
         self._chains = [c for c in evidence.smooth.chains if is_custom_rule(c[-1])]
         self._incomparable: list[Chain] = []
-        self._blamed: list[Blame] | None = None
 
     def wrong_values(self) -> list[Blame]:
-        """The rules that compute another value."""
-        return [blame for blame in self._all() if blame.of_value]
+        """The rules that compute another value, one for each line."""
+        return _one_for_each_line(blame for blame in self._blamed if blame.of_value)
 
-    def to_blame_for(self, leaf: int) -> Blame | None:
-        """The rule that makes a leaf's derivative wrong; None unless it is exactly one.
+    def to_blame_for(self, leaf: int) -> list[Blame]:
+        """The rules on the way of a leaf that differ from their functions, one for each line."""
+        wrong = (blame for blame in self._blamed if leaf in self._evidence.leaves_into(blame.chain))
+        return _one_for_each_line(sorted(wrong, key=lambda blame: blame.of_value))
 
-        Where no rule differs from the derivative of its function, but one cannot be compared, as one for a callback,
-        it is that one.
-        """
-        wrong = [blame for blame in self._all() if leaf in self._evidence.leaves_into(blame.chain)]
-        # A rule that calls another is wrong with it: the inner one is to blame.
-        places = {line(blame.chain) for blame in wrong}
-        if len(places) == 1:
-            return next((blame for blame in wrong if not blame.of_value), wrong[0])
-        if wrong:
-            return None
-        unknown = [c for c in self._incomparable if line(c) and leaf in self._evidence.leaves_into(c)]
-        if len({line(chain) for chain in unknown}) == 1:
-            return Blame(unknown[0], False, [], 0, ())
-        return None
+    def incomparable_for(self, leaf: int) -> list[Chain]:
+        """The rules on the way of a leaf that cannot be compared, as one for a callback, where nothing else is."""
+        _ = self._blamed
+        own = [c for c in self._incomparable if line(c) and leaf in self._evidence.leaves_into(c)]
+        return list({line(chain): chain for chain in reversed(own)}.values())[::-1]
 
-    def _all(self) -> list[Blame]:
-        if self._blamed is None:
-            self._blamed = self._compared() if self._chains else []
-        return self._blamed
+    @functools.cached_property
+    def _blamed(self) -> list[Blame]:
+        return self._compared() if self._chains else []
 
     def _compared(self) -> list[Blame]:
-        program = self._evidence.program
         grouped: dict[tuple[Any, ...], list[Answer]] = {}
-        for answer in probe(program.jaxpr, program.leaves, self._question):
+        for answer in self._evidence.answers(self._question)[0]:
             grouped.setdefault((*map(id, answer.chain), int(answer.numbers[1])), []).append(answer)
         blamed = []
         for answers in grouped.values():
@@ -101,6 +90,10 @@ class Rules:
         except Exception:  # A rule, or a function without a derivative, raises what it likes.
             self._incomparable.append(chain)
             return None
+
+
+def _one_for_each_line(blames: Iterable[Blame]) -> list[Blame]:
+    return list({line(blame.chain): blame for blame in reversed(list(blames))}.values())[::-1]
 
 
 def _is_reverse(equation: JaxprEqn) -> bool:

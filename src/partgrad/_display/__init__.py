@@ -3,10 +3,13 @@
 from .status import status_of as status_of
 from .summary import summary as summary
 from .table import (
+    COLUMNS as COLUMNS,
+    GAP as GAP,
     ROOT as ROOT,
     columns as columns,
     fitted as fitted,
-    html_row as html_row,
-    padded as padded,
     printable as printable,
+    shortened as shortened,
+    table as table,
+    within as within,
 )

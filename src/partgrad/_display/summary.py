@@ -12,10 +12,8 @@ from .._marks import Layout
 from .._selection import Target, as_selection
 from .._trees import describe, dtype_of, is_differentiable, paths, shape_of
 from .status import status_of
-from .table import ROOT, columns, fitted, html_row, printable, shortened
+from .table import COLUMNS, GAP, ROOT, html_row, shortened, table
 
-_COLUMNS = 80
-_GAP = "  "
 # The most that a type and a status take of a line; the path has the rest.
 _WIDEST = 24
 _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
@@ -104,14 +102,9 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        table = [tuple(map(printable, line)) for line in [Row._fields, *self._cells()]]
-        widths = [min(_WIDEST, max(columns(line[column]) for line in table)) for column in (1, 2)]
-        room = _COLUMNS - sum(widths) - 2 * len(_GAP)
-        widths.insert(0, min(room, max(columns(line[0]) for line in table)))
-        table.insert(1, tuple("-" * width for width in widths))
-        lines = [_GAP.join(map(fitted, line, widths)) for line in table]
+        lines = table(Row._fields, self._cells(), (_WIDEST, _WIDEST))
         label = max(len(name) for name, _ in self._totals())
-        lines += ["", *(shortened(f"{name:{label}}{_GAP}{total}", _COLUMNS) for name, total in self._totals())]
+        lines += ["", *(shortened(f"{name:{label}}{GAP}{total}", COLUMNS) for name, total in self._totals())]
         return "\n".join(line.rstrip() for line in lines)
 
     def __repr__(self) -> str:

@@ -3,8 +3,11 @@
 import html
 import itertools
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+# What a terminal shows on a line, and what stands between two columns.
+COLUMNS = 80
+GAP = "  "
 # Stands for the path of a leaf that is the whole tree.
 ROOT = "(the tree itself)"
 
@@ -32,11 +35,11 @@ def shortened(text: str, width: int) -> str:
     if columns(text) <= width:
         return text
     kept = width - len("...")
-    start = _within(text, kept - kept // 2)
-    return f"{start}...{_within(text[::-1], kept // 2)[::-1]}"
+    start = within(text, kept - kept // 2)
+    return f"{start}...{within(text[::-1], kept // 2)[::-1]}"
 
 
-def _within(text: str, width: int) -> str:
+def within(text: str, width: int) -> str:
     """The start of a text that takes no more than a width."""
     taken = itertools.accumulate(map(_character_columns, text))
     return text[: sum(1 for _ in itertools.takewhile(lambda columns: columns <= width, taken))]
@@ -55,3 +58,23 @@ def fitted(text: str, width: int) -> str:
 def html_row(tag: str, cells: Iterable[str]) -> str:
     """Write a row of texts, escaped."""
     return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], widest: Sequence[int]) -> list[str]:
+    """The lines of a table in a terminal, none wider than 80 columns.
+
+    Args:
+        head: What stands above each column.
+        rows: The cells.
+        widest: The most that each column after the first may take; the first one has what these leave.
+
+    Returns:
+        The lines. What is too wide for its column has its middle cut out.
+    """
+    lines = [tuple(map(printable, line)) for line in [head, *rows]]
+    natural = [max(columns(line[i]) for line in lines) for i in range(len(head))]
+    widths = [min(*pair) for pair in zip(natural[1:], widest, strict=True)]
+    room = COLUMNS - sum(widths) - len(GAP) * len(widths)
+    widths.insert(0, min(room, natural[0]))
+    lines.insert(1, tuple("-" * width for width in widths))
+    return [GAP.join(map(fitted, line, widths)).rstrip() for line in lines]

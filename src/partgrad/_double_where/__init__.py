@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._programs import refuse_uncallable, rewritten
-from .derivative import along_taken_paths
+from .derivative import along_taken_paths, is_double_where as is_double_where
 
 
 def double_where(f: Callable[..., Any]) -> Callable[..., Any]:

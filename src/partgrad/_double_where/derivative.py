@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from .._programs import (
     Operands,
     Run,
     any_equation,
     as_array,
+    custom_rule_body,
     evaluate,
     is_floating,
     is_mutating,
@@ -141,6 +142,12 @@ class Program:
 
     def _of_kind(self, outputs: Operands, floating: bool) -> Operands:
         return [output for output, kind in zip(outputs, self._floating, strict=True) if kind is floating]
+
+
+def is_double_where(equation: JaxprEqn) -> bool:
+    """Whether an equation is the call of a function under `double_where`."""
+    body = custom_rule_body(equation)
+    return body is not None and __file__ in str(getattr(opened(body)[0].debug_info, "func_src_info", ""))
 
 
 def _unfolded(const: Any) -> Any:

@@ -37,6 +37,7 @@ from .interpreter import (
 )
 from .lines import (
     as_where as as_where,
+    holds_users_function as holds_users_function,
     is_in_library as is_in_library,
     is_of_jax_random as is_of_jax_random,
     is_users as is_users,
@@ -65,6 +66,7 @@ from .primitives import (
     PRODUCTS as PRODUCTS,
     SUMS as SUMS,
     TESTS as TESTS,
+    TRANSPARENT as TRANSPARENT,
     WRITES as WRITES,
     Operands as Operands,
     ScanParts as ScanParts,

@@ -54,6 +54,7 @@ class Dependence:
         into_rules: Whether the function of a custom rule is looked into.
         own: Further sources that the results of an equation have. By them, what chosen equations reach can be asked.
         ends_at_own: Whether nothing goes through an equation that has sources of its own.
+        by_element: Whether the elements of small arrays are followed one by one.
 
     Attributes:
         outputs: What the outputs of the jaxpr depend on.
@@ -81,9 +82,10 @@ class Dependence:
         into_rules: bool = False,
         own: Callable[[Chain], int] = lambda chain: 0,
         ends_at_own: bool = False,
+        by_element: bool = True,
     ):
         self._transfer, self._constant, self._own, self._ends_at_own = transfer, constant, own, ends_at_own
-        self._through_control, self._into_rules = through_control, into_rules
+        self._through_control, self._into_rules, self._by_element = through_control, into_rules, by_element
         self._records: dict[tuple[int, ...], tuple[Sources, Sources]] = {}
         self._chains: dict[tuple[int, ...], Chain] = {}
         self._expanded: dict[int, list[Jaxpr]] = {}
@@ -142,6 +144,8 @@ class Dependence:
         if name == "optimization_barrier":
             return given
         passed = self._transfer(chain, _unions(given))
+        if not self._by_element:
+            return passed
         # A function of a zero need not be zero, unless it is linear.
         everywhere = 0 if name in MOVES | SUMS | PRODUCTS else self._constant
         return moved(equation, given, passed, everywhere)
@@ -272,9 +276,9 @@ def differentiably(jaxpr: Jaxpr, sources: Sources, *, into_rules: bool = False) 
 
 
 def of_cotangents(jaxpr: Jaxpr, count: int) -> Dependence:
-    """What in a derivative depends on its last inputs, the tangents or cotangents."""
+    """What in a derivative is computed from its last inputs, the tangents or cotangents, be it their zeros alone."""
     first = len(jaxpr.invars) - count
-    return Dependence(jaxpr, [0] * first + [1] * count, smoothly)
+    return Dependence(jaxpr, [0] * first + [1] * count, smoothly, by_element=False)
 
 
 def of_draws(jaxpr: Jaxpr) -> Dependence:

@@ -16,7 +16,7 @@ import jax
 from jax.extend.core import JaxprEqn
 
 from .interpreter import Chain
-from .primitives import inner_jaxprs
+from .primitives import TRANSPARENT, inner_jaxprs, name_of
 
 # A file and a line.
 _Frame = tuple[str, int]
@@ -83,7 +83,7 @@ def line(chain: Chain) -> str:
     """
     for number in reversed(range(len(chain))):
         frames = _frames(chain[number], is_users)
-        inside_users = number == 0 or _holds_users_function(chain[number - 1])
+        inside_users = number == 0 or holds_users_function(chain[number - 1])
         if frames and (
             inside_users
             or _leads_through(frames, chain[number - 1])
@@ -143,6 +143,6 @@ def _frames(equation: JaxprEqn, wanted: Callable[[str], bool]) -> list[_Frame]:
     return [(frame.file_name, frame.line_num) for frame in reversed(frames) if wanted(frame.file_name)]
 
 
-def _holds_users_function(call: JaxprEqn) -> bool:
+def holds_users_function(call: JaxprEqn) -> bool:
     """Whether a function that the user wrote is inside an equation."""
-    return any(is_users(file) for file, _ in _sites(call))
+    return name_of(call) in TRANSPARENT or any(is_users(file) for file, _ in _sites(call))

@@ -21,6 +21,8 @@ def _named(names: str) -> frozenset[str]:
 # --- what contains jaxprs --------------------------------------------------------------------------------------------
 
 CALLS = _named("jit pjit closed_call core_call")
+# The names of calls that partgrad makes round what the user wrote.
+TRANSPARENT = _named("partgrad_double_where")
 CHECKPOINTS = _named("checkpoint remat remat2")
 CUSTOM_JVPS = _named("custom_jvp_call custom_jvp_call_jaxpr")
 CUSTOM_VJPS = _named("custom_vjp_call custom_vjp_call_jaxpr")

@@ -10,27 +10,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from .._programs import CALLS, CHECKPOINTS, Operands, bind, expanded, opened, primal_jaxpr, reenter, solve_jaxpr
+from ..._programs import (
+    CALLS,
+    CHECKPOINTS,
+    CUSTOM_RULES,
+    FOREIGN,
+    Operands,
+    bind,
+    expanded,
+    opened,
+    primal_jaxpr,
+    reenter,
+    solve_jaxpr,
+    step_through,
+)
 
-# From an equation and its operands to other results for it, or to None.
+# From an equation and its operands to other results for it, or to None to compute its own.
 Rule = Callable[[JaxprEqn, Operands], Operands | None]
 
+
 # Their jaxprs compute their results, and what else they do is for derivatives and compilers.
-_ENTERED_IN_PLACE = CALLS | CHECKPOINTS | {"custom_jvp_call", "custom_vjp_call"}
-# These compute with the bits of a number, draw as many bits as a number has, or leave JAX with the dtypes they state.
-_OF_OWN_WIDTH = frozenset(
-    {
-        "bitcast_convert_type",
-        "random_gamma",
-        "rng_uniform",
-        "pure_callback",
-        "io_callback",
-        "ffi_call",
-        "pallas_call",
-    }
-)
+_ENTERED_IN_PLACE = CALLS | CHECKPOINTS | CUSTOM_RULES
+# These leave JAX with the dtypes they state.
+_LEAVING = FOREIGN | {"pallas_call"}
+# These compute with the bits of a number, or draw as many bits as a number has.
+_OF_OWN_WIDTH = _LEAVING | {"bitcast_convert_type", "random_gamma"}
 # Numbers that JAX's derivatives have rounded to the dtype of an operand, and its functions have not.
 _CONSTANTS = np.array(
     [
@@ -67,19 +73,10 @@ class _Evaluation:
 
     def run(self, jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
         """The outputs of a jaxpr."""
-        values: dict[Any, Any] = {}
-
-        def read(atom: Any) -> Any:
-            return _exact(_widened(atom.val, atom.aval), atom.aval) if isinstance(atom, Literal) else values[atom]
-
-        def write(variables: list[Any], results: Operands) -> None:
-            for variable, result in zip(variables, results, strict=True):
-                values[variable] = _widened(result, variable.aval)
-
-        write([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands])
-        for equation in jaxpr.eqns:
-            write(equation.outvars, self._results(equation, [read(atom) for atom in equation.invars]))
-        return [read(atom) for atom in jaxpr.outvars]
+        wide = lambda variables, results: [_as_wide(r, v.aval) for v, r in zip(variables, results, strict=True)]
+        step = lambda equation, given: wide(equation.outvars, self._results(equation, given))
+        literal = lambda atom: _exact(_as_wide(atom.val, atom.aval), atom.aval)
+        return step_through(jaxpr, wide(jaxpr.constvars, consts), wide(jaxpr.invars, operands), step, literal)
 
     def _results(self, equation: JaxprEqn, operands: Operands) -> Operands:
         name = equation.primitive.name
@@ -119,36 +116,47 @@ class _Evaluation:
             # A precision may be an algorithm of another dtype, and says nothing in float64.
             return None
         if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
-            return _wide(value)
+            return wide_dtype(value)
         inner, consts = opened(value)
         if hasattr(inner, "eqns"):
             traced = self._traced(inner, consts)
             return traced if hasattr(value, "jaxpr") else traced.jaxpr
-        return tuple(_widened(item, item) for item in value) if name.endswith("consts") else value
+        return tuple(_as_wide(item, item) for item in value) if name.endswith("consts") else value
 
     def _traced(self, jaxpr: Jaxpr, consts: Operands) -> ClosedJaxpr:
-        inputs = [jax.ShapeDtypeStruct(v.aval.shape, _wide(v.aval.dtype)) for v in jaxpr.invars]
+        inputs = [jax.ShapeDtypeStruct(v.aval.shape, wide_dtype(v.aval.dtype)) for v in jaxpr.invars]
         return jax.make_jaxpr(lambda *operands: self.run(jaxpr, consts, list(operands)))(*inputs)
 
 
-def _wide(dtype: Any) -> Any:
-    """The dtype of float64 or complex128 in the place of another."""
+def wide_dtype(dtype: Any) -> Any:
+    """The dtype that stands for another in an exact evaluation: float64 or complex128 for those of less precision."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return np.dtype(np.complex128)
     return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
+def widened(value: Any) -> np.ndarray[Any, Any]:
+    """A number or array as float64 or complex128 in NumPy."""
+    array = np.asarray(value)
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def leaves_jax(equation: JaxprEqn) -> bool:
+    """Whether an equation runs code that is not JAX's, in its own precision."""
+    return equation.primitive.name in _LEAVING
+
+
 def _changes(atom: Any) -> bool:
-    return hasattr(atom.aval, "dtype") and _wide(atom.aval.dtype) != atom.aval.dtype
+    return hasattr(atom.aval, "dtype") and wide_dtype(atom.aval.dtype) != atom.aval.dtype
 
 
-def _widened(value: Any, aval: Any) -> Any:
+def _as_wide(value: Any, aval: Any) -> Any:
     """A value of the dtype that stands for that of a shape and dtype."""
     if hasattr(aval, "inner_aval") or not hasattr(aval, "dtype") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return value
     if aval.dtype == jax.dtypes.float0:
         return value
-    dtype = _wide(aval.dtype)
+    dtype = wide_dtype(aval.dtype)
     if getattr(value, "dtype", None) == dtype:
         return value
     if isinstance(value, np.ndarray | np.generic | int | float | complex):

@@ -47,23 +47,17 @@ class Reading(NamedTuple):
         forward: The forward derivative, output by output.
         reverse: The reverse derivative, for a weighted sum of the outputs that are smooth.
         modes: The two against each other.
-        smooth: Outputs that have a derivative.
         kinks: Outputs that have a kink.
         jumps: Outputs that have a jump.
         unsure: Outputs of which finite differences know nothing.
-        size: The largest slope.
-        second: The second derivative of the weighted sum of the smooth outputs.
     """
 
     forward: Agreement
     reverse: Agreement
     modes: Agreement
-    smooth: int
     kinks: int
     jumps: int
     unsure: int
-    size: float
-    second: float
 
     @property
     def status(self) -> str:
@@ -93,79 +87,74 @@ class _Noise(NamedTuple):
 _NONE = _Noise(0.0, 0.0)
 
 
-class Place:
+class Point:
     """A point at which derivatives are read.
 
     Args:
         exact: The program and its derivatives.
-        point: The point.
+        leaves: The point.
         weights: One weight for each output.
-        slack: The relative disagreement that low precision or an iterative solver may explain.
     """
 
-    def __init__(self, exact: Exact, point: Leaves, weights: Vector, slack: float):
-        self.exact, self.point, self.weights, self.slack = exact, point, weights, slack
-        self.start = exact.value(point, [np.zeros_like(leaf) for leaf in point], 0.0)
-        self._gradient: Leaves | None = None
+    def __init__(self, exact: Exact, leaves: Leaves, weights: Vector):
+        self.exact, self.leaves, self.weights = exact, leaves, weights
+        self.start = exact.value(leaves, [np.zeros_like(leaf) for leaf in leaves], 0.0)
         self._noise = self._measured_noise()
+
+    def at(self, leaves: Leaves) -> "Point":
+        """Another point of the same program."""
+        return Point(self.exact, leaves, self.weights)
+
+    def of(self, exact: Exact) -> "Point":
+        """The same point of another program."""
+        return Point(exact, self.leaves, self.weights)
 
     def _measured_noise(self) -> Vector:
         """How far the outputs move with the last digits of the point: more than their own, where steps cancel."""
-        magnitudes = [np.abs(leaf) for leaf in self.point]
-        moved = [self.exact.value(self.point, magnitudes, step) for step in _LAST_DIGITS]
+        magnitudes, unit = [np.abs(leaf) for leaf in self.leaves], self.exact.unit
+        steps, most = (_LAST_DIGITS, _MOST_NOISE) if not unit else ([-2 * unit, -unit, unit, 2 * unit], 100 * unit)
+        moved = [self.exact.value(self.leaves, magnitudes, step) for step in steps]
         with np.errstate(all="ignore"):
             off = np.max([np.abs(outputs - self.start) for outputs in moved], axis=0, initial=0.0)
             # What moves more is at a jump.
-            return np.where(off <= _MOST_NOISE * np.abs(self.start), off, 0.0)
+            return np.where(off <= most * np.abs(self.start), off, 0.0)
 
-    @property
+    @functools.cached_property
     def gradient(self) -> Leaves | None:
         """The reverse derivative of the weighted sum of all outputs."""
-        if self._gradient is None:
-            self._gradient = self.exact.reverse(self.point, self.weights)
-        return self._gradient
+        return self.exact.reverse(self.leaves, self.weights)
 
-    def read(self, direction: Leaves, shrink: float = 1.0) -> Reading:
+    def slope(self, direction: Leaves, shrink: float = 1.0) -> Slope:
+        """The slopes of the outputs along a direction, by finite differences."""
+        value = lambda step: self.exact.value(self.leaves, direction, step)
+        return slope(value, self.start, shrink=shrink, noise=self._noise)
+
+    def read(self, direction: Leaves, *, slack: float = 0.0, shrink: float = 1.0) -> Reading:
         """What is known of the derivatives along a direction.
 
         Args:
             direction: The direction, leaf by leaf.
+            slack: The relative disagreement that low precision or an iterative solver may explain.
             shrink: A factor of the steps of finite differences.
 
         Returns:
             The reading.
         """
-        found = slope(
-            lambda step: self.exact.value(self.point, direction, step), self.start, shrink=shrink, noise=self._noise
-        )
-        smooth = found.verdict == SMOOTH
-        tangents = self.exact.forward(self.point, direction)
-        weighted = self.weights[smooth]
-        slopes, seconds = found.derivative[smooth], found.second[smooth]
-        agreements = (
-            self._forward(tangents, found),
-            self._reverse(direction, found),
-            self._modes(tangents, direction),
-        )
-        if any(agreement.status == MISMATCH for agreement in agreements):
-            off = self._noise_of_derivatives(direction)
-            agreements = (
-                self._forward(tangents, found, off),
-                self._reverse(direction, found, off),
-                self._modes(tangents, direction, off),
+        found = self.slope(direction, shrink)
+        tangents = self.exact.forward(self.leaves, direction)
+
+        def agreements(off: _Noise) -> tuple[Agreement, Agreement, Agreement]:
+            return (
+                self._forward(tangents, found, slack, off),
+                self._reverse(direction, found, slack, off),
+                self._modes(tangents, direction, slack, off),
             )
-        forward, reverse, modes = agreements
-        return Reading(
-            forward=forward,
-            reverse=reverse,
-            modes=modes,
-            smooth=int(smooth.sum()),
-            kinks=int((found.verdict == KINK).sum()),
-            jumps=int((found.verdict == JUMP).sum()),
-            unsure=int((found.verdict == UNSURE).sum()),
-            size=float(np.max(np.abs(slopes), initial=0.0)),
-            second=float(np.real(weighted @ seconds)),
-        )
+
+        each = agreements(_NONE)
+        if any(agreement.status == MISMATCH for agreement in each):
+            each = agreements(self._noise_of_derivatives(direction))
+        counts = [int((found.verdict == verdict).sum()) for verdict in (KINK, JUMP, UNSURE)]
+        return Reading(*each, kinks=counts[0], jumps=counts[1], unsure=counts[2])
 
     def _noise_of_derivatives(self, direction: Leaves) -> "_Noise":
         """How far both derivatives move with the last digits of the point."""
@@ -192,10 +181,10 @@ class Place:
 
     def _beside(self) -> list[list[Leaves]]:
         """Points with other last digits, side by side: between the sides there may be a tie."""
-        moved = lambda by: [x + by * np.abs(x) for x in self.point]
+        moved = lambda by: [x + by * np.abs(x) for x in self.leaves]
         return [[moved(side * by) for by in _MORE_DIGITS] for side in (-1.0, 1.0)]
 
-    def _forward(self, tangents: Vector | None, found: Slope, off: "_Noise" = _NONE) -> Agreement:
+    def _forward(self, tangents: Vector | None, found: Slope, slack: float, off: "_Noise") -> Agreement:
         if tangents is None:
             return Agreement(ABSENT)
         magnitude = np.maximum(np.abs(tangents), np.abs(found.derivative))
@@ -206,23 +195,23 @@ class Place:
         smooth = found.verdict == SMOOTH
         rounding = np.broadcast_to(off.forward, smooth.shape)
         of_smooth = (v[smooth] for v in (tangents, found.derivative, found.error + rounding, magnitude, rounding))
-        return self._agreement(*of_smooth)
+        return self._agreement(slack, *of_smooth)
 
-    def _reverse(self, direction: Leaves, found: Slope, off: "_Noise" = _NONE) -> Agreement:
+    def _reverse(self, direction: Leaves, found: Slope, slack: float, off: "_Noise") -> Agreement:
         smooth = found.verdict == SMOOTH
         if not smooth.any():
             return Agreement(ABSENT if self.gradient is None else INCONCLUSIVE)
         weights = np.where(smooth, self.weights, 0.0)
-        gradient = self.gradient if smooth.all() else self.exact.reverse(self.point, weights)
+        gradient = self.gradient if smooth.all() else self.exact.reverse(self.leaves, weights)
         if gradient is None:
             return Agreement(ABSENT)
         got, magnitude = _product(gradient, direction)
         slopes = (weights * np.where(smooth, found.derivative, 0.0)).real
         error = np.sqrt(np.sum((np.abs(weights) * np.where(smooth, found.error, 0.0)) ** 2)) + off.reverse
         magnitude = np.maximum(np.maximum(magnitude, abs(slopes.sum())), _NOTHING * np.abs(slopes).sum())
-        return self._agreement(*(np.atleast_1d(v) for v in (got, slopes.sum(), error, magnitude, off.reverse)))
+        return self._agreement(slack, *(np.atleast_1d(v) for v in (got, slopes.sum(), error, magnitude, off.reverse)))
 
-    def _modes(self, tangents: Vector | None, direction: Leaves, off: "_Noise" = _NONE) -> Agreement:
+    def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: "_Noise") -> Agreement:
         if tangents is None or self.gradient is None:
             return Agreement(ABSENT)
         got, magnitude = _product(self.gradient, direction)
@@ -231,9 +220,11 @@ class Place:
         if not np.isfinite(magnitude):
             return Agreement(INCONCLUSIVE, got, products.sum())
         error = np.linalg.norm(self.weights * off.forward) + off.reverse
-        return self._agreement(*(np.atleast_1d(v) for v in (got, products.sum(), error, magnitude, error)))
+        return self._agreement(slack, *(np.atleast_1d(v) for v in (got, products.sum(), error, magnitude, error)))
 
-    def _agreement(self, got: Vector, expected: Vector, error: Vector, magnitude: Vector, off: Vector) -> Agreement:
+    def _agreement(
+        self, slack: float, got: Vector, expected: Vector, error: Vector, magnitude: Vector, off: Vector
+    ) -> Agreement:
         if not got.size:
             return Agreement(INCONCLUSIVE)
         with np.errstate(all="ignore"):
@@ -243,7 +234,7 @@ class Place:
             # Both are zero but for rounding.
             agrees |= magnitude <= _WITHIN * off
             differs = ~agrees & (difference > _BEYOND * error)
-            is_slight = difference <= self.slack * magnitude
+            is_slight = difference <= slack * magnitude
             relative = np.where(difference > 0, difference / np.maximum(magnitude, np.finfo(float).tiny), 0.0)
         for status, of_status in (
             (MISMATCH, differs & ~is_slight),

@@ -1,20 +1,33 @@
-"""How far rounding moves the results of a program: its own operations are run with errors of one unit put in.
+"""How far rounding moves the results of a program, and whether two runs agree up to that.
 
-The errors are pseudo-random and go the way of the real ones, through cancellation and ill-conditioned steps; so no
-higher precision is needed, and none would help to tell what another order of the same operations may change.
+A program's own operations are run with errors of one unit put in. The errors are pseudo-random and go the way of the
+real ones, through cancellation and ill-conditioned steps; so no higher precision is needed, and none would help to tell
+what another order of the same operations may change.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from .._programs import ENTERED, Operands, bind, is_custom_rule, is_floating, is_mutating, opened
-from .walk import Chain, walk
+from .._programs import (
+    CUSTOM_RULES,
+    ENTERED,
+    Chain,
+    Operands,
+    bind,
+    is_custom_rule,
+    is_floating,
+    is_mutating,
+    opened,
+    run,
+)
+from .derivatives.float64 import widened
+from .quick import quick_jit
 
 SAMPLES = 8
 _INPUT_SAMPLES = 4
@@ -53,11 +66,11 @@ def rounding_noise(jaxpr: ClosedJaxpr, operands: Operands, samples: int = SAMPLE
     _, consts = opened(jaxpr)
 
     def evaluate(consts: Operands, operands: Operands, seed: Any) -> Operands:
-        return walk(ClosedJaxpr(opened(jaxpr)[0], consts), operands, _Errors(seed))
+        return run(opened(jaxpr)[0], consts, operands, _Errors(seed), in_place=CUSTOM_RULES)
 
-    compiled = jax.jit(evaluate)
-    run = lambda seed: _wide(compiled(consts, list(operands), jnp.uint32(seed)))
-    return _spread(run(0), (run(seed) for seed in range(1, samples + 1)))
+    compiled = quick_jit(evaluate)
+    with_seed = lambda seed: _wide(compiled(consts, list(operands), np.uint32(seed)))
+    return _spread(with_seed(0), (with_seed(seed) for seed in range(1, samples + 1)))
 
 
 def input_noise(outputs: Callable[[Operands], Operands], leaves: Operands) -> list[np.ndarray[Any, Any]]:
@@ -79,12 +92,6 @@ def _wide(outputs: Operands) -> list[np.ndarray[Any, Any]]:
     return [widened(value) for value in outputs]
 
 
-def widened(value: Any) -> np.ndarray[Any, Any]:
-    """A number or array as float64 or complex128 in NumPy."""
-    is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
-    return np.asarray(value).astype(np.complex128 if is_complex else np.float64)
-
-
 def distance(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Elementwise: 0 between equal infinities and between NaNs, infinite where only one value is finite."""
     with np.errstate(all="ignore"):
@@ -95,8 +102,8 @@ def distance(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.nd
 
 def _spread(exact: list[np.ndarray[Any, Any]], runs: Any) -> list[np.ndarray[Any, Any]]:
     squares, count = [np.zeros(value.shape) for value in exact], 0
-    for run in runs:
-        squares = [total + distance(*pair) ** 2 for total, *pair in zip(squares, exact, run, strict=True)]
+    for outputs in runs:
+        squares = [total + distance(*pair) ** 2 for total, *pair in zip(squares, exact, outputs, strict=True)]
         count += 1
     return [np.sqrt(total / count) for total in squares]
 
@@ -154,3 +161,97 @@ class _Errors:
         for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
             mixed = (mixed ^ (mixed >> shift)) * np.uint32(factor)
         return mixed >> 16
+
+
+Noise = Callable[[], list[np.ndarray[Any, Any]]]
+
+# A difference is beyond rounding where it exceeds the noise of its element and that of its array by these factors. The
+# noise is that of errors which are three times as large as real ones.
+_NOISE_OF_ELEMENT = 3.0
+_NOISE_OF_ARRAY = 2.0
+_ARRAY_QUANTILE = 0.75
+# What is let pass in any case, in units in the last place, and, where the noise is not known, in those of the largest
+# element. Of half precision, many units would be all of the number.
+_UNITS = 64.0
+_UNITS_OF_HALF = 4.0
+_UNITS_OF_ARRAY = 32.0
+_HALF = 1e-4
+_LEAST = 1e-7
+
+
+class Apart(NamedTuple):
+    """Where two runs give numbers that are further apart than rounding can bring them.
+
+    Attributes:
+        output: Which of the arrays; -1 where their numbers differ.
+        first: In the first run, the value of the element that is furthest off; NaN where shapes differ.
+        second: Its value in the second run.
+        absolute: How far the two are apart: infinite where only one of them is finite, or shapes differ.
+    """
+
+    output: int
+    first: complex
+    second: complex
+    absolute: float
+
+
+def apart(first: list[Any], second: list[Any], noise: Noise | None = None) -> list[Apart]:
+    """Where two runs are further apart than rounding can bring them.
+
+    Args:
+        first: The outputs of a run.
+        second: The outputs of another run.
+        noise: How far rounding may move each element of each output. Asked only where the outputs are not as good as
+            equal.
+
+    Returns:
+        One entry for each output in which they are apart.
+    """
+    if len(first) != len(second):
+        return [Apart(-1, np.nan, np.nan, np.inf)]
+    pairs = zip(first, second, strict=True)
+    return [found for i, pair in enumerate(pairs) if (found := _compared(i, *pair, noise))]
+
+
+def _compared(output: int, first: Any, second: Any, noise: Noise | None) -> Apart | None:
+    if np.shape(first) != np.shape(second):
+        return Apart(output, np.nan, np.nan, np.inf)
+    wide = widened(first), widened(second)
+    information = [jnp.finfo(jnp.result_type(value)) for value in (first, second)]
+    unit = max(float(info.eps) for info in information)
+    sizes = np.where(np.isfinite(wide[0]), np.abs(wide[0]), 0.0)
+    gap = distance(*wide)
+    tolerance = _relative(unit) * sizes + max(float(info.tiny) for info in information)
+    if noise is not None and np.any(gap > tolerance):
+        moves = noise()[output]
+        tolerance = tolerance + np.maximum(_NOISE_OF_ELEMENT * moves, _NOISE_OF_ARRAY * _typical(moves))
+    elif noise is None:
+        tolerance = tolerance + min(_UNITS_OF_ARRAY * unit, _relative(unit)) * np.max(sizes, initial=0.0)
+    if not np.any(gap > tolerance):
+        return None
+    with np.errstate(all="ignore"):
+        worst = int(np.argmax(np.where(gap > tolerance, gap / tolerance, 0.0)))
+    return Apart(output, wide[0].flat[worst].item(), wide[1].flat[worst].item(), float(gap.flat[worst]))
+
+
+def _relative(unit: float) -> float:
+    return max((_UNITS_OF_HALF if unit > _HALF else _UNITS) * unit, _LEAST)
+
+
+def _typical(moves: np.ndarray[Any, Any]) -> float:
+    """A bound on the moves of most elements of an array: that of one element is small by chance at times."""
+    finite = moves[np.isfinite(moves)]
+    return float(np.quantile(finite, _ARRAY_QUANTILE)) if finite.size else 0.0
+
+
+def noise_of(jaxpr: ClosedJaxpr, operands: Operands) -> Noise:
+    """How far rounding may move the outputs of a jaxpr, found when it is first asked for."""
+
+    def find() -> list[Any]:
+        try:
+            return rounding_noise(jaxpr, operands)
+        except Exception:  # An operation that cannot be run on its own must not end a check.
+            compiled = quick_jit(jaxpr_as_fun(jaxpr))
+            return input_noise(lambda values: list(compiled(*values)), operands)
+
+    return functools.cache(find)

@@ -7,28 +7,29 @@ from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr
 
-from .._programs import ENTERED, inner_jaxprs
+from ..._programs import ENTERED, Chain, inner_jaxprs
+from ..numbered import NumberedProgram
 from .exact import Leaves
-from .program import Chain, Program
-from .reading import AGREE, ROUNDING, Place
+from .reading import AGREE, ROUNDING, Point
 
 # Each costs a compilation.
 _MOST_TRIED = 12
 
 
-def explaining_stops(program: Program, place: Place, direction: Leaves) -> tuple[Chain, ...]:
+def explaining_stops(program: NumberedProgram, point: Point, direction: Leaves, slack: float) -> tuple[Chain, ...]:
     """The `stop_gradient` equations that explain a mismatch.
 
     Args:
         program: The program.
-        place: Where the derivative mismatches.
+        point: Where the derivative mismatches.
         direction: The direction in which it does.
+        slack: As of `Point.read`.
 
     Returns:
         As few equations as explain it, each after those that it is inside of; none where they do not.
     """
     stops = {id(chain[-1]): chain for chain in _chains(program.jaxpr.jaxpr, ())}
-    explain = lambda held: _agrees_holding(program, place, direction, held)
+    explain = lambda held: _agrees_holding(program, point, direction, slack, held)
     if not stops:
         return ()
     tried = list(stops)[:_MOST_TRIED]
@@ -55,10 +56,10 @@ def _chains(jaxpr: Jaxpr, outer: Chain) -> Iterator[Chain]:
                 yield from _chains(inner, (*outer, equation))
 
 
-def _agrees_holding(program: Program, place: Place, direction: Leaves, held: set[int]) -> bool:
+def _agrees_holding(program: NumberedProgram, point: Point, direction: Leaves, slack: float, held: set[int]) -> bool:
     try:
-        exact = place.exact.holding(program, lambda equation: id(equation) in held)
-        reading = Place(exact, place.point, place.weights, place.slack).read(direction)
+        exact = point.exact.holding(program, lambda equation: id(equation) in held)
+        reading = point.of(exact).read(direction, slack=slack)
     except Exception:
         # Not everything can be evaluated at two points at once.
         return False

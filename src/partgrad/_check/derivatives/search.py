@@ -6,19 +6,19 @@ is asked at a generic point nearby, where there is no tie.
 """
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from .._programs import any_equation
-from .exact import Exact, Leaves
-from .program import Chain, Program
-from .reading import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, ROUNDING, Agreement, Place, Reading, slope_along
+from ..._programs import Chain
+from ..numbered import NumberedProgram
+from .exact import Leaves
+from .float64 import wide_dtype, widened
+from .reading import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, ROUNDING, Agreement, Point, Reading
 from .stopped import explaining_stops
 
-TIE, STOPPED = "tie", "stopped"
+STOPPED = "stopped"
 
 # More leaves than this are moved together at first, so many groups of them.
 _ALONE = 64
@@ -30,13 +30,12 @@ _NEARBY_READINGS = 4
 # The smallest size of an element, in proportion to the largest of its leaf; and how far the point nearby is.
 _SMALLEST = 1e-3
 _NEARBY = 1e-3
-# Disagreements, in proportion to the slope, that constants of low precision and iterative solvers may explain.
+# Of each element, how far it moves in proportion to its size: unlike, so that no two can be exchanged.
+_STRIDES = (0.5, 1.5)
+# A disagreement, in proportion to the slope, that constants of low precision may explain.
 _SLACK_OF_CONSTANTS = 1e-6
-_SLACK_OF_ITERATIONS = 1e-3
 # The disagreement of one element that no rounded constant explains.
 _BADLY = 1e-3
-# Those whose derivative need not be that of their iterates.
-_ITERATIONS = frozenset({"while", "call_hi_primitive"})
 # A gradient in low precision that may be noise; and how little of it is.
 _UNLIKE = 1e-2
 _BURIED = 10.0
@@ -51,13 +50,10 @@ class LeafDerivative(NamedTuple):
     """What is known of the derivative with respect to one leaf.
 
     Attributes:
-        path: The path of the leaf.
         status: `agree`; `rounding`, a disagreement that constants of low precision or an iterative solver may explain;
-            `mismatch`; `tie`, a mismatch of finite numbers at the point and none nearby; `stopped`, a mismatch that is
-            none where what the `stop_gradient` in `stopped` stop does not move; `inconclusive`; or `absent`, where
-            there is neither derivative.
-        at_point: What the point itself says: `agree`, `rounding`, `mismatch`, `inconclusive` or `absent`.
-        nearby: What a generic point nearby says; empty where it was not asked.
+            `mismatch`; `stopped`, a mismatch that vanishes when what the `stop_gradient` in `stopped` stop is held
+            fixed; `inconclusive`; or `absent`, where there is neither derivative.
+        place: Where it mismatches: `here`, at the point and nearby; `tie`, at the point alone; or `nearby`.
         wrong: Which derivative mismatches: `forward`, `reverse`, `both`, `one` where they contradict each other and
             differences do not tell which is right; or empty.
         got: The slope along a direction that the wrong derivative gives, or else that a derivative gives; of one
@@ -67,20 +63,14 @@ class LeafDerivative(NamedTuple):
         element: The flat index of the one element that the numbers are of; None where they are of many.
         kinks: Outputs that have a kink in a direction, at the point.
         jumps: Outputs that have a jump.
-        unsure: Outputs that finite differences tell nothing of.
-        set_aside: Flat indices of the elements without which the leaf is smooth, where it is not.
-        size: The largest slope by finite differences, for a change of each element by its own size.
-        second: Second derivatives of the weighted sum of the outputs along the directions.
         precision: How far the gradient in the precision of the program is from that in float64, in proportion to it;
             None where there is none, or where it is nothing but rounding errors.
         cancels: Whether it is nothing but rounding errors in float64: zero.
         stopped: The `stop_gradient` equations that explain a mismatch.
     """
 
-    path: str
     status: str
-    at_point: str
-    nearby: str
+    place: str
     wrong: str
     got: Any
     expected: Any
@@ -88,60 +78,49 @@ class LeafDerivative(NamedTuple):
     element: int | None
     kinks: int
     jumps: int
-    unsure: int
-    set_aside: tuple[int, ...]
-    size: float
-    second: tuple[float, ...]
     precision: float | None
     cancels: bool
     stopped: tuple[Chain, ...]
 
 
-class Derivatives(NamedTuple):
-    """The derivatives of a program.
-
-    Attributes:
-        leaves: What is known of each leaf.
-        absent: For `forward` and `reverse`, why there is no such derivative; empty where there is one.
-        evaluations: How often the function was evaluated, its derivatives not counted.
-    """
-
-    leaves: list[LeafDerivative]
-    absent: dict[str, str]
-    evaluations: int
-
-
 def derivatives(
-    program: Program,
+    program: NumberedProgram,
+    point: Point,
     generator: np.random.Generator,
     *,
+    gradient: Leaves | None = None,
     directions: int = 3,
     exhaustive: bool = False,
     skipped: Collection[int] = (),
+    slack: Mapping[int, float] | None = None,
     tick: Callable[[int, int], None] = lambda done, of: None,
-) -> Derivatives:
+) -> list[LeafDerivative]:
     """Compare the derivatives of a program with finite differences.
 
     Args:
         program: The program.
+        point: Where; it knows the derivatives in float64.
         generator: Where directions come from.
+        gradient: The gradient in the precision of the program.
         directions: How many for each leaf.
         exhaustive: Whether to move every element of every leaf by itself, instead.
         skipped: Leaves that are not compared: their status is `absent`.
+        slack: For some leaves, the relative disagreement that an iterative solver on their way may explain.
         tick: Called with the number of directions done and of all.
 
     Returns:
-        What was found.
+        What was found, for each leaf.
     """
-    comparison = _Comparison(program, generator, [i for i in range(len(program.leaves)) if i not in skipped])
-    parts = comparison.elements() if exhaustive else comparison.groups()
-    looks = [(turn, part) for turn in range(directions) for part in parts if turn == 0 or comparison.turns(part)]
-    toward = [comparison.toward() for _ in range(directions)]
+    count = len(program.leaves)
+    compared = [i for i in range(count) if i not in skipped]
+    search = _Search(program, point, generator, compared, gradient, slack or {})
+    parts = search.elements() if exhaustive else search.groups()
+    looks = [(turn, part) for turn in range(directions) for part in parts if turn == 0 or search.turns(part)]
+    toward = [search.toward() for _ in range(directions)]
     for done, (turn, part) in enumerate(looks):
-        comparison.look(part, toward[turn])
+        search.look(part, toward[turn])
         tick(done + 1, len(looks))
-    leaves = [comparison.leaf(i) for i in range(len(program.leaves))]
-    return Derivatives(leaves, comparison.exact.absent, comparison.exact.evaluations)
+    return [search.leaf(i) for i in range(count)]
 
 
 class _Seen(NamedTuple):
@@ -156,36 +135,29 @@ class _Seen(NamedTuple):
         return self.reading.status
 
 
-class _Comparison:
+class _Search:
     """The derivatives of a program at a point and near it, and what was seen of them."""
 
-    def __init__(self, program: Program, generator: np.random.Generator, compared: list[int]):
-        self.program, self.exact, self._generator = program, Exact(program), generator
-        self._compared = compared
-        point = [_wide(leaf) for leaf in program.leaves]
-        self._scales = [_scale(leaf) for leaf in point]
-        outputs = sum(self.exact.sizes)
-        # Every precision holds these weights.
-        weights = generator.choice([-1, 1], outputs) * generator.integers(4, 8, outputs) / 4.0
-        self._weights = weights if outputs > 1 else np.ones(outputs)
-        self._place = lambda point: Place(self.exact, point, self._weights, _slack(program))
-        self._point = self._place(point)
+    def __init__(
+        self,
+        program: NumberedProgram,
+        point: Point,
+        generator: np.random.Generator,
+        compared: list[int],
+        gradient: Leaves | None,
+        slack: Mapping[int, float],
+    ):
+        self.program, self._point, self._generator = program, point, generator
+        self._compared, self._gradient, self._slack_of_leaf = compared, gradient, slack
+        self._scales = [_scale(leaf) for leaf in point.leaves]
         self._shift = [v * generator.uniform(_NEARBY / 2, _NEARBY, v.shape) for v in self.toward()]
-        self._seen: list[list[_Seen]] = [[] for _ in point]
+        self._seen: list[list[_Seen]] = [[] for _ in point.leaves]
+        inexact = [v.aval.dtype for v in (*program.jaxpr.jaxpr.invars, *program.jaxpr.jaxpr.outvars)]
+        self._least_slack = _SLACK_OF_CONSTANTS if any(wide_dtype(dtype) != dtype for dtype in inexact) else 0.0
 
     @functools.cached_property
-    def _near(self) -> Place:
-        return self._place([x + by for x, by in zip(self._point.point, self._shift, strict=True)])
-
-    @functools.cached_property
-    def _precisions(self) -> list[float | None]:
-        return _precisions(self.program, self.exact, self._point)
-
-    def _cancels(self, i: int) -> bool:
-        error, gradient = self._precisions[i], self._point.gradient
-        if error is None or not _UNLIKE < error < np.inf or gradient is None:
-            return False
-        return bool(np.linalg.norm(gradient[i]) <= _BURIED * self._point.noise_of_gradient(i))
+    def _near(self) -> Point:
+        return self._point.at([x + by for x, by in zip(self._point.leaves, self._shift, strict=True)])
 
     def groups(self) -> list[list[Part]]:
         """Leaves to be moved together."""
@@ -199,12 +171,14 @@ class _Comparison:
 
     def turns(self, group: list[Part]) -> bool:
         """Whether there is another direction than forwards and backwards."""
-        return sum(indices.size for _, indices in group) > 1 or np.iscomplexobj(self._point.point[group[0][0]])
+        return sum(indices.size for _, indices in group) > 1 or np.iscomplexobj(self._point.leaves[group[0][0]])
 
     def toward(self) -> Leaves:
-        """A random direction in which each element moves by its own size."""
-        pairs = zip(self._scales, self._point.point, strict=True)
-        return [scale * _signs(self._generator, leaf) for scale, leaf in pairs]
+        """A random direction in which each element moves by about its own size."""
+        return [
+            scale * _signs(self._generator, leaf) * self._generator.uniform(*_STRIDES, leaf.shape)
+            for scale, leaf in zip(self._scales, self._point.leaves, strict=True)
+        ]
 
     def look(self, group: list[Part], toward: Leaves) -> None:
         """Read a direction; part it into leaves unless all is well."""
@@ -214,18 +188,8 @@ class _Comparison:
             self.look(group[:middle], toward)
             self.look(group[middle:], toward)
             return
-        for part in group:
-            of_leaf = reading if len(group) == 1 else self._share(reading, part, toward)
-            self._seen[part[0]].append(_Seen(of_leaf, part[1], toward))
-
-    def _share(self, reading: Reading, part: Part, toward: Leaves) -> Reading:
-        """What one leaf has in the slope of many."""
-        leaf, indices = part
-        gradient = self._point.gradient
-        moved = np.zeros_like(toward[leaf])
-        moved.reshape(-1)[indices] = toward[leaf].reshape(-1)[indices]
-        size = np.nan if gradient is None else abs(slope_along([gradient[leaf]], [moved]))
-        return reading._replace(size=size, second=np.nan)
+        for leaf, indices in group:
+            self._seen[leaf].append(_Seen(reading, indices, toward))
 
     def _direction(self, group: list[Part], toward: Leaves) -> Leaves:
         moved = [np.zeros_like(v) for v in toward]
@@ -233,13 +197,16 @@ class _Comparison:
             moved[leaf].reshape(-1)[indices] = toward[leaf].reshape(-1)[indices]
         return moved
 
-    def _read(self, place: Place, group: list[Part], toward: Leaves) -> Reading:
-        direction = self._direction(group, toward)
-        reading = place.read(direction)
+    def _slack(self, group: list[Part]) -> float:
+        return max(self._least_slack, min(self._slack_of_leaf.get(leaf, 0.0) for leaf, _ in group))
+
+    def _read(self, place: Point, group: list[Part], toward: Leaves) -> Reading:
+        direction, slack = self._direction(group, toward), self._slack(group)
+        reading = place.read(direction, slack=slack)
         if MISMATCH not in (reading.forward.status, reading.reverse.status):
             return reading
         # Other steps have to say the same.
-        other = place.read(direction, _OTHER_STEPS)
+        other = place.read(direction, slack=slack, shrink=_OTHER_STEPS)
         confirmed = {
             mode: getattr(reading, mode)
             if getattr(reading, mode).status != MISMATCH or getattr(other, mode).status == MISMATCH
@@ -251,46 +218,36 @@ class _Comparison:
     def leaf(self, i: int) -> LeafDerivative:
         """What was seen of a leaf, after its parts and a point nearby were asked where it is not clear."""
         seen = self._seen[i]
-        at_point = _worst(seen)
         unclear = [s for s in seen if not s.reading.is_clean]
-        blamed = _most_wrong(seen)
-        if at_point == ROUNDING and (blamed := self._hidden(i, _least_right(seen))) is not None:
-            at_point = MISMATCH
-        set_aside: tuple[int, ...] = ()
+        blamed = _most_wrong(seen) or self._hidden(i, seen)
         if unclear and blamed is None:
-            smooth, set_aside = self._parted(i, unclear[0])
-            blamed = _most_wrong(smooth)
-            at_point = _worst([*seen, *smooth]) if at_point == INCONCLUSIVE or blamed else at_point
+            seen = [*seen, *self._parted(i, unclear[0])]
+            blamed = _most_wrong(seen)
         near = [self._again(i, s, self._near) for s in ([blamed] if blamed else []) + unclear[:_NEARBY_READINGS]]
-        nearby = _worst(near) if near else ""
-        status, blamed = _status(at_point, nearby), blamed or _most_wrong(near)
+        place = _place(blamed, near)
+        status = MISMATCH if place else _worst(near) if near and _worst(seen) == INCONCLUSIVE else _worst(seen)
         stopped: tuple[Chain, ...] = ()
-        if blamed is not None:
-            place = self._point if at_point == MISMATCH else self._near
-            if status == MISMATCH:
-                # All of it has to be explained: what one element bears may not excuse another.
-                direction = self._direction([(i, blamed.indices)], blamed.toward)
-                stopped = explaining_stops(self.program, place, direction)
-            blamed = self._narrowed(i, blamed, _most_wrong(near))
-            if status == TIE and not np.isfinite(_shown(blamed.reading).got):
-                # A tie is between derivatives.
-                status = MISMATCH
+        elsewhere = _most_wrong(near)
+        if place and (suspect := blamed or elsewhere) is not None:
+            stopped = () if place == "tie" else self._stops(i, suspect, blamed is not None)
+            blamed = self._narrowed(i, suspect, elsewhere)
+        cancels = self._cancels(i)
         return LeafDerivative(
-            path=self.program.paths[i],
             status=STOPPED if stopped else status,
-            at_point=at_point,
-            nearby=nearby,
+            place=place,
             **self._numbers(i, blamed),
             kinks=max((s.reading.kinks for s in seen), default=0),
             jumps=max((s.reading.jumps for s in seen), default=0),
-            unsure=max((s.reading.unsure for s in seen), default=0),
-            set_aside=set_aside,
-            size=max((s.reading.size for s in seen), default=0.0),
-            second=tuple(s.reading.second for s in seen),
-            precision=None if self._cancels(i) else self._precisions[i],
-            cancels=self._cancels(i),
+            precision=None if cancels else self._precisions[i],
+            cancels=cancels,
             stopped=stopped,
         )
+
+    def _stops(self, i: int, suspect: _Seen, is_here: bool) -> tuple[Chain, ...]:
+        # All of it has to be explained: what one element bears may not excuse another.
+        part = (i, suspect.indices)
+        direction = self._direction([part], suspect.toward)
+        return explaining_stops(self.program, self._point if is_here else self._near, direction, self._slack([part]))
 
     def _numbers(self, i: int, blamed: _Seen | None) -> dict[str, Any]:
         """The slopes that are shown of a leaf: of one element, its derivative."""
@@ -306,7 +263,7 @@ class _Comparison:
         found.update(got=agreement.got / by, expected=agreement.expected / by)
         return {"wrong": _wrong(blamed.reading), "element": element, **found}
 
-    def _again(self, i: int, seen: _Seen, place: Place) -> _Seen:
+    def _again(self, i: int, seen: _Seen, place: Point) -> _Seen:
         return seen._replace(reading=self._read(place, [(i, seen.indices)], seen.toward))
 
     def _narrowed(self, i: int, blamed: _Seen, nearby: _Seen | None) -> _Seen:
@@ -321,24 +278,25 @@ class _Comparison:
         at_point = self._again(i, seen, self._point)
         return at_point if at_point.status == MISMATCH else seen
 
-    def _hidden(self, i: int, slight: _Seen) -> _Seen | None:
+    def _hidden(self, i: int, seen: list[_Seen]) -> _Seen | None:
         """The element that makes up all of a slight disagreement, if it is badly wrong itself."""
-        if self._point.slack > _SLACK_OF_CONSTANTS:
+        slack = self._slack([(i, np.zeros(0, int))])
+        if _worst(seen) != ROUNDING or slack > _SLACK_OF_CONSTANTS:
             return None
+        slight = _least_right(seen)
         while slight.indices.size > 1:
             halves = np.array_split(slight.indices, 2)
             slight = _least_right([self._again(i, slight._replace(indices=half), self._point) for half in halves])
         is_bad = slight.status == MISMATCH and _shown(slight.reading).relative > _BADLY
         return slight if is_bad else None
 
-    def _parted(self, i: int, unclear: _Seen) -> tuple[list[_Seen], tuple[int, ...]]:
-        """The parts of a leaf that are smooth, and the few elements that are not."""
+    def _parted(self, i: int, unclear: _Seen) -> list[_Seen]:
+        """The parts of a leaf that are smooth, without the elements that are not."""
         smooth: list[_Seen] = []
-        parts, aside, readings = [unclear.indices], [], 0
+        parts, readings = [unclear.indices], 0
         while parts:
             indices = parts.pop()
             if indices.size == 1:
-                aside.append(int(indices[0]))
                 continue
             for half in np.array_split(indices, 2):
                 part = self._again(i, unclear._replace(indices=half), self._point)
@@ -349,8 +307,30 @@ class _Comparison:
                     parts.append(half)
             if readings >= _PARTINGS or (readings >= _PARTINGS_IN_VAIN and not smooth):
                 # Too many to tell them apart.
-                return smooth, ()
-        return smooth, tuple(sorted(aside))
+                break
+        return smooth
+
+    @functools.cached_property
+    def _precisions(self) -> list[float | None]:
+        """How far the gradient in the precision of the program is from that in float64."""
+        if self._point.gradient is None or self._gradient is None:
+            return [None] * len(self._seen)
+        pairs = zip(self._gradient, self._point.gradient, strict=True)
+        return [_distance(widened(low), exact) for low, exact in pairs]
+
+    def _cancels(self, i: int) -> bool:
+        error, gradient = self._precisions[i], self._point.gradient
+        if error is None or not _UNLIKE < error < np.inf or gradient is None:
+            return False
+        return bool(np.linalg.norm(gradient[i]) <= _BURIED * self._point.noise_of_gradient(i))
+
+
+def _place(blamed: _Seen | None, near: list[_Seen]) -> str:
+    """Where there is a mismatch; empty where there is none."""
+    nearby = _worst(near)
+    if blamed is None:
+        return "nearby" if nearby == MISMATCH else ""
+    return "tie" if nearby in (AGREE, ROUNDING) else "here"
 
 
 def _shown(reading: Reading) -> Agreement:
@@ -378,40 +358,9 @@ def _most_wrong(seen: list[_Seen]) -> _Seen | None:
     return max(wrong, key=lambda s: _shown(s.reading).relative, default=None)
 
 
-def _status(at_point: str, nearby: str) -> str:
-    if at_point == MISMATCH:
-        return TIE if nearby in (AGREE, ROUNDING) else MISMATCH
-    return nearby if nearby == MISMATCH or (nearby and at_point == INCONCLUSIVE) else at_point
-
-
-def _precisions(program: Program, exact: Exact, place: Place) -> list[float | None]:
-    """How far the gradient in the precision of the program is from that in float64."""
-    if place.gradient is None:
-        return [None] * len(program.leaves)
-    pairs = zip(exact.cotangents(place.weights), program.out_avals, strict=True)
-    weights = [jnp.asarray(w, aval.dtype) for w, aval in pairs]
-    low = program.pullback(weights)
-    return [_distance(_wide(a), b) for a, b in zip(low, place.gradient, strict=True)]
-
-
 def _distance(got: Any, expected: Any) -> float:
     size, distance = np.linalg.norm(expected), np.linalg.norm(got - expected)
     return float(distance / size) if size else float(distance > 0)
-
-
-def _slack(program: Program) -> float:
-    if any_equation(program.jaxpr.jaxpr, lambda equation: equation.primitive.name in _ITERATIONS):
-        return _SLACK_OF_ITERATIONS
-    inexact = [v.aval for v in (*program.jaxpr.jaxpr.invars, *program.jaxpr.jaxpr.outvars)]
-    return _SLACK_OF_CONSTANTS if any(_wide_dtype(a.dtype) != a.dtype for a in inexact) else 0.0
-
-
-def _wide(leaf: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(leaf).astype(_wide_dtype(leaf.dtype))
-
-
-def _wide_dtype(dtype: Any) -> Any:
-    return np.dtype(np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64)
 
 
 def _scale(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

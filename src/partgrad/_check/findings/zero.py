@@ -4,15 +4,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
-from .._marks import HELD
-from .._programs import Operands, is_floating
-from . import flow
-from .evidence import Evidence, at, name_of, rule_name, steps_of
-from .finding import Finding
-from .probe import Answer, probe
-from .program import Chain
-from .source import line, sampler_of
+from ..._marks import EXPLICIT, mark_in
+from ..._programs import TESTS, Chain, Operands, arriving, is_floating, last_of, line, sampler_of, union
+from ..evidence import Evidence, at, name_of, rule_name, steps_of
+from ..finding import Finding
+from ..probe import Answer, probe
 
 _SATURATING = frozenset({"tanh", "logistic", "erf", "erfc", "exp", "exp2", "expm1", "log1p", "atan"})
 _CHOOSING = frozenset(
@@ -35,23 +33,26 @@ _CHOOSING = frozenset(
         "scatter-max",
     }
 )
-_COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne", "lt_to", "le_to"})
 
 
-def zeros(evidence: Evidence) -> Iterator[Finding]:
+def zero(evidence: Evidence) -> Iterator[Finding]:
     """One finding for each leaf whose gradient is zero everywhere."""
     program = evidence.program
-    reached, smooth = flow.union(evidence.value.outputs), flow.union(evidence.smooth.outputs)
+    reached, smooth = union(evidence.value.outputs), union(evidence.smooth.outputs)
     killed: list[_Death] | None = None
     for leaf, path in enumerate(program.paths):
         if not reached >> leaf & 1:
-            message = "no path to the output: the value of the function does not depend on it. Fix: use it, or hold it."
+            message = "no path to the output: the value of the function does not depend on it."
+            message = f"{message} Fix: use it, or mark it NonDiff."
             yield Finding("zero", "warning", path, "", message)
         elif not smooth >> leaf & 1:
             yield from _blocked(evidence, leaf)
         elif evidence.gradients and not evidence.gradients[leaf].any() and evidence.gradients[leaf].size:
             killed = _where_cotangents_die(evidence) if killed is None else killed
             yield _vanishing(evidence, leaf, killed)
+        elif evidence.gradients and (dead := int(np.sum(evidence.gradients[leaf] == 0))):
+            message = f"the gradient is zero in {dead:,} of its {evidence.gradients[leaf].size:,} elements."
+            yield Finding("zero", "info", path, "", message)
 
 
 def blockers(evidence: Evidence, leaf: int) -> list[Chain]:
@@ -67,28 +68,33 @@ def blockers(evidence: Evidence, leaf: int) -> list[Chain]:
         # As of `argsort`, whose values have a derivative and whose indices have none.
         and not all(mask >> leaf & 1 for mask in evidence.smooth.out_of(chain))
     ]
-    last = flow.last_of(evidence.program.jaxpr.jaxpr, found)
+    last = last_of(evidence.program.jaxpr.jaxpr, found)
     return [chain for chain in last if chain[-1].primitive.name not in ("ne", "is_finite")]
 
 
 def mark_of(chain: Chain) -> str | None:
     """The mark that holds what a `stop_gradient` is applied to: a field, or the name of a wrapper."""
-    _, found, label = str(chain[-1].source_info.name_stack).rpartition(HELD)
-    return label.partition("/")[0].rstrip(")") if found else None
+    mark = mark_in(str(chain[-1].source_info.name_stack))
+    return None if mark == EXPLICIT else mark
 
 
 def _blocked(evidence: Evidence, leaf: int) -> Iterator[Finding]:
     path = evidence.program.paths[leaf]
     found = blockers(evidence, leaf)
-    drawn = [chain for chain in found if any(evidence.drawn.into(chain)) or sampler_of(chain[-1])]
-    if drawn and len(drawn) == len(found):
-        # What is decided by chance is told with the draws.
+    untold = [chain for chain in found if not _is_told_with_draws(evidence, chain)]
+    if found and not untold:
         return
-    chain = next((c for c in found if mark_of(c)), found[0]) if found else None
+    chain = next((c for c in untold if mark_of(c)), untold[0]) if untold else None
     if chain is None:
         yield Finding("zero", "warning", path, "", "the gradient is zero: no differentiable path leads to the output.")
         return
     yield Finding("zero", "warning", path, line(chain), f"the gradient is zero: {_barrier(path, chain)}")
+
+
+def _is_told_with_draws(evidence: Evidence, chain: Chain) -> bool:
+    """Whether chance decides here, so that the finding is one of a draw."""
+    is_stop = chain[-1].primitive.name == "stop_gradient"
+    return bool(sampler_of(chain[-1])) or (any(evidence.drawn.into(chain)) and not is_stop)
 
 
 def _barrier(path: str, chain: Chain) -> str:
@@ -96,11 +102,10 @@ def _barrier(path: str, chain: Chain) -> str:
     place = f" at {where}" if where else ""
     mark = mark_of(chain)
     if mark is not None:
-        thawed = "with `partgrad.thaw` or without the mark"
-        return f"`{path}` is held by {mark}{place}. Fix: thaw it, {thawed}, if it is to be fitted."
+        return f"`{path}` is held by {mark}{place}. Fix: if it is to be fitted, {REBUILT}."
     if name == "stop_gradient":
-        return f"`stop_gradient`{place} stops it. Fix: take it away, if the leaf is to be fitted."
-    if name in _COMPARISONS:
+        return f"`stop_gradient`{place} stops it. Fix: remove it, if the leaf is to be fitted."
+    if name in TESTS:
         return f"it is only compared, by {name_of(chain[-1])}{place}. Fix: choose smoothly, with a sigmoid for one."
     if name in ("floor", "ceil", "round", "sign"):
         return f"{name_of(chain[-1])}{place} rounds it to steps. Fix: leave the rounding out of what is differentiated."
@@ -108,6 +113,10 @@ def _barrier(path: str, chain: Chain) -> str:
         kind = chain[-1].outvars[0].aval.dtype
         return f"it is cast to {kind}{place}. Fix: leave the cast out of what is differentiated."
     return f"{at(chain)} makes integers of it. Fix: choose smoothly, with a softmax for one."
+
+
+# What holds a leaf that is differentiated is a mark of what the function builds of it.
+REBUILT = "build the model in the function with `partgrad.Diff` round this field, or by `dataclasses.replace`"
 
 
 class _Death(NamedTuple):
@@ -120,8 +129,7 @@ class _Death(NamedTuple):
 def _where_cotangents_die(evidence: Evidence) -> list[_Death]:
     """The operations of the reverse pass from which nothing comes although something flows in."""
     program = evidence.program
-    jaxpr, count = program.cotangent, len(evidence.cotangents)
-    flowing = flow.of_cotangents(jaxpr.jaxpr, count)
+    jaxpr, flowing = program.cotangent, evidence.pulled
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
         given = [jnp.asarray(operand) for operand, mask in zip(operands, flowing.into(chain), strict=True) if mask]
@@ -133,11 +141,11 @@ def _where_cotangents_die(evidence: Evidence) -> list[_Death]:
         none = jnp.stack([jnp.all(result == 0) for result in made]).all()
         return jnp.where(some & none, 0, -1)[None]
 
-    answers = probe(jaxpr, [*program.leaves, *evidence.cotangents], question)
+    answers = probe(jaxpr, [*program.leaves, *evidence.cotangents], [question])[0]
     # Of a product only the side on which a leaf is counts.
     chains = {tuple(map(id, answer.chain)): answer.chain for answer in answers}
-    arriving = flow.arriving(jaxpr.jaxpr, chains.values())
-    of = lambda number: flow.union((mask >> number & 1) << leaf for leaf, mask in enumerate(arriving))
+    reached = arriving(jaxpr.jaxpr, chains.values())
+    of = lambda number: union((mask >> number & 1) << leaf for leaf, mask in enumerate(reached))
     leaves = {key: of(number) for number, key in enumerate(chains)}
     return [_Death(answer, leaves[tuple(map(id, answer.chain))]) for answer in answers]
 

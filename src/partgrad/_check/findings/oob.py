@@ -9,25 +9,22 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from jax.lax import GatherScatterMode
 
-from .._consistent_indexing import consistent_indexing
-from .._programs import Operands, any_equation, written_window
-from .evidence import Evidence, steps_of
-from .finding import Finding
-from .probe import Answer, probe
-from .program import Chain
-from .source import is_in_library, line
+from ..._consistent_indexing import consistent_indexing
+from ..._programs import EXTREMAL_WRITES, WRITES, Chain, Operands, any_equation, is_in_library, line, written_window
+from ..evidence import Evidence, steps_of
+from ..finding import Finding
+from ..probe import Answer
 
-_WRITES = frozenset({"scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"})
 _DELIBERATE = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP)
 
 
-def indices(evidence: Evidence) -> Iterator[Finding]:
+def oob(evidence: Evidence) -> Iterator[Finding]:
     """One finding for each leaf that an equation reads or writes out of bounds."""
     program = evidence.program
     if not any_equation(program.jaxpr.jaxpr, _is_by_index):
         return
     grouped: dict[tuple[int, ...], list[Answer]] = {}
-    for answer in probe(program.jaxpr, program.leaves, _question):
+    for answer in evidence.answers(_question)[0]:
         grouped.setdefault(tuple(map(id, answer.chain)), []).append(answer)
     if not grouped:
         return
@@ -48,7 +45,7 @@ def indices(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_by_index(equation: JaxprEqn) -> bool:
-    return equation.primitive.name in ("gather", "dynamic_slice", "dynamic_update_slice", *_WRITES)
+    return equation.primitive.name in ("gather", "dynamic_slice", "dynamic_update_slice", *WRITES)
 
 
 def _question(chain: Chain, operands: Operands, results: Operands) -> Any:
@@ -57,7 +54,7 @@ def _question(chain: Chain, operands: Operands, results: Operands) -> Any:
     name = chain[-1].primitive.name
     if name in ("dynamic_slice", "dynamic_update_slice"):
         starts, axes, sizes = _of_slice(chain[-1], operands)
-    elif name == "gather" or name in _WRITES:
+    elif name == "gather" or name in WRITES:
         starts, axes, sizes = _of_vectors(chain[-1], operands)
     else:
         return None
@@ -112,7 +109,7 @@ def _disagreeing(evidence: Evidence) -> set[int]:
 
 
 def _may_disagree(equation: JaxprEqn) -> bool:
-    if equation.primitive.name in ("scatter-min", "scatter-max"):
+    if equation.primitive.name in EXTREMAL_WRITES:
         # JAX clips these where they write, and not where their derivative looks who won.
         return equation.params["mode"] != GatherScatterMode.FILL_OR_DROP
     return equation.params.get("mode") not in (None, *_DELIBERATE)

@@ -12,49 +12,54 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from .._double_where import double_where, is_double_where
 from .._programs import (
     CALLS,
+    CUSTOM_LINEAR,
     ENTERED,
+    TRANSPARENT,
+    Chain,
+    EquationRule,
     Operands,
     any_equation,
-    bind,
     inner_jaxprs,
     is_floating,
+    name_of,
     opened,
     primal_jaxpr,
-    reenter,
+    run,
 )
-
-# An equation, and before it those that it is inside of, from the outermost in.
-Chain = tuple[JaxprEqn, ...]
-Rule = Callable[[JaxprEqn, Operands], Operands | None]
 
 _NUMBER = re.compile(r"partgrad\.(\d+)")
 
 
-class Program:
+class NumberedProgram:
     """A function of some leaves, traced.
 
     Args:
         function: From a list of leaves to a tree. Its outputs that are not floating or complex are left out.
-        leaves: The point: floating or complex arrays or Python numbers.
+        leaves: The point: floating or complex arrays.
         paths: The path of each leaf.
+        forward: Whether it is differentiated in forward mode alone.
 
     Attributes:
         outputs: The function, as the user wrote it, from a list of leaves to the list of its floating and complex
             outputs.
         leaves: The point.
         paths: The path of each leaf.
-        jaxpr: `outputs`, traced: its inputs are the leaves.
+        jaxpr: `outputs`, traced: its inputs are the leaves. What `double_where` was applied to is a call in it, so that
+            nothing of it is hidden.
     """
 
-    def __init__(self, function: Callable[[list[Any]], Any], leaves: list[Any], paths: list[str]):
-        self.leaves = [jnp.asarray(leaf) for leaf in leaves]
+    def __init__(
+        self, function: Callable[[list[Any]], Any], leaves: list[Any], paths: list[str], *, forward: bool = False
+    ):
+        self.leaves, self._forward = list(leaves), forward
         self.paths = paths
         self.outputs = lambda leaves: differentiable(function(list(leaves)))
-        self.jaxpr: ClosedJaxpr = jax.make_jaxpr(self.outputs)(self.leaves)
+        self.jaxpr = _with_open_wrappers(jax.make_jaxpr(self.outputs)(self.leaves), self.leaves)
         self._equations: list[JaxprEqn] = []
         self._numbers: dict[int, int] = {}
         self._number(self.jaxpr.jaxpr)
@@ -84,59 +89,66 @@ class Program:
         forward = lambda leaves, tangents: jax.jvp(self.run, (leaves,), (tangents,))[1]
         jaxpr = jax.make_jaxpr(forward)(self.leaves, self.leaves)
         # Where `jax.jvp` would refuse a `custom_vjp`, its trace leaves what only reverse mode can use.
-        if any_equation(jaxpr.jaxpr, lambda equation: equation.primitive.name == "custom_lin"):
+        if any_equation(jaxpr.jaxpr, lambda equation: equation.primitive.name in CUSTOM_LINEAR):
             raise TypeError("A function with a `custom_vjp` has no forward derivative.")
         return jaxpr
 
     @functools.cached_property
-    def cotangent(self) -> ClosedJaxpr:
-        """The reverse derivative, of the leaves and the cotangents of the outputs to the cotangents of the leaves.
+    def value_and_cotangent(self) -> ClosedJaxpr:
+        """The outputs, as reverse mode computes them, and `cotangent`.
 
         Raises:
-            ValueError: If the function has a `while_loop`, and so no reverse derivative.
+            ValueError: If the function has a `while_loop`, and so no reverse derivative, or needs none.
         """
-        reverse = lambda leaves, cotangents: jax.vjp(self.run, leaves)[1](cotangents)[0]
-        return jax.make_jaxpr(reverse)(self.leaves, [jnp.zeros(a.shape, a.dtype) for a in self.out_avals])
+        if self._forward:
+            raise ValueError("Only the forward derivative is asked for.")
 
-    def pullback(self, cotangents: Operands) -> Operands:
-        """The cotangents of the leaves at the point."""
-        return list(self._reverse(*self.leaves, *cotangents))
+        def reverse(leaves: Operands, cotangents: Operands) -> tuple[Operands, Operands]:
+            outputs, pull = jax.vjp(self.run, leaves)
+            return outputs, pull(cotangents)[0]
+
+        return jax.make_jaxpr(reverse)(self.leaves, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.out_avals])
 
     @functools.cached_property
-    def _reverse(self) -> Callable[..., Operands]:
-        reverse: Callable[..., Operands] = jax.jit(jaxpr_as_fun(self.cotangent))
-        return reverse
+    def cotangent(self) -> ClosedJaxpr:
+        """The reverse derivative, of the leaves and the cotangents of the outputs to the cotangents of the leaves."""
+        jaxpr, consts = opened(self.value_and_cotangent)
+        return ClosedJaxpr(with_outputs(jaxpr, jaxpr.outvars[len(self.out_avals) :]), consts)
 
-    def run(self, leaves: Operands, rule: Rule = lambda equation, operands: None) -> Operands:
+    @functools.cached_property
+    def has_forward(self) -> bool:
+        """Whether there is a forward derivative."""
+        try:
+            return bool(self.tangent)
+        except Exception:  # Custom rules raise what they like.
+            return False
+
+    def run(self, leaves: Operands, rule: EquationRule = lambda chain, operands: None) -> Operands:
         """The outputs, computed by equations that bear their numbers; a rule may change some of them.
 
         Args:
             leaves: The leaves.
-            rule: From an equation and its operands to other results for it, or to None to run it as it was. It is asked
-                at every depth, but not about what is inside a custom rule.
+            rule: From an equation, after those that it is inside of, and its operands to other results for it, or to
+                None to run it as it was. It is asked at every depth, but not about what is inside a custom rule.
 
         Returns:
             The outputs.
         """
-        return self._run(*opened(self.jaxpr), list(leaves), rule=rule)
+        # Calls are entered in place, so that what is inside bears the number of the call as well.
+        numbered = functools.partial(run, in_place=CALLS, scope=self._scope)
 
-    def _run(self, jaxpr: Jaxpr, consts: Operands, operands: Operands, rule: Rule) -> Operands:
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-        read = lambda atom: atom.val if isinstance(atom, Literal) else values[atom]
-        inside = functools.partial(self._run, rule=rule)
-        for equation in jaxpr.eqns:
-            given = [read(atom) for atom in equation.invars]
-            with jax.named_scope(f"partgrad.{self._numbers[id(equation)]}"):
-                results = rule(equation, given)
-                if results is None and equation.primitive.name in CALLS:
-                    # Entered in place, so that what is inside bears the number of the call as well.
-                    results = inside(*opened(primal_jaxpr(equation)), given)
-                if results is None:
-                    results = reenter(equation, given, inside)
-                if results is None:
-                    results = bind(equation, given)
-            values.update(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        def change(chain: Chain, operands: Operands) -> Operands | None:
+            results = rule(chain, operands)
+            if results is None and name_of(chain[-1]) in TRANSPARENT:
+                jaxpr, consts = opened(primal_jaxpr(chain[-1]))
+                body = lambda *given: numbered(jaxpr, consts, list(given), change, inside=chain)
+                results = list(double_where(body)(*operands))
+            return results
+
+        return numbered(*opened(self.jaxpr), list(leaves), change)
+
+    def _scope(self, chain: Chain) -> Any:
+        return jax.named_scope(f"partgrad.{self._numbers[id(chain[-1])]}")
 
     def origin(self, derived: Iterable[JaxprEqn]) -> Chain:
         """From what the function was derived an equation of a derivative.
@@ -166,7 +178,30 @@ class Program:
                     self._number(inner)
 
 
+def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:
+    """A jaxpr in which what is under `double_where` is a call that shows what it does."""
+    if not any_equation(jaxpr.jaxpr, is_double_where):
+        return jaxpr
+    (name,) = TRANSPARENT
+
+    def opening(chain: Chain, operands: Operands) -> Operands | None:
+        if not is_double_where(chain[-1]):
+            return None
+        inner, consts = opened(primal_jaxpr(chain[-1]))
+        body = lambda *given: run(inner, consts, list(given), opening)
+        body.__name__ = name
+        return list(jax.jit(body)(*operands))
+
+    return jax.make_jaxpr(lambda *leaves: run(*opened(jaxpr), list(leaves), opening))(*leaves)
+
+
 def differentiable(tree: Any) -> list[Any]:
     """The floating and complex leaves of an output, as arrays."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype") or isinstance(leaf, float | complex)]
     return [jnp.asarray(leaf) for leaf in leaves if not hasattr(leaf, "dtype") or is_floating(leaf)]
+
+
+def with_outputs(jaxpr: Jaxpr, outputs: list[Any]) -> Jaxpr:
+    """A jaxpr that returns some of its variables."""
+    debug_info = jaxpr.debug_info._replace(result_paths=None) if jaxpr.debug_info else None
+    return jaxpr.replace(outvars=outputs, debug_info=debug_info)

@@ -7,11 +7,10 @@ of a matrix from a covariance function is, and that of a single element is not.
 from typing import Any
 
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn
 
-from .._programs import Operands, bind
-from .evidence import Evidence
-from .program import Chain, Program
+from ..._programs import Chain, Operands, bind
+from ..evidence import Evidence
+from ..numbered import NumberedProgram
 
 _FACTORIZATIONS = frozenset({"cholesky", "eigh"})
 
@@ -21,15 +20,15 @@ def factorizations(evidence: Evidence, leaf: int) -> list[Chain]:
     return [c for c in evidence.smooth.chains if c[-1].primitive.name in _FACTORIZATIONS and evidence.is_into(leaf, c)]
 
 
-def symmetrised(program: Program) -> Program:
+def symmetrised(program: NumberedProgram) -> NumberedProgram:
     """The program in which each of them is given the symmetric part of its matrix."""
 
-    def rule(equation: JaxprEqn, operands: Operands) -> Operands | None:
-        if equation.primitive.name not in _FACTORIZATIONS:
+    def rule(chain: Chain, operands: Operands) -> Operands | None:
+        if chain[-1].primitive.name not in _FACTORIZATIONS:
             return None
-        return bind(equation, [_symmetric_part(operands[0]), *operands[1:]])
+        return bind(chain[-1], [_symmetric_part(operands[0]), *operands[1:]])
 
-    return Program(lambda leaves: program.run(leaves, rule), program.leaves, program.paths)
+    return NumberedProgram(lambda leaves: program.run(leaves, rule), program.leaves, program.paths)
 
 
 def _symmetric_part(matrix: Any) -> Any:

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from .._programs import Operands, is_floating
-from .program import Program
-from .promote import promoted
+from ..._programs import Operands, inner_jaxprs, is_floating
+from ..numbered import NumberedProgram
+from ..quick import quick_jit
+from .float64 import leaves_jax, promoted
 
 Leaves = list[np.ndarray[Any, Any]]
 Vector = np.ndarray[Any, Any]
@@ -31,37 +32,34 @@ class Exact:
 
     Attributes:
         sizes: The number of elements of each output.
-        absent: For `forward` and `reverse`, why there is no such derivative; empty where there is one.
+        unit: The precision of what leaves JAX and so is evaluated in its own; zero where nothing does.
         evaluations: How often the function was evaluated.
     """
 
-    def __init__(self, program: Program):
+    def __init__(self, program: NumberedProgram):
         self.sizes = [int(np.prod(aval.shape)) for aval in program.out_avals]
-        self.absent = {"forward": "", "reverse": ""}
+        self.unit = _unit(program.jaxpr.jaxpr)
         self.evaluations = 0
         self._shapes = [aval.shape for aval in program.out_avals]
         self._is_complex = [jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in program.out_avals]
         evaluate = promoted(program.jaxpr)
         self._value = _compiled(lambda *moved: _joined(evaluate(*_moved(*moved))))
-        self._forward = self._derivative("forward", lambda: program.tangent)
-        self._reverse = self._derivative("reverse", lambda: program.cotangent)
+        self._forward = _derivative(lambda: program.tangent, _joined)
+        self._reverse = _derivative(lambda: program.cotangent, list)
 
-    def _derivative(self, mode: str, jaxpr: Callable[[], ClosedJaxpr]) -> Callable[..., Any] | None:
-        try:
-            evaluate = promoted(jaxpr())
-        except Exception as error:
-            self.absent[mode] = str(error) or type(error).__name__
-            return None
-        join = _joined if mode == "forward" else list
-        return _compiled(lambda point, others: join(evaluate(*point, *others)))
+    def with_reverse_of(self, program: NumberedProgram) -> "Exact":
+        """The same function, with the reverse derivative of another program and no forward derivative."""
+        changed = copy.copy(self)
+        changed._forward, changed._reverse = None, _derivative(lambda: program.cotangent, list)
+        return changed
 
-    def holding(self, program: Program, held: Callable[[JaxprEqn], bool]) -> "Exact":
+    def holding(self, program: NumberedProgram, held: Callable[[JaxprEqn], bool]) -> "Exact":
         """The same, but for some equations that keep their results while the point moves along a direction."""
 
         def rule(equation: JaxprEqn, operands: Operands) -> Operands | None:
             if held(equation):
                 return [lax.all_gather(operand, _BOTH)[1] for operand in operands]
-            if equation.primitive.name.endswith("callback"):
+            if leaves_jax(equation):
                 # Python code is not called for many points at once; where it matters, nothing is known.
                 return [jnp.full(v.aval.shape, jnp.nan if is_floating(v.aval) else 0) for v in equation.outvars]
             return None
@@ -104,11 +102,17 @@ class Exact:
 
     def cotangents(self, weights: Vector) -> Leaves:
         """Weights, one for each element, in the shapes of the outputs."""
-        parts = self.parts(weights)
-        return [
-            part.reshape(shape).astype(np.complex128 if is_complex else np.float64)
-            for part, shape, is_complex in zip(parts, self._shapes, self._is_complex, strict=True)
-        ]
+        parts = zip(self.parts(weights), self._shapes, self._is_complex, strict=True)
+        return [(part if is_complex else part.real).reshape(shape) for part, shape, is_complex in parts]
+
+
+def _unit(jaxpr: Jaxpr) -> float:
+    """The largest relative rounding error of what is not evaluated in float64."""
+    largest = 0.0
+    for equation in jaxpr.eqns:
+        made = [v.aval.dtype for v in equation.outvars if leaves_jax(equation) and is_floating(v.aval)]
+        largest = max([largest, *(float(jnp.finfo(d).eps) for d in made), *map(_unit, inner_jaxprs(equation))])
+    return largest if largest > np.finfo(np.float64).eps else 0.0
 
 
 def _moved(step: Any, point: Leaves, direction: Leaves) -> list[Any]:
@@ -119,8 +123,16 @@ def _joined(outputs: list[Any]) -> Any:
     return jnp.concatenate([jnp.ravel(output) for output in outputs]) if outputs else jnp.zeros(0)
 
 
+def _derivative(jaxpr: Callable[[], ClosedJaxpr], join: Callable[[list[Any]], Any]) -> Callable[..., Any] | None:
+    try:
+        evaluate = promoted(jaxpr())
+    except Exception:  # There is none, and each rule says so in its own way.
+        return None
+    return _compiled(lambda point, others: join(evaluate(*point, *others)))
+
+
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    staged = jax.jit(function)
+    staged = quick_jit(function)
 
     def run(*operands: Any) -> Any:
         with jax.enable_x64(True):

@@ -1,19 +1,35 @@
 """Exact ties: where operations with a kink or a jump are at it, so that their derivative there is a convention."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import Operands
-from .evidence import Evidence
-from .probe import Answer, probe
-from .program import Chain
+from ..._programs import COMPARISONS, Chain, Operands, line
+from ..derivatives.search import LeafDerivative
+from ..evidence import Evidence, at, element, steps_of
+from ..finding import Finding
+from ..probe import Answer
 
-_COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "lt_to", "le_to"})
 _EXTREMES = frozenset({"reduce_max", "reduce_min", "argmax", "argmin"})
 _STEPS = frozenset({"floor", "ceil"})
+
+
+def tie(evidence: Evidence, ties: "Ties", found: list[LeafDerivative]) -> Iterator[Finding]:
+    """One finding for each leaf along which the slopes on both sides of the point differ."""
+    for leaf, derivative in enumerate(found):
+        path = evidence.program.paths[leaf]
+        if not derivative.kinks or derivative.status not in ("agree", "inconclusive"):
+            continue
+        tied = ties.of(leaf)
+        if tied:
+            message = (
+                f"the point is on {ties.described(tied[0])}, where the derivative is a convention. "
+                "Fix: nothing, if any slope between those of the two sides will do; else another point."
+            )
+            yield Finding("tie", "warning", path, line(tied[0].chain), message)
 
 
 class Ties:
@@ -30,10 +46,17 @@ class Ties:
         """Those that a leaf's derivative goes through; the answers hold the flat index of one element that is tied."""
         return [tie for tie in self._all if leaf in self._evidence.leaves_into(tie.chain)]
 
+    def described(self, tie: Answer) -> str:
+        """A tie, for a message."""
+        equation = tie.chain[-1]
+        shape = equation.outvars[0].aval.shape
+        largest = max(len(atom.aval.shape) for atom in [*equation.invars, *equation.outvars])
+        place = element(int(tie.numbers[0]), tuple(shape) if len(shape) == largest else ())
+        return f"an exact tie of {at(tie.chain)}{place}{steps_of([tie.steps])}"
+
     @functools.cached_property
     def _all(self) -> list[Answer]:
-        program = self._evidence.program
-        return probe(program.jaxpr, program.leaves, self._question)
+        return self._evidence.answers(self._question)[0]
 
     def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
         if not operands or not self._evidence.leaves_into(chain):
@@ -49,7 +72,7 @@ def _tied(chain: Chain, operands: Operands, results: Operands) -> Any:
     """Which elements are at a tie; None for an operation that has none."""
     equation = chain[-1]
     name, x = equation.primitive.name, operands[0]
-    if name in ("max", "min") or name in _COMPARISONS:
+    if name in ("max", "min") or name in COMPARISONS:
         return jnp.equal(operands[0], operands[1])
     if name in ("abs", "sign"):
         return jnp.equal(x, 0)

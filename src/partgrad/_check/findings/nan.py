@@ -7,17 +7,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from .. import safe
-from .._double_where import double_where
-from .._programs import Operands, is_floating
-from . import flow
-from .evidence import Array, Evidence, at, element, is_finite, steps_of
-from .finding import Finding
-from .probe import Answer, probe
-from .program import Chain
-from .source import line
+from ... import safe
+from ..._double_where import double_where
+from ..._programs import (
+    Chain,
+    Dependence,
+    Operands,
+    Sources,
+    holds_users_function,
+    is_custom_rule,
+    is_floating,
+    line,
+    of_cotangents,
+)
+from ..derivatives.differences import SMOOTH
+from ..derivatives.search import LeafDerivative, derivatives
+from ..evidence import Array, Evidence, at, element, is_finite, name_of, steps_of
+from ..finding import Finding
+from ..numbered import NumberedProgram
+from ..probe import Answer, probe
+from ..quick import quick_jit
 
 # By primitive: what to call in its place, and the name to suggest.
 _SAFE: dict[str, tuple[Callable[..., Any], str]] = {
@@ -36,29 +47,33 @@ _WHOLE = {"norm": "norm", "_std": "std", "std": "std", "_var": "var", "var": "va
 _BETWEEN = frozenset({"reduce_sum", "mul", "integer_pow", "square", "convert_element_type", "broadcast_in_dim", "abs"})
 
 
-def nonfinite(evidence: Evidence) -> Iterator[Finding]:
+def nan(evidence: Evidence) -> Iterator[Finding]:
     """One finding for each leaf whose gradient, or else whose forward derivative, is not finite."""
     program = evidence.program
     bad = [leaf for leaf, gradient in enumerate(evidence.gradients) if not is_finite(gradient)]
     if bad:
-        operands = [*program.leaves, *evidence.cotangents]
-        births = _births(program.cotangent, operands, len(evidence.cotangents))
+        births = _births(program.cotangent, [*program.leaves, *evidence.cotangents], evidence.pulled)
         yield from _of_derivative(evidence, bad, births, _Remedies(evidence, births), "gradient")
     elif not evidence.value_is_finite:
         yield _of_the_value(evidence)
-    if evidence.value_is_finite:
+    if evidence.value_is_finite and program.has_forward and not _tangent_is_finite(evidence):
         yield from _forward(evidence, [leaf for leaf in range(len(program.leaves)) if leaf not in bad])
+
+
+def _tangent_is_finite(evidence: Evidence) -> bool:
+    """Whether the forward derivative of all leaves together is finite."""
+    tangents = evidence.point.exact.forward(evidence.point.leaves, [np.ones_like(x) for x in evidence.point.leaves])
+    return tangents is not None and is_finite(tangents)
 
 
 def _forward(evidence: Evidence, leaves: list[int]) -> Iterator[Finding]:
     """One finding for each leaf along which the forward derivative is not finite; together first, then one by one."""
-    along = _Along(evidence, leaves)
-    if not leaves or along.is_finite():
+    if not leaves or (len(leaves) > 1 and _Along(evidence, leaves).is_finite()):
         return
     for leaf in leaves:
         along = _Along(evidence, [leaf])
         if not along.is_finite():
-            births = _births(along.jaxpr, along.operands, 1)
+            births = _births(along.jaxpr, along.operands, of_cotangents(along.jaxpr.jaxpr, 1))
             remedies = _ForwardRemedies(evidence, births, along)
             yield from _of_derivative(evidence, [leaf], births, remedies, "forward-mode derivative")
 
@@ -68,9 +83,8 @@ class _Along:
 
     def __init__(self, evidence: Evidence, leaves: list[int]):
         self._program, self._leaves = evidence.program, leaves
-        self._has_forward = evidence.has_forward
         own = [self._program.leaves[leaf] for leaf in leaves]
-        self.operands = [*own, *map(jnp.ones_like, own)]
+        self.operands = [*own, *(np.ones(x.shape, x.dtype) for x in own)]
 
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
@@ -91,29 +105,26 @@ class _Along:
         return list(jax.jvp(of_own, tuple(own), tuple(tangents))[1])
 
     def is_finite(self) -> bool:
-        """Whether it is finite at the point, along ones; true where it does not exist."""
-        if not self._has_forward:
-            return True
-        return all(map(is_finite, jax.jit(jaxpr_as_fun(self.jaxpr))(*self.operands)))
+        """Whether it is finite at the point, along ones."""
+        return all(map(is_finite, quick_jit(jaxpr_as_fun(self.jaxpr))(*self.operands)))
 
 
-def _births(jaxpr: ClosedJaxpr, operands: Operands, count: int) -> list[Answer]:
-    """Where what depends on the last operands stops being finite, in the order of execution."""
-    flowing = flow.of_cotangents(jaxpr.jaxpr, count)
+def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list[Answer]:
+    """Where what flows in a derivative stops being finite, in the order of execution."""
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
         return _birth(operands, flowing.into(chain), results)
 
-    return probe(jaxpr, operands, question)
+    return probe(jaxpr, operands, [question])[0]
 
 
-def _birth(operands: Operands, masks: flow.Masks, results: Operands) -> Any:
+def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
     """Which element of the first result is not finite although all that flows in is: it, and whether it is NaN."""
     flowing = [jnp.asarray(operand) for operand, mask in zip(operands, masks, strict=True) if mask]
     made = [jnp.asarray(result) for result in results if hasattr(result, "dtype") and _is_floating(result)]
     if not flowing or not made:
         return None
-    finite = jnp.stack([jnp.isfinite(operand).all() for operand in flowing if _is_floating(operand)]).all()
+    finite = jnp.stack([True, *(jnp.isfinite(operand).all() for operand in flowing if _is_floating(operand))]).all()
     answers = []
     for result in made:
         bad = ~jnp.isfinite(jnp.ravel(result))
@@ -135,6 +146,8 @@ class _Remedies:
         self._evidence, self._program = evidence, evidence.program
         self._births = births
         self._tried: dict[Any, list[Array] | None] = {}
+        # By leaf, what differences say of a remedy that makes its derivative finite and wrong.
+        self.refuted: dict[int, LeafDerivative] = {}
 
     def double_where_mends(self, leaf: int) -> bool:
         """Whether the bad path was not taken."""
@@ -155,10 +168,10 @@ class _Remedies:
         return None
 
     def _replacing(self, replaced: set[int]) -> Any:
-        def rule(equation: JaxprEqn, operands: Operands) -> Operands | None:
-            if id(equation) not in replaced or equation.primitive.name not in _SAFE:
+        def rule(chain: Chain, operands: Operands) -> Operands | None:
+            if id(chain[-1]) not in replaced or chain[-1].primitive.name not in _SAFE:
                 return None
-            function, _ = _SAFE[equation.primitive.name]
+            function, _ = _SAFE[chain[-1].primitive.name]
             return [function(*operands)]
 
         return lambda leaves: self._program.run(leaves, rule)
@@ -192,7 +205,24 @@ class _Remedies:
         if key not in self._tried:
             self._tried[key] = self._derivatives(function)
         found = self._tried[key]
-        return found is not None and self._is_mended(found, leaf)
+        if found is None or not self._is_mended(found, leaf):
+            return False
+        wrong = self._disagreement(function, leaf)
+        if wrong is not None and key == "double_where":
+            self.refuted[leaf] = wrong
+        return wrong is None
+
+    def _disagreement(self, function: Any, leaf: int) -> LeafDerivative | None:
+        """Where finite differences say that a gradient, though finite, is wrong."""
+        program, point = self._program, self._evidence.point
+        try:
+            remedied = NumberedProgram(function, program.leaves, program.paths)
+            exact = point.exact.with_reverse_of(remedied)
+            others = set(range(len(program.leaves))) - {leaf}
+            found = derivatives(remedied, point.of(exact), np.random.default_rng(0), directions=1, skipped=others)
+        except Exception:  # What cannot be compared is not refuted.
+            return None
+        return found[leaf] if found[leaf].status == "mismatch" else None
 
     def _derivatives(self, function: Any) -> list[Array] | None:
         return self._evidence.gradients_of(function)
@@ -211,7 +241,8 @@ class _ForwardRemedies(_Remedies):
     def _derivatives(self, function: Any) -> list[Array] | None:
         try:
             operands, count = self._along.operands, len(self._along.operands) // 2
-            tangents = self._along.derivative(jax.jit(function), operands[:count], operands[count:])
+            pushed = quick_jit(lambda own, tangents: self._along.derivative(function, own, tangents))
+            tangents = pushed(operands[:count], operands[count:])
         except Exception:  # As for gradients: a remedy that fails is none.
             return None
         return [np.asarray(tangent) for tangent in tangents]
@@ -238,19 +269,18 @@ def _of_derivative(
         again = [b.steps for b in own if program.origin(b.chain) == chain]
         what = "NaN" if first.numbers[1] else "infinite"
         place = f"{element(int(first.numbers[0]), first.chain[-1].outvars[0].aval.shape)}{steps_of(again)}"
-        by = f"the derivative of {at(chain)}" if chain else "an operation of no line of yours"
+        where = line(chain)
+        if chain and is_custom_rule(chain[-1]) and not holds_users_function(chain[-1]):
+            # The rule of a library, which may run the user's code.
+            where = line(first.chain) or where
+        by = f"the derivative of {name_of(chain[-1])} at {where}" if chain else "an operation outside your code"
         begin = f"the {derivative} is not finite: first {what} in {by}{place}."
-        yield Finding("nan", "error", program.paths[leaf], line(chain), f"{begin} {advice or _NO_REMEDY}")
-
-
-_NO_REMEDY = (
-    "The value takes this path: a true singularity, which neither `double_where` nor a `safe` function mends. "
-    "Fix: keep the point away from it, or write the function so that it is smooth here."
-)
+        advice = advice or _without_remedy(evidence, leaf, chain, remedies.refuted.get(leaf))
+        yield Finding("nan", "error", program.paths[leaf], where, f"{begin} {advice}")
 
 
 def _advice(remedies: _Remedies, leaf: int, chain: Chain) -> str | None:
-    """What was tried and makes the derivative finite."""
+    """What was tried and makes the derivative finite, and not another than the slope of the function."""
     if remedies.double_where_mends(leaf):
         return (
             "The value does not take this path. Fix: differentiate `partgrad.double_where(f)`; tried, and its "
@@ -265,6 +295,36 @@ def _advice(remedies: _Remedies, leaf: int, chain: Chain) -> str | None:
     )
 
 
+def _without_remedy(evidence: Evidence, leaf: int, chain: Chain, refuted: LeafDerivative | None) -> str:
+    if refuted is not None:
+        return (
+            f"The value does not take this path; without it the derivative would be {refuted.got:.6g}, and finite "
+            f"differences give {refuted.expected:.6g}: the function is smooth here, and the case that it takes does "
+            "not have its slope. Fix: give that case the slope of the points beside it, or write a custom rule."
+        )
+    slope = _slope(evidence, leaf)
+    if slope is None:
+        return (
+            "The value takes this path: a true singularity, which neither `double_where` nor a `safe` function "
+            "removes. Fix: keep the point away from it, or write the function so that it is smooth here."
+        )
+    by = "The rule is at fault: the" if chain and is_custom_rule(chain[-1]) else "The"
+    return (
+        f"{by} function is smooth here, and finite differences give a slope of {slope:.6g}. "
+        "Fix: the rule, or write the function so that each of its steps has a derivative."
+    )
+
+
+def _slope(evidence: Evidence, leaf: int) -> float | None:
+    """The slope along the elements of a leaf together, by finite differences; None where there is none."""
+    point = evidence.point
+    direction = [np.ones_like(x) if i == leaf else np.zeros_like(x) for i, x in enumerate(point.leaves)]
+    found = point.slope(direction)
+    if not (found.verdict == SMOOTH).all():
+        return None
+    return float((point.weights * found.derivative).real.sum())
+
+
 def _of_the_value(evidence: Evidence, leaf: int | None = None) -> Finding:
     """The function is not finite itself."""
     first = next(iter(_value_births(evidence)), None)
@@ -275,8 +335,4 @@ def _of_the_value(evidence: Evidence, leaf: int | None = None) -> Finding:
 
 
 def _value_births(evidence: Evidence) -> list[Answer]:
-    def question(chain: Chain, operands: Operands, results: Operands) -> Any:
-        floating = [1 if hasattr(o, "dtype") and _is_floating(o) else 0 for o in map(jnp.asarray, operands)]
-        return _birth(operands, floating, results)
-
-    return probe(evidence.program.jaxpr, evidence.program.leaves, question)
+    return _births(evidence.program.jaxpr, evidence.program.leaves, evidence.value)

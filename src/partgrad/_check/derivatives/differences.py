@@ -41,17 +41,13 @@ class Slope(NamedTuple):
     Attributes:
         derivative: The slope of each output.
         error: Its estimated error; a gap between the slopes on both sides is one.
-        second: The second derivative.
         verdict: `SMOOTH`; `KINK`, where the slopes on both sides differ; `JUMP`, where the value does; or `UNSURE`.
             Only what is smooth has a derivative.
-        evaluations: How often the function was evaluated.
     """
 
     derivative: Array
     error: Array
-    second: Array
     verdict: Array
-    evaluations: int
 
 
 def slope(along: Callable[[float], Any], at_zero: Any = None, *, shrink: float = 1.0, noise: Any = 0.0) -> Slope:
@@ -80,13 +76,11 @@ def slope(along: Callable[[float], Any], at_zero: Any = None, *, shrink: float =
             steps.backward.append(_real(along(-size)))
             if len(steps.sizes) >= _FEWEST_LEVELS:
                 judged.improve(steps)
-    evaluations = 2 * len(steps.sizes) + (at_zero is None)
     if not np.iscomplexobj(start):
-        return Slope(judged.derivative, judged.error, judged.second, judged.verdict, evaluations)
-    of_parts = lambda values: values.view(np.complex128)
+        return Slope(judged.derivative, judged.error, judged.verdict)
     error = np.hypot(judged.error[::2], judged.error[1::2])
     verdict = np.maximum(judged.verdict[::2], judged.verdict[1::2])
-    return Slope(of_parts(judged.derivative), error, of_parts(judged.second), verdict, evaluations)
+    return Slope(judged.derivative.view(np.complex128), error, verdict)
 
 
 def _real(outputs: Any) -> Array:
@@ -113,14 +107,13 @@ class _Judged(NamedTuple):
 
     derivative: Array
     error: Array
-    second: Array
     verdict: Array
     may_improve: Array
 
     @classmethod
     def unknown(cls, outputs: int) -> "_Judged":
-        derivative, error, second = np.zeros((3, outputs))
-        return cls(derivative, error, second, np.zeros(outputs, int), np.ones(outputs, bool))
+        derivative, error = np.zeros((2, outputs))
+        return cls(derivative, error, np.zeros(outputs, int), np.ones(outputs, bool))
 
     def improve(self, steps: _Steps) -> None:
         """Judge anew what smaller steps may tell more of."""
@@ -151,7 +144,7 @@ def _judgement(steps: _Steps) -> _Judged:
     reached = (best.error <= _AIM * np.abs(best.slope)) | (best.error <= _AIM_IN_ROUNDING * rounding)
     # Smaller steps than the best only add to the rounding errors.
     reached |= believable(best) & (np.minimum(windows[-1].error, windows[-2].error) > best.error)
-    return _Judged(best.slope, best.error, best.second, verdict, ~((reached & ~disputed) | is_clear))
+    return _Judged(best.slope, best.error, verdict, ~((reached & ~disputed) | is_clear))
 
 
 def _agree(one: "_Window", other: "_Window") -> Array:
@@ -165,7 +158,6 @@ class _Level(NamedTuple):
     central: Array
     gap: Array
     rounding: Array
-    step: float
 
 
 def _level(steps: _Steps, k: int) -> _Level:
@@ -174,7 +166,7 @@ def _level(steps: _Steps, k: int) -> _Level:
     gap = ((forward - start) - (start - backward)) / step
     # The point is rounded as well as the value.
     rounded = np.maximum(np.abs(forward), np.abs(backward)) + np.abs(central)
-    return _Level(central, gap, (_ROUNDING * rounded + steps.noise) / step, step)
+    return _Level(central, gap, (_ROUNDING * rounded + steps.noise) / step)
 
 
 class _Window(NamedTuple):
@@ -182,7 +174,6 @@ class _Window(NamedTuple):
 
     slope: Array
     error: Array
-    second: Array
     # The gap in the limit, and its error.
     gap: Array
     gap_error: Array
@@ -201,10 +192,9 @@ def _window(levels: list[_Level]) -> _Window:
     slope, slope_error = _limit([level.central for level in levels], _RATIO**2)
     # The gap falls in the powers 1, 3, ... of the step, the central slope in the powers 2, 4, ...
     gap, gap_error = _limit([level.gap for level in levels], _RATIO)
-    second, _ = _limit([level.gap / level.step for level in levels[:2]], _RATIO**2)
     error = np.maximum(slope_error, np.abs(gap) / 2) + rounding
     unknown = ~(np.isfinite(error) & np.isfinite(slope))
-    return _Window(slope, np.where(unknown, np.inf, error), second, gap, gap_error + 2 * rounding)
+    return _Window(slope, np.where(unknown, np.inf, error), gap, gap_error + 2 * rounding)
 
 
 def _limit(values: list[Array], factor: float) -> tuple[Array, Array]:

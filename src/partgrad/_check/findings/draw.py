@@ -3,14 +3,21 @@
 from collections.abc import Iterator
 from typing import Any
 
-from .._programs import CALLS
-from . import flow
-from .evidence import Evidence, name_of
-from .finding import Finding
-from .program import Chain
-from .source import is_of_jax_random, line, sampler_of
+from ..._programs import (
+    CALLS,
+    COMPARISONS,
+    Chain,
+    holds_users_function,
+    is_custom_rule,
+    is_of_jax_random,
+    line,
+    reaching,
+    sampler_of,
+    union,
+)
+from ..evidence import Evidence, name_of
+from ..finding import Finding
 
-_COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "lt_to", "le_to"})
 # Tests for NaN, which decide nothing.
 _TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
 # What `jax.random` differentiates wrongly: `wald` chooses between two roots, and the choice has no derivative.
@@ -21,7 +28,7 @@ _SCORE = (
 )
 
 
-def draws(evidence: Evidence) -> Iterator[Finding]:
+def draw(evidence: Evidence) -> Iterator[Finding]:
     """One finding for each leaf and each line of a draw that depends on it."""
     said = set()
     program = evidence.program
@@ -50,7 +57,7 @@ def _samplers(evidence: Evidence) -> list[Chain]:
     for chain in evidence.smooth.chains:
         if (_is_call(chain) or _is_implicit(chain)) and not any(map(is_of_jax_random, chain[:-1])):
             found.append(chain)
-    return flow.reaching(evidence.program.jaxpr.jaxpr, found)
+    return reaching(evidence.program.jaxpr.jaxpr, found)
 
 
 def _inlined(evidence: Evidence) -> list[list[Chain]]:
@@ -62,7 +69,7 @@ def _inlined(evidence: Evidence) -> list[list[Chain]]:
         name = sampler_of(chain[-1])
         if name is not None:
             groups.setdefault((tuple(map(id, chain[:-1])), name, line(chain)), []).append(chain)
-    reached = flow.reaching(evidence.program.jaxpr.jaxpr, [chain for group in groups.values() for chain in group])
+    reached = reaching(evidence.program.jaxpr.jaxpr, [chain for group in groups.values() for chain in group])
     known = set(map(id, reached))
     return [group for group in groups.values() if len(group) > 1 and any(id(chain) in known for chain in group)]
 
@@ -80,7 +87,7 @@ def _decisions(evidence: Evidence) -> list[Chain]:
             continue
         if not evidence.contains_others(chain) and any(evidence.smooth.into(chain)) and any(evidence.drawn.into(chain)):
             found.append(chain)
-    return flow.reaching(evidence.program.jaxpr.jaxpr, found)
+    return reaching(evidence.program.jaxpr.jaxpr, found)
 
 
 def _is_call(chain: Chain) -> bool:
@@ -132,15 +139,26 @@ def _contains_implicit(evidence: Evidence, leaf: int, chain: Chain) -> bool:
     return _is_implicit(chain) and evidence.is_into(leaf, chain)
 
 
+def _is_users_stop(chain: Chain) -> bool:
+    """Whether an equation is a `stop_gradient` that the user wrote, and not one in a function of a library."""
+    is_call = lambda equation: equation.primitive.name in CALLS
+    return chain[-1].primitive.name == "stop_gradient" and all(
+        holds_users_function(outer) for outer in chain[:-1] if is_call(outer) or is_custom_rule(outer)
+    )
+
+
 def _of_decision(evidence: Evidence, leaf: int, chain: Chain) -> tuple[str, str]:
     operands = list(zip(evidence.smooth.into(chain), evidence.drawn.into(chain), strict=True))
     # A random number on one side and the leaf on the other: a draw by hand. A threshold for what holds both may be a
     # kink that is as good as any.
     apart = any(drawn and not mask for mask, drawn in operands) and any(mask and not drawn for mask, drawn in operands)
     # Nothing is continuous there for a leaf that has no other way to the output.
-    is_only = not flow.union(evidence.smooth.outputs) >> leaf & 1
-    is_threshold = chain[-1].primitive.name in _COMPARISONS and not (apart or is_only)
+    is_only = not union(evidence.smooth.outputs) >> leaf & 1
+    is_threshold = chain[-1].primitive.name in COMPARISONS and not (apart or is_only)
     begin = f"a random draw and it together decide {name_of(chain[-1])}, through which the gradient is silently zero"
+    stops = [other for other in evidence.smooth.chains if _is_users_stop(other) and evidence.is_into(leaf, other)]
+    if stops and not (is_only or apart):
+        return "info", f"{begin}; it has that of what stands in for it beside a `stop_gradient` (straight-through)."
     if is_threshold:
         return "info", f"{begin}. If what it chooses between is continuous there, all is well."
     return "warning", f"{begin}. {_SCORE} to mean the zero."

@@ -1,0 +1,1 @@
+"""Both derivatives of a program against finite differences, in float64."""

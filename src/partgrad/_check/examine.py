@@ -1,0 +1,284 @@
+"""One check of a function at one point: the questions, in their order."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._display import status_of
+from .._marks import Layout
+from .._message import word
+from .._programs import Operands
+from .._selection import Target
+from .._transforms import OfSelected, selected
+from .._trees import describe, paths
+from ..errors import ArgumentError
+from .derivatives.float64 import widened
+from .derivatives.search import LeafDerivative, derivatives
+from .derivatives.symmetric import factorizations, symmetrised
+from .evidence import Evidence
+from .finding import Finding
+from .findings.draw import draw, has_implicit_draw
+from .findings.mismatch import mismatch, slack_of_leaves, without_reverse
+from .findings.nan import nan
+from .findings.nondeterminism import nondeterminism
+from .findings.oob import oob
+from .findings.precision import precision
+from .findings.tie import Ties, tie
+from .findings.value import untraceable, value, value_with_open_marks
+from .findings.zero import zero
+from .intended import intended
+from .numbered import NumberedProgram, differentiable
+from .progress import Progress
+from .report import GradientReport, LeafRow
+from .rules import Rules
+from .values import CONCRETIZATION, eager_gradient, values
+
+# Before finite differences, and after them.
+_STEPS = 4
+
+
+class Options(NamedTuple):
+    """What is compared, and how much of it."""
+
+    exhaustive: bool
+    seed: int
+    directions: int
+    has_aux: bool
+    forward: bool
+    intended: tuple[str | Callable[..., Any], ...]
+
+
+def examine(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    targets: list[Target],
+    options: Options,
+    progress: Progress,
+) -> GradientReport:
+    """Check a call of a function, and report."""
+    of_selected = OfSelected(_with_new_arguments(f), args, kwargs, targets)
+    differentiated = lambda output: differentiable(output[0] if options.has_aux else output)
+    outputs = lambda leaves: differentiated(of_selected(list(leaves)))
+    leaves = list(map(jnp.asarray, selected(targets)))
+    progress.expect(_STEPS)
+    plain, again = outputs(leaves), outputs(leaves)
+    refuse_tracers(f, plain)
+    if not plain:
+        raise ArgumentError(
+            word(
+                f"`{_name(f)}` returns nothing that has a derivative.",
+                "Expected at least one floating or complex array among its outputs.",
+                fix="return the number that is to be differentiated; of integers there is no derivative.",
+            )
+        )
+    generator = np.random.default_rng(options.seed)
+    weights = _weights(plain, generator)
+    cotangents = _cotangents(weights, plain)
+    try:
+        program = NumberedProgram(outputs, leaves, _paths(targets), forward=options.forward)
+    except CONCRETIZATION as error:
+        gradient = eager_gradient(outputs, leaves, cotangents)
+        return _report(f, targets, gradient, [untraceable(error)], None, {})
+    program.differentiate()
+    progress.tick("traced")
+    evidence = Evidence(program, values(program, plain, cotangents), weights)
+    progress.tick("values")
+    examination = _Examination(evidence, options, generator, progress)
+    if of_selected.level:
+        held = differentiated(of_selected.with_marks_held(leaves))
+        examination.findings += value_with_open_marks(plain, held)
+    examination.run(again)
+    findings = intended(examination.findings, options.intended)
+    cost = {"function": 4, "derivative": 2, "finite differences": examination.evaluations}
+    return _report(f, targets, evidence.values.gradient, findings, examination.compared, cost)
+
+
+class _Examination:
+    """The questions that are asked of a program, and what is found."""
+
+    def __init__(self, evidence: Evidence, options: Options, generator: np.random.Generator, progress: Progress):
+        self._evidence, self._options, self._progress = evidence, options, progress
+        self._generator = generator
+        self._rules, self._ties = Rules(evidence), Ties(evidence)
+        self.findings: list[Finding] = []
+        self.compared: list[LeafDerivative] | None = None
+        self.evaluations = 0
+
+    def run(self, again: Operands) -> None:
+        """Ask them all."""
+        evidence, say = self._evidence, self.findings.extend
+        say(nondeterminism(evidence, again))
+        is_stable = all(finding.severity == "info" for finding in self.findings)
+        if is_stable:
+            say(value(evidence, self._rules))
+        if not self._options.forward:
+            say(without_reverse(evidence))
+        say(nan(evidence))
+        say(oob(evidence))
+        say(draw(evidence))
+        self._progress.tick("operations")
+        if is_stable:
+            self._compare()
+        self._add_zeros()
+        self._progress.tick("zeros")
+
+    def _compare(self) -> None:
+        """Derivatives with differences; what was found already needs no second explanation."""
+        evidence = self._evidence
+        # What is not finite has no slope, and an implicit draw has another one at a fixed key.
+        bad = {finding.leaf for finding in self.findings if finding.kind == "nan" and finding.severity == "error"}
+        everything = enumerate(evidence.program.paths)
+        skipped = {i for i, path in everything if path in bad or has_implicit_draw(evidence, i)}
+        announced = False
+
+        def tick(now: int, of: int) -> None:
+            nonlocal announced
+            if not announced:
+                self._progress.expect(of)
+            announced = True
+            self._progress.tick("finite differences")
+
+        found = derivatives(
+            evidence.program,
+            evidence.point,
+            self._generator,
+            gradient=evidence.gradients or None,
+            directions=self._options.directions,
+            exhaustive=self._options.exhaustive,
+            skipped=skipped,
+            slack=slack_of_leaves(evidence),
+            tick=tick,
+        )
+        found = self._as_symmetric(found)
+        self.evaluations += evidence.point.exact.evaluations
+        self.compared = found
+        explained = {f.leaf for f in self.findings if f.severity == "error" and f.kind in ("nan", "oob")}
+        new = [*mismatch(evidence, self._rules, self._ties, found), *tie(evidence, self._ties, found)]
+        new = [finding for finding in new if finding.leaf not in explained or finding.kind != "mismatch"]
+        self.findings += new
+        wrong = explained | {finding.leaf for finding in new if finding.severity == "error"}
+        self.findings += [finding for finding in precision(evidence, found) if finding.leaf not in wrong]
+
+    def _as_symmetric(self, found: list[LeafDerivative]) -> list[LeafDerivative]:
+        """What was found, without mismatches that vanish where matrices move symmetrically."""
+        evidence = self._evidence
+        factors = {
+            leaf: chains
+            for leaf, derivative in enumerate(found)
+            if derivative.status == "mismatch" and (chains := factorizations(evidence, leaf))
+        }
+        if not factors:
+            return found
+        program, others = symmetrised(evidence.program), set(range(len(found))) - set(factors)
+        moved = Evidence(program, evidence.values, evidence.weights).point
+        again = derivatives(program, moved, self._generator, directions=self._options.directions, skipped=others)
+        return [
+            derivative._replace(status="symmetric", stopped=(factors[leaf][0],))
+            if leaf in factors and again[leaf].status == "agree"
+            else derivative
+            for leaf, derivative in enumerate(found)
+        ]
+
+    def _add_zeros(self) -> None:
+        for finding in zero(self._evidence):
+            if any(f.leaf == finding.leaf and f.severity == "error" for f in self.findings):
+                continue
+            # That nothing of it flows is more than that something of it is stopped.
+            stopped = lambda f, leaf=finding.leaf: (f.leaf, f.kind, f.severity) == (leaf, "mismatch", "warning")
+            self.findings = [f for f in self.findings if not stopped(f)]
+            self.findings.append(finding)
+
+
+def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:
+    """Raise if a value is a tracer."""
+    if any(isinstance(value, jax.core.Tracer) for value in values):
+        raise ArgumentError(
+            word(
+                f"`check` of `{_name(f)}` was called inside `jit`, `grad`, `vmap` or another transformation.",
+                "Expected arguments, and what the function closes over, with values: a check runs the function and "
+                "looks at numbers.",
+                fix="check the function outside, before it is transformed.",
+            )
+        )
+
+
+def _name(f: Callable[..., Any]) -> str:
+    return getattr(f, "__name__", type(f).__name__)
+
+
+def _with_new_arguments(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose arguments are built anew for each run: some, such as `equinox.nn.State`, serve only once."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = jax.tree.map(lambda leaf: leaf, (args, kwargs))
+        return f(*args, **kwargs)
+
+    return run
+
+
+def _weights(plain: list[Any], generator: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Of one real number 1; of several, numbers that every precision holds, no two alike in a way that cancels."""
+    size, is_complex = sum(value.size for value in plain), any(map(jnp.iscomplexobj, plain))
+    if size == 1 and not is_complex:
+        return np.ones(1)
+    draw_some = lambda: generator.choice([-1, 1], size) * generator.integers(4, 8, size) / 4.0
+    return draw_some() + 1j * draw_some() if is_complex else draw_some()
+
+
+def _cotangents(weights: np.ndarray[Any, Any], plain: list[Any]) -> Operands:
+    ends = np.cumsum([value.size for value in plain], dtype=int)
+    parts = [weights[end - value.size : end].reshape(value.shape) for end, value in zip(ends, plain, strict=True)]
+    real = lambda part, value: part if jnp.iscomplexobj(value) else part.real
+    return [real(*pair).astype(pair[1].dtype) for pair in zip(parts, plain, strict=True)]
+
+
+def _paths(targets: list[Target]) -> list[str]:
+    """The paths of the differentiated leaves; of several arguments each begins with the argument."""
+    return [_begun(targets, target, target.structure.path(i)) for target in targets for i in target.plan.indices]
+
+
+def _begun(targets: list[Target], target: Target, path: str) -> str:
+    if len(targets) == 1:
+        return path
+    position = target.position if isinstance(target.position, str) else f"args[{target.position}]"
+    return f"{position}{'' if not path or path.startswith('[') else '.'}{path}"
+
+
+def _report(
+    f: Callable[..., Any],
+    targets: list[Target],
+    gradient: list[Any] | None,
+    findings: list[Finding],
+    compared: list[LeafDerivative] | None,
+    cost: dict[str, int],
+) -> GradientReport:
+    wrong = {finding.leaf for finding in findings if finding.severity == "error"}
+    rows, number = [], 0
+    for target in targets:
+        chosen = frozenset(target.plan.indices)
+        for index, (place, leaf) in enumerate(zip(Layout(target.tree).leaves, target.leaves, strict=True)):
+            path = _begun(targets, target, paths.write(place.steps))
+            if index not in chosen:
+                rows.append(LeafRow(path, describe(leaf), status_of(place, leaf), None))
+                continue
+            own = None if gradient is None else gradient[number]
+            is_compared = compared is not None and compared[number].status not in ("inconclusive", "absent")
+            status = "checked" if is_compared or path in wrong else "inconclusive"
+            size, dead = (None, None) if own is None else (_rms(own), int(np.sum(np.asarray(own) == 0)))
+            rows.append(LeafRow(path, describe(leaf), status, size, dead))
+            number += 1
+    notes = ("matrix products at the highest precision",) if is_rounding_products() else ()
+    return GradientReport(_name(f), tuple(rows), tuple(dict.fromkeys(findings)), cost, notes)
+
+
+def is_rounding_products() -> bool:
+    """Whether matrix products have fewer digits than their type, unless JAX is told otherwise."""
+    return jax.default_backend() != "cpu"
+
+
+def _rms(gradient: Any) -> float:
+    return float(np.sqrt(np.mean(np.abs(widened(gradient)) ** 2))) if np.size(gradient) else 0.0

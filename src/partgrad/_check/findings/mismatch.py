@@ -1,0 +1,193 @@
+"""Forward mode, reverse mode and finite differences that do not agree, or that say nothing."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..._programs import FOREIGN, HIGH, Chain, any_equation, inner_jaxprs, is_custom_rule, line, raised_at
+from ..derivatives.search import LeafDerivative
+from ..evidence import Evidence, at, element, steps_of
+from ..finding import Finding
+from ..rules import Blame, Rules
+from .draw import has_implicit_draw
+from .tie import Ties
+from .zero import REBUILT, mark_of
+
+# What a stop of no consequence leaves of a mismatch.
+_SLIGHT = 1e-3
+# The disagreement that constants of low precision explain, and what an iteration that has converged leaves.
+_OF_CONSTANTS = 1e-6
+_CONVERGED = 1e-3
+# How far an iteration, and a solver whose rule is that of its limit, may be off.
+_OF_LOOPS = 1e-3
+_OF_SOLVERS = 3e-2
+_ITERATIONS = HIGH | {"while", "custom_linear_solve"}
+
+
+def mismatch(evidence: Evidence, rules: Rules, ties: Ties, found: list[LeafDerivative]) -> Iterator[Finding]:
+    """Findings about each leaf whose derivatives and differences disagree."""
+    for leaf, derivative in enumerate(found):
+        path = evidence.program.paths[leaf]
+        if has_implicit_draw(evidence, leaf):
+            continue
+        # A derivative that is not finite has a finding of its own; or it is NaN only where the zero tangents of other
+        # leaves were multiplied by infinity.
+        if derivative.status == "mismatch" and np.isfinite(derivative.got):
+            yield from _mismatch(evidence, rules, ties, leaf, derivative)
+        elif derivative.status == "stopped":
+            # An adaptive solver may stop the derivative of its steps: they change little.
+            severity = "warning" if derivative.relative > _SLIGHT else "info"
+            yield Finding("mismatch", severity, path, line(derivative.stopped[0]), _stopped(path, derivative))
+        elif derivative.status == "symmetric":
+            chain = derivative.stopped[0]
+            message = (
+                f"the derivative of {at(chain)} is that of a symmetric matrix, and this one is moved element by "
+                "element; if it moves symmetrically, the two agree. Fix: nothing, or give it (a + a.T) / 2."
+            )
+            yield Finding("mismatch", "warning", path, line(chain), message)
+        elif derivative.status == "rounding":
+            yield from _slight(evidence, rules, leaf, derivative)
+        elif derivative.status == "inconclusive":
+            yield Finding("mismatch", "info", path, "", _inconclusive(evidence, leaf, derivative))
+
+
+def without_reverse(evidence: Evidence) -> Iterator[Finding]:
+    """A finding if the function has no gradient that JAX could compute."""
+    error = evidence.values.missing
+    if error is None:
+        return
+    loops = [c for c in evidence.smooth.chains if c[-1].primitive.name == "while" and evidence.leaves_into(c)]
+    if loops and isinstance(error, ValueError):
+        where = line(loops[0])
+        message = (
+            f"reverse mode does not exist for the `while` loop at {where}, so there is no gradient; the forward "
+            "derivative was checked. Fix: a loop of a known number of steps (`jax.lax.scan`), or a custom rule."
+        )
+    else:
+        where = raised_at(error)
+        text = str(error).partition("\n")[0][:300]
+        message = f"reverse mode raises {type(error).__name__}, so there is no gradient: {text}"
+    yield Finding("mismatch", "error", "", where, message)
+
+
+def slack_of_leaves(evidence: Evidence) -> dict[int, float]:
+    """The relative disagreement that an iteration on the way of a leaf may explain, for each leaf that has one."""
+    slack: dict[int, float] = {}
+    for chain in evidence.smooth.chains:
+        of_chain = _slack(chain)
+        if of_chain:
+            for leaf in evidence.leaves_into(chain):
+                slack[leaf] = max(slack.get(leaf, 0.0), of_chain)
+    return slack
+
+
+def _slack(chain: Chain) -> float:
+    name = chain[-1].primitive.name
+    if name not in _ITERATIONS and not (is_custom_rule(chain[-1]) and _contains_iteration(chain)):
+        return 0.0
+    return _OF_LOOPS if name == "while" else _OF_SOLVERS
+
+
+def _contains_iteration(chain: Chain) -> bool:
+    is_iteration = lambda equation: equation.primitive.name in _ITERATIONS
+    return any(any_equation(inner, is_iteration) for inner in inner_jaxprs(chain[-1]))
+
+
+def _mismatch(evidence: Evidence, rules: Rules, ties: Ties, leaf: int, derivative: LeafDerivative) -> Iterator[Finding]:
+    """One finding for each rule to blame, or one."""
+    path, begin = evidence.program.paths[leaf], _numbers_of(evidence, leaf, derivative)
+    blamed = rules.to_blame_for(leaf)
+    for blame in blamed:
+        yield Finding("mismatch", "error", path, line(blame.chain), f"{begin}; {_blame(blame)}")
+    if blamed:
+        return
+    wrong_values = rules.wrong_values()
+    tied = ties.of(leaf) if derivative.place == "tie" else []
+    unknown = rules.incomparable_for(leaf)
+    where = ""
+    if tied:
+        where = line(tied[0].chain)
+        reason = (
+            f"{ties.described(tied[0])} decides here, and JAX differentiates the case that it takes. Fix: give that "
+            "case the slope of the points beside it (a term of the series instead of a constant), or a custom rule."
+        )
+    elif wrong_values:
+        where = line(wrong_values[0].chain)
+        reason = f"the rule of {at(wrong_values[0].chain)} computes another value than its function. Fix: the rule."
+    elif unknown:
+        where = line(unknown[0])
+        named = ", ".join(map(at, unknown))
+        reason = f"on its way is the rule of {named}, which cannot be compared with its function. Fix: that rule."
+    else:
+        reason = "no custom rule is to blame. Fix: check the rules and the `stop_gradient`s on its way."
+    yield Finding("mismatch", "error", path, where, f"{begin}; {reason}")
+
+
+def _blame(blame: Blame) -> str:
+    place = f"{element(blame.element, blame.shape)}{steps_of(blame.steps)}"
+    if blame.of_value:
+        return f"the rule of {at(blame.chain)} computes another value than its function{place}. Fix: the rule."
+    return f"the rule of {at(blame.chain)} is not the derivative of its function{place}. Fix: the rule."
+
+
+def _numbers_of(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> str:
+    names = {
+        "forward": "the forward derivative is wrong",
+        "reverse": "the gradient is wrong",
+        "both": "the derivative is wrong",
+        "one": "the forward and the reverse derivative contradict each other",
+    }
+    flat = derivative.element
+    where_in = "" if flat is None else element(flat, evidence.program.leaves[leaf].shape)
+    nearby = ", at a point nearby (this one is at a kink)" if derivative.place == "nearby" else ""
+    got, expected = _number(derivative.got), _number(derivative.expected)
+    begin = names.get(derivative.wrong, "the derivative is wrong")
+    return f"{begin}: it is {got}{where_in}, and finite differences give {expected}{nearby}"
+
+
+def _number(value: complex) -> str:
+    return f"{value:.6g}"
+
+
+def _slight(evidence: Evidence, rules: Rules, leaf: int, derivative: LeafDerivative) -> Iterator[Finding]:
+    """A disagreement that an iteration may explain, unless a rule without one is wrong."""
+    path, off = evidence.program.paths[leaf], derivative.relative
+    if off <= _OF_CONSTANTS:
+        message = f"derivative and differences disagree by {off:.1e}, as constants of low precision may explain."
+        yield Finding("precision", "info", path, "", message)
+        return
+    blamed = [blame for blame in rules.to_blame_for(leaf) if not _contains_iteration(blame.chain)]
+    for blame in blamed:
+        begin = _numbers_of(evidence, leaf, derivative)
+        yield Finding("mismatch", "error", path, line(blame.chain), f"{begin}; {_blame(blame)}")
+    if blamed:
+        return
+    loops = [c for c in evidence.smooth.chains if _slack(c) and leaf in evidence.leaves_into(c)]
+    solver = next((c for c in loops if line(c)), loops[0])
+    message = (
+        f"derivative and differences disagree by {off:.1e}: the iteration in {at(solver)} has not converged further. "
+        "Fix: tighten its tolerance, if that is not enough."
+    )
+    yield Finding("precision", "info" if off <= _CONVERGED else "warning", path, line(solver), message)
+
+
+def _inconclusive(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> str:
+    begin = "inconclusive: finite differences neither confirm nor refute the gradient"
+    foreign = [c for c in evidence.smooth.chains if c[-1].primitive.name in FOREIGN and leaf in evidence.leaves_into(c)]
+    if derivative.kinks or derivative.jumps:
+        return f"{begin}, as the point is at a {'kink' if derivative.kinks else 'jump'}. Fix: check another point."
+    if foreign:
+        return f"{begin}, as {at(foreign[0])} is evaluated in its own precision. Fix: check in float64."
+    return f"{begin}, as they do not settle: the function is noise at small steps. Fix: check in float64, or elsewhere."
+
+
+def _stopped(path: str, derivative: LeafDerivative) -> str:
+    mark = mark_of(derivative.stopped[0])
+    lines = ", ".join(dict.fromkeys(filter(None, map(line, derivative.stopped))))
+    by = f"`{path}` is held by {mark}" if mark else f"`stop_gradient` at {lines} stops a part of it"
+    mend = REBUILT if mark else "remove it, unless it is intentional"
+    got, expected = _number(derivative.got), _number(derivative.expected)
+    return (
+        f"the gradient is {got} where the function changes by {expected}; {by}, and without that the two agree. "
+        f"Fix: {mend}."
+    )

@@ -1,0 +1,59 @@
+"""A gradient that has lost its digits to rounding."""
+
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+
+from ..._programs import Chain, line
+from ..derivatives.search import LeafDerivative
+from ..evidence import Evidence
+from ..finding import Finding
+
+# Relative errors of a gradient: what cannot be trusted, and, in units in the last place, what is worth telling where a
+# conversion explains it.
+_LOST = 1e-2
+_TOLD = 100.0
+
+
+def precision(evidence: Evidence, found: list[LeafDerivative]) -> Iterator[Finding]:
+    """One finding for each leaf whose gradient has lost its digits to rounding."""
+    for leaf, derivative in enumerate(found):
+        error, dtype, path = derivative.precision, evidence.program.leaves[leaf].dtype, evidence.program.paths[leaf]
+        if derivative.cancels:
+            message = "the gradient is zero but for rounding errors: its parts cancel."
+            yield Finding("zero", "info", path, "", message)
+        if error is None or not error < float("inf"):
+            continue
+        narrow = _narrowing(evidence, leaf) if error > _TOLD * float(jnp.finfo(dtype).eps) else None
+        what = f"the gradient in {dtype} is off by {error:.1e} of its size from that in float64"
+        if narrow is not None:
+            kind = narrow[-1].outvars[0].aval.dtype
+            message = f"{what}; it goes through {kind} at {line(narrow)}. Fix: nothing, if {kind} is enough."
+            yield Finding("precision", "warning", path, line(narrow), message)
+        elif error > _LOST:
+            message = f"{what}: digits cancel. Fix: rewrite what cancels, or compute it in a wider type."
+            yield Finding("precision", "warning", path, "", message)
+
+
+def _narrowing(evidence: Evidence, leaf: int) -> Chain | None:
+    """The first conversion, of what depends on a leaf or in its derivative, to a type with fewer digits."""
+    for chain in evidence.smooth.chains:
+        if _is_narrowing(chain) and evidence.is_out_of(leaf, chain):
+            return chain
+    for chain in evidence.pulled.chains if evidence.gradients else ():
+        origin = evidence.program.origin(chain)
+        if _is_narrowing(chain) and origin and leaf in evidence.leaves_into(origin):
+            return (*origin, chain[-1])
+    return None
+
+
+def _is_narrowing(chain: Chain) -> bool:
+    equation = chain[-1]
+    if equation.primitive.name != "convert_element_type":
+        return False
+    given, made = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
+    if equation.invars[0].aval.weak_type:
+        # A Python number takes the type of what it meets.
+        return False
+    both = jnp.issubdtype(given, jnp.inexact) and jnp.issubdtype(made, jnp.inexact)
+    return both and bool(jnp.finfo(made).eps > jnp.finfo(given).eps)

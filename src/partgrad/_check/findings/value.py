@@ -1,0 +1,61 @@
+"""A function that has more than one value, or that needs values where it is traced."""
+
+from collections.abc import Iterator
+
+import jax
+
+from ..._programs import Operands, line, raised_at
+from ..evidence import Evidence, at
+from ..finding import Finding
+from ..noise import apart
+from ..rules import Rules
+
+_WAYS = {"jit": "`jax.jit(f)`", "vjp": "the value in `jax.value_and_grad`"}
+
+
+def value(evidence: Evidence, rules: Rules) -> Iterator[Finding]:
+    """Findings if the ways to evaluate the function do not agree: for each leaf of the rules to blame, or else one."""
+    found = evidence.values.disagreements
+    if not found:
+        return
+    worst = max(found, key=lambda disagreement: disagreement.apart.absolute)
+    ways = ", ".join(dict.fromkeys(_WAYS[disagreement.way] for disagreement in found))
+    first, second = worst.apart.first, worst.apart.second
+    what = f"the function has more than one value: f(x) is {first:.8g}, but {ways} gives {second:.8g}"
+    wrong = rules.wrong_values()
+    for blame in wrong:
+        reason = f"the rule of {at(blame.chain)} computes another value"
+        mend = "Fix: return from the rule what the function itself returns."
+        for path in [evidence.program.paths[leaf] for leaf in evidence.leaves_into(blame.chain)] or [""]:
+            yield Finding("value", "error", path, line(blame.chain), f"{what}; {reason}. {mend}")
+    if not wrong:
+        reason = "Python takes another path where it is traced, or a rule knows that it is"
+        yield Finding("value", "error", "", "", f"{what}; {reason}. Fix: compute the same value in every mode.")
+
+
+def value_with_open_marks(plain: Operands, held: Operands) -> Iterator[Finding]:
+    """A finding if opening the marks that `wrt` names changes the value of the function."""
+    for found in apart(plain, held):
+        message = (
+            f"the function depends on whether marks are open: it is {found.first:.8g} with those open that `wrt` "
+            f"names, and {found.second:.8g} without. Fix: differentiate inside by `partgrad.grad`, or give other "
+            "transforms and solvers `partgrad.partition(model)[0]`."
+        )
+        yield Finding("value", "error", "", "", message)
+
+
+def untraceable(error: Exception) -> Finding:
+    """The function needs values where JAX has none to give."""
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        message = (
+            "the function gives what is traced to NumPy or to other code outside of JAX, which cannot differentiate "
+            f"it; only its gradient was computed ({type(error).__name__}). Fix: call the function of `jax.numpy`, or "
+            "`jax.pure_callback` with a custom rule."
+        )
+        return Finding("value", "error", "", raised_at(error), message)
+    message = (
+        "the function needs to know the value of what is traced, as `if x > 0` does, and so runs neither under `jit` "
+        f"nor in a check; only its gradient was computed ({type(error).__name__}). Fix: write `jnp.where` or "
+        "`jax.lax.cond`, or mark as static what decides."
+    )
+    return Finding("value", "error", "", raised_at(error), message)
