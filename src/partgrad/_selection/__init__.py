@@ -15,4 +15,4 @@ from .partition import apply_updates as apply_updates, combine as combine, parti
 from .plans import Form as Form, Plan as Plan, Target as Target, values_like as values_like
 from .public import each as each, exclude as exclude, matching as matching, of_type as of_type, path as path
 from .ravel import ravel as ravel
-from .selectors import Selection as Selection, as_selection as as_selection
+from .selectors import Selection as Selection, Selector as Selector, as_selection as as_selection

@@ -13,12 +13,12 @@ from .._trees import is_differentiable, shape_of
 from ..errors import PartsError
 from .choose import static_refused
 from .plans import Target, entry_names, values_like
-from .selectors import as_selection
+from .selectors import Selector, as_selection
 
 T = TypeVar("T")
 
 
-def select(tree: Any, wrt: Any) -> Any:
+def select(tree: Any, wrt: Selector) -> Any:
     """The selected leaves as they are stored, in the shape of the gradient.
 
     Args:
@@ -44,7 +44,7 @@ def select(tree: Any, wrt: Any) -> Any:
     return target.shaped(target.selected)
 
 
-def replace(tree: T, wrt: Any, new: Any) -> T:
+def replace(tree: T, wrt: Selector, new: Any) -> T:
     """Put other values into the selected leaves; marks stay.
 
     Args:
@@ -77,7 +77,7 @@ def replace(tree: T, wrt: Any, new: Any) -> T:
     return target.with_values(values)
 
 
-def items(tree: Any, wrt: Any = None) -> list[tuple[str, Any]]:
+def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
     """The selected leaves with their paths, for priors, logging and the sites of a probabilistic program.
 
     Args:
@@ -112,7 +112,7 @@ def items(tree: Any, wrt: Any = None) -> list[tuple[str, Any]]:
     return pairs
 
 
-def mask(tree: T, wrt: Any = None) -> T:
+def mask(tree: T, wrt: Selector = None) -> T:
     """The tree with True at every selected leaf and False at the others, for optimisers and as a selector.
 
     Args:
@@ -136,7 +136,7 @@ def mask(tree: T, wrt: Any = None) -> T:
     return target.treedef.unflatten([i in chosen for i in range(len(target.leaves))])
 
 
-def is_nondiff(tree: Any, wrt: Any) -> bool:
+def is_nondiff(tree: Any, wrt: Selector) -> bool:
     """Whether a mark holds every selected leaf.
 
     Args:
@@ -158,7 +158,7 @@ def is_nondiff(tree: Any, wrt: Any) -> bool:
     return all(target.structure.mark(i) >= 0 for i in target.plan.indices)
 
 
-def stop_gradient(tree: T, wrt: Any = None, when: Any = True) -> T:
+def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
     """Stop gradients at the selected leaves, in this trace only; the tree stays as it is.
 
     A schedule that freezes and releases leaves runs inside one compiled step: `when` may be traced. Every transform,
@@ -211,7 +211,7 @@ def _stopped(leaf: Any, when: Any) -> Any:
     return stopped if when is True else jnp.where(when, stopped, leaf)
 
 
-def freeze(tree: T, wrt: Any) -> T:
+def freeze(tree: T, wrt: Selector) -> T:
     """Mark the selected leaves NonDiff: traced, but differentiated by nothing until they are thawed or named.
 
     Values do not change. In a `partgrad.dataclass` the mark goes to the field, and JAX's key paths do not change. In
@@ -237,7 +237,7 @@ def freeze(tree: T, wrt: Any) -> T:
     return _remarked(tree, wrt, True)
 
 
-def thaw(tree: T, wrt: Any) -> T:
+def thaw(tree: T, wrt: Selector) -> T:
     """Remove the marks of the selected leaves, those that a class declares too.
 
     Values do not change. Where a whole node was marked and a part of it is thawed, the rest stays held.

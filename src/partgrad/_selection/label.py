@@ -6,12 +6,12 @@ from typing import Any
 from .._message import at, listed, word
 from ..errors import SelectionError
 from .plans import Target
-from .selectors import as_selection
+from .selectors import Selector, as_selection
 
 _MISSING: Any = object()
 
 
-def label(tree: Any, groups: Mapping[Any, Any], default: Hashable = _MISSING) -> Any:
+def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSING) -> Any:
     """Label every leaf of a tree: for groups of an optimiser, weight decay, `in_axes`, partition specs.
 
     Args:

@@ -10,12 +10,12 @@ from .._message import at, word
 from .._trees import describe
 from ..errors import PartsError
 from .plans import Target, unflatten_part
-from .selectors import as_selection
+from .selectors import Selector, as_selection
 
 T = TypeVar("T")
 
 
-def partition(tree: T, wrt: Any = None) -> tuple[T, T]:
+def partition(tree: T, wrt: Selector = None) -> tuple[T, T]:
     """Split a tree into the selected leaves and the rest.
 
     Both parts have the tree's node types and marks, and None where the leaf is in the other, so an optimiser's state

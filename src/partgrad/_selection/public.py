@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from .selectors import CallableSelection, Matching, OfType, Path, Selection, as_selection, not_a_selector
+from .selectors import CallableSelection, Matching, OfType, Path, Selection, Selector, as_selection, not_a_selector
 
 
 def each(function: Callable[[Any], Any]) -> Selection:
@@ -95,7 +95,7 @@ def matching(function: Callable[[str, Any], bool]) -> Selection:
     return Matching(function)
 
 
-def exclude(selector: Any) -> Selection:
+def exclude(selector: Selector) -> Selection:
     """Select every differentiable leaf that no mark holds and that another selector does not select.
 
     Selections combine: `a | b` (of leaves selected once), `a & b`, `a - b`, and `~a`, which is `exclude(a)`. One side

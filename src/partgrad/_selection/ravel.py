@@ -10,7 +10,7 @@ from .._message import word
 from .._trees import dtype_of, shape_of
 from ..errors import PartsError
 from .plans import Target, entry_names
-from .selectors import as_selection
+from .selectors import Selector, as_selection
 
 
 class Unravel:
@@ -63,7 +63,7 @@ class Unravel:
         return self._target.with_selected(values)
 
 
-def ravel(tree: Any, wrt: Any = None) -> tuple[jax.Array, Unravel]:
+def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
     """Put the selected leaves into one vector, as `scipy.optimize` and samplers want it.
 
     Args:

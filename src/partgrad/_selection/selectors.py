@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -34,6 +34,9 @@ from .masks import masked_places
 from .patterns import elements_at, is_exact, matching_places, not_found, parse
 from .plans import Plan
 from .slots import Pick, Structure
+
+# What may be given as `wrt`; a mask may be a tree of any class.
+Selector: TypeAlias = Callable[[Any], Any] | object
 
 
 class Selection:

@@ -12,6 +12,7 @@ import jax
 
 from .._double_where import taken_paths
 from .._message import listed, word
+from .._selection import Selector
 from ..errors import ArgumentError, SelectionError
 from .arguments import (
     Argnames,
@@ -35,7 +36,7 @@ Unused = Literal["zero", "none", "error"]
 @overload
 def grad(
     f: Callable[P, Any],
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -49,7 +50,7 @@ def grad(
 @overload
 def grad(
     f: None = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -62,7 +63,7 @@ def grad(
 
 def grad(
     f: Any = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -126,7 +127,7 @@ def grad(
 @overload
 def value_and_grad(
     f: Callable[P, R],
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -140,7 +141,7 @@ def value_and_grad(
 @overload
 def value_and_grad(
     f: None = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -153,7 +154,7 @@ def value_and_grad(
 
 def value_and_grad(
     f: Any = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,

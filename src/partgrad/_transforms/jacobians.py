@@ -2,22 +2,23 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import jax
 
 from .._double_where import taken_paths
-from .._selection import Target, as_selection
+from .._selection import Selector, Target, as_selection
 from .arguments import Argnames, Argnums, Arguments, F, dressed, refuse_empty, refuse_uncallable, selected
 from .opened import OfSelected
 
 P = ParamSpec("P")
+X = TypeVar("X")
 
 
 @overload
 def jacfwd(
     f: Callable[P, Any],
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -30,7 +31,7 @@ def jacfwd(
 @overload
 def jacfwd(
     f: None = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -42,7 +43,7 @@ def jacfwd(
 
 def jacfwd(
     f: Any = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -83,7 +84,7 @@ def jacfwd(
 @overload
 def jacrev(
     f: Callable[P, Any],
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -96,7 +97,7 @@ def jacrev(
 @overload
 def jacrev(
     f: None = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -108,7 +109,7 @@ def jacrev(
 
 def jacrev(
     f: Any = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -149,7 +150,7 @@ jacobian = jacrev
 @overload
 def hessian(
     f: Callable[P, Any],
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -162,7 +163,7 @@ def hessian(
 @overload
 def hessian(
     f: None = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -174,7 +175,7 @@ def hessian(
 
 def hessian(
     f: Any = None,
-    wrt: Any = None,
+    wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
@@ -259,7 +260,9 @@ def _jacobian_of(
     return dressed(name, f, "Hessian" if is_hessian else "Jacobian", jacobian)
 
 
-def hvp(f: Callable[..., Any], wrt: Any = None, *, double_where: bool = False) -> Callable[..., Any]:
+def hvp(
+    f: Callable[Concatenate[X, P], Any], wrt: Selector = None, *, double_where: bool = False
+) -> Callable[Concatenate[X, Any, P], Any]:
     """The product of a function's Hessian and a vector, without forming the Hessian.
 
     Args:
@@ -285,7 +288,7 @@ def hvp(f: Callable[..., Any], wrt: Any = None, *, double_where: bool = False) -
     refuse_uncallable("hvp", f)
     arguments, taken = Arguments(f, as_selection(wrt), None, None), taken_paths(f, double_where)
 
-    def product(x: Any, v: Any, *args: Any, **kwargs: Any) -> Any:
+    def product(x: X, v: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
         targets = arguments.targets((x, *args), kwargs)
         refuse_empty(targets)
         direction = targets[0].values(v, "The vector of `hvp`")

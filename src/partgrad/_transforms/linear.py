@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, TypeVarTuple, overload
 
 import jax
 
 from .._double_where import taken_paths
 from .._marks import alike, close
 from .._message import word
-from .._selection import Form, Target, as_selection
+from .._selection import Form, Selector, Target, as_selection
 from ..errors import ArgumentError, PartsError
-from .arguments import F, forms_of, refuse_empty, refuse_uncallable, selected, shaped, wrong_number_of_selectors
+from .arguments import forms_of, refuse_empty, refuse_uncallable, selected, shaped, wrong_number_of_selectors
 from .opened import OfSelected
+
+A = TypeVar("A")
+R = TypeVar("R")
+Primals = TypeVarTuple("Primals")
 
 
 def _targets(f: Any, transform: str, primals: Sequence[Any], wrt: Any) -> list[Target]:
@@ -134,12 +138,36 @@ class LinearMap:
         return cls(children[0], *rest)
 
 
+@overload
 def jvp(
-    f: F,
+    f: Callable[..., R],
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    wrt: Any = None,
+    wrt: Selector = None,
+    has_aux: Literal[False] = False,
+    double_where: bool = False,
+) -> tuple[R, R]: ...
+
+
+@overload
+def jvp(
+    f: Callable[..., tuple[R, A]],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    wrt: Selector = None,
+    has_aux: Literal[True],
+    double_where: bool = False,
+) -> tuple[R, R, A]: ...
+
+
+def jvp(
+    f: Any,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    wrt: Selector = None,
     has_aux: bool = False,
     double_where: bool = False,
 ) -> Any:
@@ -176,7 +204,27 @@ def jvp(
     return function.closed(jax.jvp(function, (leaves,), (_directions(targets, tangents),), has_aux=has_aux))
 
 
-def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_where: bool = False) -> Any:
+@overload
+def vjp(
+    f: Callable[[*Primals], R],
+    *primals: *Primals,
+    wrt: Selector = None,
+    has_aux: Literal[False] = False,
+    double_where: bool = False,
+) -> tuple[R, Pullback]: ...
+
+
+@overload
+def vjp(
+    f: Callable[[*Primals], tuple[R, A]],
+    *primals: *Primals,
+    wrt: Selector = None,
+    has_aux: Literal[True],
+    double_where: bool = False,
+) -> tuple[R, Pullback, A]: ...
+
+
+def vjp(f: Any, *primals: *Primals, wrt: Selector = None, has_aux: bool = False, double_where: bool = False) -> Any:
     """The value of a function and the function that pulls cotangents back to the selected leaves (reverse mode).
 
     Args:
@@ -209,7 +257,29 @@ def vjp(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_wher
     return value, Pullback(pull, forms_of(targets), jax.tree.structure(value), opened), *aux
 
 
-def linearize(f: F, *primals: Any, wrt: Any = None, has_aux: bool = False, double_where: bool = False) -> Any:
+@overload
+def linearize(
+    f: Callable[[*Primals], R],
+    *primals: *Primals,
+    wrt: Selector = None,
+    has_aux: Literal[False] = False,
+    double_where: bool = False,
+) -> tuple[R, LinearMap]: ...
+
+
+@overload
+def linearize(
+    f: Callable[[*Primals], tuple[R, A]],
+    *primals: *Primals,
+    wrt: Selector = None,
+    has_aux: Literal[True],
+    double_where: bool = False,
+) -> tuple[R, LinearMap, A]: ...
+
+
+def linearize(
+    f: Any, *primals: *Primals, wrt: Selector = None, has_aux: bool = False, double_where: bool = False
+) -> Any:
     """The value of a function and its linear approximation in the selected leaves, for many directions.
 
     Args:
