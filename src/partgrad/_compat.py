@@ -1,5 +1,10 @@
 """What depends on JAX's internals or on the texts of its errors, each with the reason and the versions."""
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax._src import config as _config
 from jax.extend.core import take_current_trace
 
 # JAX has no class of its own for trees that do not match. Read on 0.10.2 and 0.12.
@@ -27,3 +32,13 @@ def is_batching() -> bool:
 def _current_trace() -> str:
     with take_current_trace() as trace:
         return type(trace).__name__
+
+
+def ordinary_custom_vjp(function: Callable[..., Any]) -> Any:
+    """`jax.custom_vjp`, as a primitive that can be linearized.
+
+    With the flag `jax_custom_vjp3`, JAX 0.10 makes one that has a backward pass only, and no public context can set a
+    flag for a block of code.
+    """
+    with _config.custom_vjp3(False):
+        return jax.custom_vjp(function)

@@ -10,10 +10,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from .._compat import is_batching
-from .._programs import Chain, Operands, bind, evaluate, float0_zeros, is_floating, opened, run, zeros_like_aval
+from .._compat import is_batching, ordinary_custom_vjp
+from .._programs import (
+    Chain,
+    Operands,
+    bind,
+    evaluate,
+    float0_zeros,
+    is_floating,
+    opened,
+    residual_count,
+    run,
+    zeros_like_aval,
+)
+from .program import transposed
 
 
 def pushed(jaxpr: Jaxpr, coefficients: Operands, tangents: Operands) -> Operands:
@@ -54,15 +67,36 @@ Backward = Callable[[Operands, Operands], Operands]
 
 
 def _pulled_only(equation: JaxprEqn, operands: Operands) -> Operands:
-    count = equation.params["num_res"]
+    count = residual_count(equation)
     tangents = [jax.typeof(value) for value in operands[count:]]
 
     def backward(known: Operands, cotangents: Operands) -> Operands:
-        zeros = [zeros_like_aval(aval) for aval in tangents]
-        return list(jax.linear_transpose(lambda *t: bind(equation, [*known, *t]), *zeros)(list(cotangents)))
+        return transposed(lambda t: bind(equation, [*known, *t]), tangents, cotangents)
 
     results = [variable.aval for variable in equation.outvars]
-    return _with_pullback(backward, results, operands[:count], operands[count:])
+    return pulled_only(backward, results, operands[:count], operands[count:])
+
+
+def pulled_only(backward: Backward, results: Sequence[Any], known: Operands, tangents: Operands) -> Operands:
+    """A linear function of tangents that can only be transposed.
+
+    Args:
+        backward: From the known values and a cotangent for each result, or None for a zero, to the cotangents of the
+            tangents.
+        results: The shapes and dtypes of the results.
+        known: Values.
+        tangents: Tangents.
+    """
+    floating = [is_floating(aval) for aval in results]
+
+    def of_floating(known: Operands, cotangents: Operands) -> Operands:
+        rest = iter(cotangents)
+        return backward(known, [next(rest) if is_float else None for is_float in floating])
+
+    avals = [aval for aval, is_float in zip(results, floating, strict=True) if is_float]
+    found = iter(_with_pullback(of_floating, avals, known, tangents))
+    pairs = zip(results, floating, strict=True)
+    return [next(found) if is_float else zeros_like_aval(aval) for aval, is_float in pairs]
 
 
 def _with_pullback(backward: Backward, results: Sequence[Any], known: Operands, tangents: Operands) -> Operands:
@@ -91,17 +125,17 @@ def _with_pullback(backward: Backward, results: Sequence[Any], known: Operands, 
 def _with_own_transpose(backward: Backward, results: Sequence[Any], known: Operands, tangents: Operands) -> Operands:
     zeros = lambda avals: [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
 
-    @jax.custom_vjp
-    def function(known: Operands, tangents: Operands) -> Operands:
-        return zeros(results)
+    function = ordinary_custom_vjp(lambda known, tangents: zeros(results))
 
     def pull(known: Operands, cotangents: Operands) -> tuple[Operands, Operands]:
-        return [_no_cotangent(value) for value in known], backward(known, cotangents)
+        given = [None if isinstance(cotangent, SymbolicZero) else cotangent for cotangent in cotangents]
+        return [_no_cotangent(value) for value in known], backward(known, given)
 
-    function.defvjp(lambda known, tangents: (zeros(results), known), pull)
+    forward = lambda known, tangents: (zeros(results), [operand.value for operand in known])
+    function.defvjp(forward, pull, symbolic_zeros=True)
     _, push = jax.linearize(lambda tangents: function(known, tangents), zeros([jax.typeof(t) for t in tangents]))
     return list(push(tangents))
 
 
 def _no_cotangent(value: Any) -> Any:
-    return jnp.zeros_like(value) if is_floating(jax.typeof(value)) else float0_zeros(value)
+    return jnp.zeros_like(value) if is_floating(jax.typeof(value)) else float0_zeros(jax.typeof(value))

@@ -13,14 +13,27 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from .._programs import Chain, Operands, as_array, bind, is_floating, reading_dimensions, run, written_window
-
-_CUSTOM = ("custom_jvp_call", "custom_vjp_call")
+from .._programs import (
+    Chain,
+    Operands,
+    as_array,
+    bind,
+    is_custom_rule,
+    is_floating,
+    reading_dimensions,
+    run,
+    written_window,
+)
+from .custom import is_remade, remade
 
 
 def with_selections(jaxpr: Any, operands: Operands) -> Operands:
     """The outputs of an open jaxpr without constants, whose derivative selects where there was a competition."""
-    return run(jaxpr, [], operands, _rewritten, wanted=_is_competition)
+    return run(jaxpr, [], operands, _rewritten, wanted=_is_wanted)
+
+
+def _is_wanted(equation: JaxprEqn) -> bool:
+    return _is_competition(equation) or is_remade(equation)
 
 
 def _is_competition(equation: JaxprEqn) -> bool:
@@ -32,7 +45,9 @@ def _is_competition(equation: JaxprEqn) -> bool:
 
 def _rewritten(chain: Chain, operands: Operands) -> Operands | None:
     equation = chain[-1]
-    if equation.primitive.name in _CUSTOM:
+    if is_remade(equation):
+        return remade(equation, operands)
+    if is_custom_rule(equation):
         # Their derivative is the user's.
         return bind(equation, operands)
     if not _is_competition(equation):
@@ -105,7 +120,9 @@ def _scatter(equation: JaxprEqn, operand: Any, indices: Any, updates: Any) -> An
     def rule(primals: Any, tangents: Any) -> Any:
         (operand, indices, updates), (d_operand, _, d_updates) = primals, tangents
         result = function(operand, indices, updates)
-        kept, attained = operand == result, updates == read(result, indices)
+        # A NaN is equal to nothing, not to itself either: it is kept where nothing competes with it.
+        competing = add(indices, jnp.ones_like(updates)) != 0
+        kept, attained = (operand == result) | ~competing, updates == read(result, indices)
         count = kept.astype(result.dtype) + add(indices, attained.astype(result.dtype))
         pushed = add(indices, jnp.where(attained, d_updates, jnp.zeros_like(d_updates)))
         moved = jnp.where(kept, d_operand, jnp.zeros_like(d_operand)) + pushed

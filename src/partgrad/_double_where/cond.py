@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._programs import Operands, evaluate
+from .._programs import Operands, evaluate, varying_axes, varying_like
 from .body import TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
-from .mask import Mask, arrays_in, restored
+from .mask import Mask, arrays_in, restored, varying_over
 from .program import LinearProgram, Step
 from .trim import RULES, Emit, Guard, Rule, outputs_fed
 
@@ -40,6 +40,13 @@ class _Branches:
         ]
         return lax.switch(self.index, functions, *operands)
 
+    def masks(self, of_branch: Callable[..., Any], *operands: Any) -> Any:
+        """What a function of the branch that is taken returns: arrays that vary over all mesh axes of a `shard_map`."""
+        values = jax.tree.leaves((self.index, self.known, operands))
+        avals = [*map(jax.typeof, values), *(wire.aval for wire in (*self.wires, *self.results))]
+        axes = frozenset[Any]().union(*map(varying_axes, avals))
+        return self.switch(lambda *values: varying_over(axes, of_branch(*values)), *operands)
+
 
 def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     branches, masks = _Branches(step), step.of_wires(fed)
@@ -53,7 +60,7 @@ def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     if None not in states:
         return list(states)
     shapes = [wire.shape for wire in branches.results]
-    arrays = branches.switch(lambda _, jaxpr, *values: as_arrays(one(jaxpr, *values), states, shapes), *given)
+    arrays = branches.masks(lambda _, jaxpr, *values: as_arrays(one(jaxpr, *values), states, shapes), *given)
     return filled(states, arrays)
 
 
@@ -81,7 +88,7 @@ def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
 
     in_wires, in_known, of_all = [], [], [list[Any]() for _ in found]
     if None in operands or None in needed or any(own):
-        in_wires, in_known, of_all = branches.switch(masks_of, *given)
+        in_wires, in_known, of_all = branches.masks(masks_of, *given)
     used = {origin for trimmed in found for origin in trimmed.origins}
     fillers = [next((f for f in each if f is not None), None) for each in zip(*(t.fillers for t in found), strict=True)]
     triples = enumerate(zip(branches.known, filled(needed, in_known), fillers, strict=True))
@@ -90,7 +97,8 @@ def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
     def run(tangents: Sequence[Any]) -> Operands:
         def branch(number: int, _: Any, *tangents: Any) -> Operands:
             coefficients = found[number].merged(outside, of_all[number])
-            return evaluate(found[number].jaxpr, [], [*coefficients, *tangents])
+            results = evaluate(found[number].jaxpr, [], [*coefficients, *tangents])
+            return [varying_like(r, wire.aval) for r, wire in zip(results, branches.results, strict=True)]
 
         return branches.switch(branch, *tangents)
 

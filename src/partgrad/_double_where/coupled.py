@@ -50,8 +50,8 @@ def _between(demanded: Sequence[Mask], step: Step, fed: Sequence[Mask]) -> Emit:
     """A step that keeps both promises whatever its coefficients are."""
 
     def run(tangents: Sequence[Any]) -> Operands:
-        results = step.run([_only(mask, tangent) for mask, tangent in zip(demanded, tangents, strict=True)])
-        return [_only(mask, result) for mask, result in zip(fed, results, strict=True)]
+        results = step.run([only(mask, tangent) for mask, tangent in zip(demanded, tangents, strict=True)])
+        return [only(mask, result) for mask, result in zip(fed, results, strict=True)]
 
     return run
 
@@ -63,7 +63,8 @@ def _of_rank(mask: Mask, value: Any) -> Mask:
     return mask.reshape(mask.shape[: jnp.ndim(value)])
 
 
-def _only(mask: Mask, value: Any) -> Any:
+def only(mask: Mask, value: Any) -> Any:
+    """A value where a mask says so, zero elsewhere."""
     if mask is True:
         return value
     return jnp.zeros_like(value) if mask is False else jnp.where(mask, value, jnp.zeros_like(value))

@@ -12,6 +12,8 @@ import jax
 from .._programs import (
     CHECKPOINTS,
     CONSTANT,
+    CUSTOM_LINEAR,
+    HIGH_LINEAR,
     Operands,
     any_equation,
     checkpoint_like,
@@ -24,10 +26,16 @@ from .._programs import (
     with_constants_as_inputs,
     zeros_like_aval,
 )
+from .backward import is_linear_step, pulled
+from .batched import pulled_only
 from .body import split
+from .coupled import only
 from .mask import Mask, arrays_in, either, full, restored
-from .program import LinearProgram, Step, Wire, whole
-from .trim import POINTWISE, RULES, UNKNOWN, Emit, Guard, Rule, feed, trim
+from .program import LinearProgram, Step, Wire, transposed, whole
+from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, trim
+
+# JAX linearizes none of them once more: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.
+_CUSTOM = CUSTOM_LINEAR | HIGH_LINEAR | {"custom_vmap_call"}
 
 
 def _all_fed(step: Step, fed: list[Mask]) -> list[Mask]:
@@ -53,7 +61,7 @@ def _avals(step: Step) -> list[Any]:
 
 
 def _has_backward_pass(step: Step) -> bool:
-    return any_equation(opened(step.equation.params["jaxpr"])[0], lambda e: e.primitive.name == "custom_lin")
+    return any_equation(opened(step.equation.params["jaxpr"])[0], lambda e: e.primitive.name in _CUSTOM)
 
 
 def _has_loop(step: Step) -> bool:
@@ -138,19 +146,64 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
 def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
     """A custom backward pass, as a linear program from cotangents: where it is fed is where its result is demanded."""
     step = guard.whole(step)
-    avals = [wire.aval for wire in step.results]
-    closed = jax.make_jaxpr(lambda *cotangents: step.transposed(cotangents))(*map(zeros_like_aval, avals))
+    # A result that nothing demands has a symbolic zero for a cotangent, which the pass may ask for.
+    live = [n for n, (wire, mask) in enumerate(zip(step.results, demanded, strict=True)) if _has_cotangent(wire, mask)]
+    avals = [step.results[number].aval for number in live]
+
+    def pull(cotangents: Sequence[Any]) -> Operands:
+        return step.transposed(_placed(live, cotangents, len(step.results)))
+
+    closed = jax.make_jaxpr(lambda *cotangents: pull(cotangents))(*map(zeros_like_aval, avals))
     program = LinearProgram.of(closed, [Wire(aval) for aval in avals])
-    found = feed(program, demanded)
+    found = feed(program, [demanded[number] for number in live])
     operands = [found[output] if isinstance(output, Wire) else False for output in program.outputs]
     if not _is_linear(closed, program):
         # A pass that clips cotangents, for one. Where it makes something of a zero, that is part of the answer.
-        _, run = RULES[UNKNOWN].trim(step, fed, demanded, guard)
-        of_nothing = step.transposed([zeros_like_aval(aval) for aval in avals])
-        return [either(mask, value != 0) for mask, value in zip(operands, of_nothing, strict=True)], run
+        of_nothing = pull([zeros_like_aval(aval) for aval in avals])
+        operands = [either(mask, value != 0) for mask, value in zip(operands, of_nothing, strict=True)]
+        return operands, _masked(step, step.of_wires(fed), demanded, guard)
     _, emit = trim(program, found, step.of_wires(fed), guard)
-    transposed = jax.linear_transpose(lambda *c: tuple(emit(c)), *map(zeros_like_aval, avals))
-    return operands, lambda tangents: list(transposed(tuple(tangents)))
+
+    def push(tangents: Sequence[Any]) -> Operands:
+        pushed = dict(zip(live, transposed(emit, avals, tangents), strict=True))
+        return [pushed[n] if n in pushed else zeros_like_aval(wire.aval) for n, wire in enumerate(step.results)]
+
+    return operands, push
+
+
+def _masked(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> Emit:
+    """A custom backward pass with masks beside its cotangents."""
+    # What is no array may decide what the pass does, in Python.
+    arrays = [value for value in step.known if isinstance(value, jax.Array)]
+    known = [*arrays, *arrays_in(fed), *arrays_in(demanded)]
+
+    def backward(known: Operands, cotangents: Operands) -> Operands:
+        live = [number for number, cotangent in enumerate(cotangents) if cotangent is not None]
+
+        def masked(*given: Any) -> Operands:
+            operands, of_live = iter(given), given[len(known) :]
+            at = step.with_known([next(operands) if isinstance(v, jax.Array) else v for v in step.known])
+            of_wires, of_results = restored(fed, operands), restored(demanded, operands)
+            pull = lambda *given: at.transposed(_placed(live, given, len(cotangents)))
+            closed = jax.make_jaxpr(pull)(*of_live)
+            paths = [of_results[number] for number in live]
+            found, _ = pulled(*opened(closed), list(of_live), paths, Guard(guard.protected))
+            return [only(mask, cotangent) for mask, cotangent in zip(of_wires, found, strict=True)]
+
+        operands = [*known, *(cotangents[number] for number in live)]
+        return guard.protected(jax.make_jaxpr(masked)(*operands), operands)
+
+    avals = [wire.aval for wire in step.results]
+    return lambda tangents: pulled_only(backward, avals, known, list(tangents))
+
+
+def _placed(numbers: Sequence[int], values: Sequence[Any], count: int) -> list[Any]:
+    at = dict(zip(numbers, values, strict=True))
+    return [at.get(number) for number in range(count)]
+
+
+def _has_cotangent(wire: Wire, mask: Mask) -> bool:
+    return mask is not False and is_floating(wire.aval)
 
 
 def _is_linear(backward: Any, program: LinearProgram) -> bool:
@@ -159,7 +212,7 @@ def _is_linear(backward: Any, program: LinearProgram) -> bool:
     # An affine one would pass for linear: what is added does not show in a transpose.
     if any(dependencies(with_constants_as_inputs(jaxpr), [CONSTANT] * len(consts) + [0] * len(jaxpr.invars))):
         return False
-    if not all(map(_is_linear_step, program.steps)):
+    if not all(map(is_linear_step, program.steps)):
         return False
     tangents = [zeros_like_aval(output.aval) for output in jaxpr.outvars]
     run = lambda *cotangents: tuple(evaluate(jaxpr, consts, list(cotangents)))
@@ -170,14 +223,6 @@ def _is_linear(backward: Any, program: LinearProgram) -> bool:
         # JAX has no one class for what it cannot transpose.
         return False
     return True
-
-
-def _is_linear_step(step: Step) -> bool:
-    if step.name in POINTWISE and (step.name != "select_n" or isinstance(step.operands[0], Wire)):
-        return False
-    if step.name in {"mul", "div", "dot_general", "conv_general_dilated"}:
-        return len(step.wires) == 1 and (step.name != "div" or isinstance(step.operands[0], Wire))
-    return all(is_floating(wire.aval) for wire in step.wires)
 
 
 RULES.update(

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._programs import varying_axes
+
 Mask: TypeAlias = bool | jax.Array
 Shape = tuple[int, ...]
 
@@ -72,6 +74,22 @@ def exceeds(mask: jax.Array, shape: Shape) -> bool:
     """Whether a mask tells apart what is one element in a shape."""
     pairs = zip(mask.shape[::-1], shape[::-1], strict=False)
     return mask.ndim > len(shape) or any(of_mask > size for of_mask, size in pairs)
+
+
+def on_all_devices(mask: Mask, aval: Any) -> Mask:
+    """A mask of a tangent that, inside `shard_map`, is the same on some devices, from what each of these says of it."""
+    axes = frozenset[Any]() if isinstance(mask, bool) else varying_axes(jax.typeof(mask)) - varying_axes(aval)
+    return jax.lax.pmax(jnp.asarray(mask, jnp.int8), tuple(sorted(axes))) > 0 if axes else mask
+
+
+def varying_over(axes: frozenset[Any], arrays: Any) -> Any:
+    """A tree of arrays that, inside `shard_map`, vary over some mesh axes at least."""
+
+    def one(array: Any) -> Any:
+        missing = tuple(sorted(axes - varying_axes(jax.typeof(array))))
+        return jax.lax.pcast(array, missing, to="varying") if missing else array
+
+    return jax.tree.map(one, arrays)
 
 
 def placed(mask: jax.Array, axes: Sequence[int], rank: int) -> jax.Array:

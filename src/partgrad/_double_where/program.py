@@ -1,14 +1,14 @@
 """A linear program: the equations of a derivative that carry tangents, with everything else already computed."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .._programs import CALLS, Operands, bind, opened, zeros_like_aval
+from .._programs import CALLS, Operands, bind, is_floating, opened, primal_jaxpr, zeros_like_aval
 from .mask import Mask, Shape, full
 
 
@@ -95,9 +95,12 @@ class Step:
         return bind(self.equation, self.operands_with(tangents))
 
     def transposed(self, cotangents: Sequence[Any]) -> Operands:
-        """What the transpose of the step makes of cotangents of the results: one value for each wire."""
-        avals = [zeros_like_aval(wire.aval) for wire in self.wires]
-        return list(jax.linear_transpose(lambda *tangents: self.run(tangents), *avals)(list(cotangents)))
+        """What the transpose of the step makes of cotangents of the results: one value for each wire.
+
+        Args:
+            cotangents: One for each result, or None for a zero, which the rule of a `custom_vjp` may ask for.
+        """
+        return transposed(self.run, [wire.aval for wire in self.wires], cotangents)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +137,18 @@ class LinearProgram:
         return cls.of(jaxpr, [Wire(v.aval) if is_linear else next(rest) for v, is_linear in pairs])
 
 
+def transposed(run: Callable[[Sequence[Any]], Operands], avals: Sequence[Any], cotangents: Sequence[Any]) -> Operands:
+    """What the transpose of a linear function makes of cotangents of its results, of which None is a zero."""
+    given = [number for number, cotangent in enumerate(cotangents) if cotangent is not None]
+
+    def function(*tangents: Any) -> Operands:
+        results = run(tangents)
+        return [results[number] for number in given]
+
+    zeros = map(zeros_like_aval, avals)
+    return list(jax.linear_transpose(function, *zeros)([cotangents[number] for number in given]))
+
+
 def _taken_apart(jaxpr: Jaxpr, consts: Operands, operands: Operands, steps: list[Step]) -> list[Any]:
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
     read = lambda atom: _number(atom) if isinstance(atom, Literal) else values[atom]
@@ -142,7 +157,7 @@ def _taken_apart(jaxpr: Jaxpr, consts: Operands, operands: Operands, steps: list
         if not any(isinstance(value, Wire) for value in given):
             results = bind(equation, given)
         elif equation.primitive.name in CALLS:
-            results = _taken_apart(*opened(equation.params["jaxpr"]), given, steps)
+            results = _taken_apart(*opened(primal_jaxpr(equation)), given, steps)
         else:
             results = [Wire(variable.aval) for variable in equation.outvars]
             steps.append(Step(equation, tuple(given), tuple(results)))
@@ -152,7 +167,8 @@ def _taken_apart(jaxpr: Jaxpr, consts: Operands, operands: Operands, steps: list
 
 def _number(literal: Literal) -> Any:
     # A rule may have to replace what is not finite, by a number of the same dtype.
-    return literal.val if np.all(np.isfinite(literal.val)) else np.asarray(literal.val, literal.aval.dtype)
+    is_finite = not is_floating(literal.aval) or np.all(np.isfinite(literal.val))
+    return literal.val if is_finite else np.asarray(literal.val, literal.aval.dtype)
 
 
 def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:
@@ -168,7 +184,7 @@ def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
     for equation in jaxpr.eqns:
         given = [depends(atom) for atom in equation.invars]
         if equation.primitive.name in CALLS:
-            results = linear_outputs(equation.params["jaxpr"], given)
+            results = linear_outputs(primal_jaxpr(equation), given)
         else:
             results = [any(given)] * len(equation.outvars)
         wires.update(v for v, is_linear in zip(equation.outvars, results, strict=True) if is_linear)
@@ -185,7 +201,7 @@ def read_by_values(jaxpr: Any, linear: Sequence[bool]) -> set[int]:
         atoms = [None if isinstance(atom, Literal) else atom for atom in equation.invars]
         given = [atom in wires for atom in atoms]
         if equation.primitive.name in CALLS:
-            inner = equation.params["jaxpr"]
+            inner = primal_jaxpr(equation)
             read = [atoms[number] for number in read_by_values(inner, given)]
             results = linear_outputs(inner, given)
         else:

@@ -9,9 +9,10 @@ import numpy as np
 from jax import lax
 
 from .._programs import Operands, evaluate, opened, scan_counts, scan_like, varying_axes
+from .backward import settled
 from .body import State, TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
-from .mask import Mask, arrays_in, restored
-from .program import LinearProgram, Step, Wire, linear_outputs, whole
+from .mask import Mask, arrays_in, restored, varying_over
+from .program import LinearProgram, Step, Wire, whole
 from .trim import RULES, Emit, Guard, Rule
 
 
@@ -29,23 +30,12 @@ class _Scan:
     def __init__(self, step: Step):
         self.step, self.body = step, step.equation.params["jaxpr"]
         self.consts, self.carried = scan_counts(step.equation)
-        self.linear = self._linear_in_body()
+        self.linear = settled(self.body, step.linear, self.consts, self.carried)
         self.avals = [variable.aval for variable in opened(self.body)[0].invars]
         consts, carry, xs = (self._known(section) for section in self._sections(list(step.operands)))
         self.invariant = len(consts)
         self.final, stacked = self._replayed(consts, carry, xs)
         self.known = [*consts, *stacked, *xs]
-
-    def _linear_in_body(self) -> list[bool]:
-        linear = self.step.linear
-        start, stop = self.consts, self.consts + self.carried
-        while True:
-            # A carry that begins with a constant may take up a tangent.
-            outputs = linear_outputs(self.body, linear)[: self.carried]
-            grown = [before or after for before, after in zip(linear[start:stop], outputs, strict=True)]
-            if grown == linear[start:stop]:
-                return linear
-            linear[start:stop] = grown
 
     def _sections(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         pairs = list(zip(values, self.linear, strict=True))
@@ -207,9 +197,7 @@ class _MaskedScan:
 
     def _arrays(self, masks: list[Mask], states: list[State], shapes: list[Any]) -> list[jax.Array]:
         """As `as_arrays`; inside `shard_map`, varying over all that anything here varies over, as a carry must."""
-        arrays = as_arrays(masks, states, shapes)
-        missing = [tuple(sorted(self.axes - varying_axes(jax.typeof(array)))) for array in arrays]
-        return [lax.pcast(a, axes, to="varying") if axes else a for a, axes in zip(arrays, missing, strict=True)]
+        return varying_over(self.axes, as_arrays(masks, states, shapes))
 
 
 def _scan_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:

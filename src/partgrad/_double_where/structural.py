@@ -1,5 +1,6 @@
 """How masks go through maps without coefficients: lane by lane, moves, selections, and what goes between devices."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -53,24 +54,51 @@ _LANE_BY_LANE = (
     "convert_element_type",
     "copy_p",
     "imag",
+    "layout_constraint",
     "mesh_cast",
     "name",
     "neg",
     "pcast",
+    "preduced",
     "pvary",
     "real",
     "reduce_precision",
+    "reduced_vary_cast",
+    "reduced_vary_cast_p",
+    "relayout",
     "reshard",
     "sharding_constraint",
     "sub",
+    "vary_unreduced_cast",
+    "vary_unreduced_cast_p",
+    "with_memory_space_constraint",
 )
 
 
 # --- moves: 0/1 matrices. A mask goes through them as a number does, and back through their transpose ----------------
 
+# Between devices. A mask goes only where JAX's own tangents and cotangents go.
+_COLLECTIVES = (
+    "all_gather",
+    "all_gather_invariant",
+    "all_gather_reduced",
+    "all_to_all",
+    "pbroadcast",
+    "pbroadcast_dynamic",
+    "ppermute",
+    "psum",
+    "psum2",
+    "psum_invariant",
+    "ragged_all_to_all",
+    "reduce_scatter",
+    "unreduced_psum",
+    "unreduced_reduce_scatter",
+)
+
 # All elements of the result come from somewhere, if every floating operand is fed everywhere ...
 _ONTO_RESULT = frozenset(
     {
+        *_COLLECTIVES,
         "broadcast_in_dim",
         "concatenate",
         "copy",
@@ -85,6 +113,7 @@ _ONTO_RESULT = frozenset(
         "split",
         "squeeze",
         "stack",
+        "tile",
         "transpose",
         "unstack",
     }
@@ -120,7 +149,28 @@ def _moved(step: Step, fed: list[Mask]) -> list[Mask]:
     if step.name == "scatter-sub":
         # So that two masks add up.
         numbers[2] = -numbers[2]
-    return [result != 0 for result in bind(step.equation, numbers)]
+    return _united([bind(read.equation, numbers) for read in _readings(step)])
+
+
+def _readings(step: Step) -> list[Step]:
+    """The same move in each way in which JAX may run it.
+
+    Where the program promises that indices are in bounds, JAX clamps them in a read, the transpose of a write included,
+    and drops what is written elsewhere, the transpose of a read included. What either of them touches is live.
+    """
+    modes = jax.lax.GatherScatterMode
+    if step.equation.params.get("mode") != modes.PROMISE_IN_BOUNDS:
+        return [step]
+    # Clamping makes indices equal, and may take them out of order. JAX transposes no `scatter` at such indices.
+    assumed = {} if step.name == "scatter" else {"unique_indices": False, "indices_are_sorted": False}
+    changed = {**step.equation.params, **assumed, "mode": modes.CLIP}
+    clamped = dataclasses.replace(step, equation=step.equation.replace(params=changed))
+    return [clamped] if step.name == "gather" else [step, clamped]
+
+
+def _united(readings: list[Operands]) -> list[Mask]:
+    """The elements to which any of some moves brings anything."""
+    return [either(*(number != 0 for number in numbers)) for numbers in zip(*readings, strict=True)]
 
 
 def _new_axes(step: Step) -> tuple[int, ...]:
@@ -159,12 +209,15 @@ def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
         return [_BY_AXES[step.name][1](step, demanded[0])]
     if step.name in {"reshape", "squeeze", "expand_dims"}:
         return [full(demanded[0], step.shape).reshape(step.wires[0].shape)]
+    if step.name == "scatter" and not step.equation.params["unique_indices"]:
+        # In a custom backward pass. JAX does not say which of several writes to one place lasts.
+        return [True] * len(step.wires)
     cotangents = [
         varying_like(full(mask, wire.shape).astype(wire.aval.dtype), wire.aval)
         for mask, wire in zip(demanded, step.results, strict=True)
     ]
     moved = step.with_known([_as_number(step, operand, False) for operand in step.known])
-    return [operand != 0 for operand in moved.transposed(cotangents)]
+    return _united([read.transposed(cotangents) for read in _readings(moved)])
 
 
 def _drops_nothing(step: Step) -> bool:
@@ -195,32 +248,12 @@ def _taken(step: Step, case: int) -> jax.Array:
     return which if case else ~which
 
 
-_COLLECTIVES = (
-    "all_gather",
-    "all_gather_invariant",
-    "all_gather_reduced",
-    "all_to_all",
-    "pbroadcast",
-    "ppermute",
-    "psum",
-    "psum2",
-    "psum_invariant",
-    "ragged_all_to_all",
-    "reduce_scatter",
-    "unreduced_psum",
-)
 _LANES = structural(lanes_fed, lanes_demanded)
-# Between devices: what reaches another one is not told apart by elements.
-_COLLECTIVE = structural(
-    lambda step, fed: [True] * len(step.results),
-    lambda step, demanded: [True] * len(step.wires),
-)
 
 RULES.update(
     {
         **dict.fromkeys(_LANE_BY_LANE, _LANES),
         **dict.fromkeys(_ONTO_RESULT | _ONTO_OPERAND | _OTHER_MOVES, structural(_moved, _moved_back)),
-        **dict.fromkeys(_COLLECTIVES, _COLLECTIVE),
         **dict.fromkeys(("device_put", "optimization_barrier"), structural(lambda step, fed: fed, _each_demanded)),
         "select_n": structural(_selected, _selected_back),
     }

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._programs import Operands, is_floating, varying_like, zeros_like_aval
-from .mask import Mask, either, gathered
+from .mask import Mask, either, gathered, on_all_devices
 from .program import LinearProgram, Step, Wire
 
 Emit = Callable[[Sequence[Any]], Operands]
@@ -129,7 +129,7 @@ def feed(program: LinearProgram, fed: Sequence[Mask]) -> dict[Wire, Mask]:
     for step in program.steps:
         given = [masks[operand] if isinstance(operand, Wire) else False for operand in step.operands]
         none = all(mask is False for mask in given)
-        results = [False] * len(step.results) if none else _fed_rule(step).fed(step, given)
+        results = [False] * len(step.results) if none else fed_rule(step).fed(step, given)
         masks.update(zip(step.results, results, strict=True))
     return masks
 
@@ -140,7 +140,8 @@ def outputs_fed(program: LinearProgram, fed: Sequence[Mask]) -> list[Mask]:
     return [masks[output] if isinstance(output, Wire) else False for output in program.outputs]
 
 
-def _fed_rule(step: Step) -> Rule:
+def fed_rule(step: Step) -> Rule:
+    """The rule by which a step passes masks on, in a program that need not be linear."""
     # An index that depends on a tangent: not linear, but the backward pass of a `custom_vjp` may be anything.
     steered = any(not is_floating(wire.aval) for wire in step.wires) and step.name not in POINTWISE
     return RULES[UNKNOWN] if steered else rule_of(step)
@@ -161,7 +162,7 @@ def trim(
 
     def demand(wire: Any, mask: Mask) -> None:
         if isinstance(wire, Wire):
-            masks[wire] = either(masks.get(wire, False), mask)
+            masks[wire] = either(masks.get(wire, False), on_all_devices(mask, wire.aval))
 
     for output, mask in zip(program.outputs, demanded, strict=True):
         demand(output, mask)

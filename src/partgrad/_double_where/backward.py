@@ -1,0 +1,177 @@
+"""A backward pass that is not linear, or that contains loops, run with masks beside its cotangents.
+
+A mask says where a path leads from a cotangent that comes in. Elsewhere a cotangent is exactly zero, and what would
+multiply it is replaced. What the pass makes of a zero is part of the answer: it is live. A loop takes all that it
+carries to be live, and starts from there in each step.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from .._compat import ordinary_custom_vjp
+from .._programs import (
+    CALLS,
+    CHECKPOINTS,
+    CUSTOM_JVPS,
+    Operands,
+    bind,
+    branches_of,
+    custom_rule_body,
+    evaluate,
+    is_custom_rule,
+    is_floating,
+    opened,
+    primal_jaxpr,
+    reenter,
+    scan_parts,
+    while_parts,
+)
+from .mask import Mask, either
+from .program import Step, Wire, linear_outputs
+from .trim import POINTWISE, RULES, Guard, fed_rule, rule_of
+
+# A mask for a cotangent and what is made of cotangents, None for any other value.
+Path = Mask | None
+
+
+def pulled(
+    jaxpr: Jaxpr, consts: Operands, values: Operands, paths: Sequence[Path], guard: Guard
+) -> tuple[Operands, list[Path]]:
+    """The outputs of a backward pass, and where a path leads to them."""
+    inputs = [*((const, None) for const in consts), *zip(values, paths, strict=True)]
+    known: dict[Any, tuple[Any, Path]] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+    read = lambda atom: (atom.val, None) if isinstance(atom, Literal) else known[atom]
+    for equation in jaxpr.eqns:
+        given, masks = zip(*map(read, equation.invars), strict=True) if equation.invars else ((), ())
+        results, found = _step(equation, list(given), list(masks), guard)
+        known.update(zip(equation.outvars, zip(results, found, strict=True), strict=True))
+    outputs = list(map(read, jaxpr.outvars))
+    return [value for value, _ in outputs], [path for _, path in outputs]
+
+
+def _step(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard) -> tuple[Operands, list[Path]]:
+    name = equation.primitive.name
+    if all(path is None for path in paths):
+        return bind(equation, values), [None] * len(equation.outvars)
+    if name in CALLS:
+        return pulled(*opened(primal_jaxpr(equation)), values, paths, guard)
+    if is_custom_rule(equation):
+        return _custom(equation, values, paths, guard)
+    if name in _INSIDE:
+        return _entered(equation, values, paths, guard)
+    operands = [
+        value if p is None else Wire(a.aval) for value, p, a in zip(values, paths, equation.invars, strict=True)
+    ]
+    step = Step(equation, tuple(operands), tuple(Wire(variable.aval) for variable in equation.outvars))
+    masks: list[Mask] = [False if path is None else path for path in paths]
+    fed = fed_rule(step).fed(step, masks)
+    cotangents = step.of_wires(values)
+    if is_linear_step(step):
+        _, emit = rule_of(step).trim(step, masks, [True] * len(step.results), guard)
+        results = emit(cotangents)
+    else:
+        results = step.run(cotangents)
+    return results, [_live(mask, result) for mask, result in zip(fed, results, strict=True)]
+
+
+def _custom(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard) -> tuple[Operands, list[Path]]:
+    """The results of a custom rule, whose derivative stays that of the rule."""
+    body = custom_rule_body(equation)
+    masked = lambda *operands: pulled(*opened(body), list(operands), paths, guard)[0]
+    plain = lambda *operands: bind(equation, list(operands))
+    if equation.primitive.name in CUSTOM_JVPS:
+        function: Any = jax.custom_jvp(masked)
+        function.defjvp(lambda primals, tangents: (masked(*primals), jax.jvp(plain, primals, tangents)[1]))
+    else:
+        function = ordinary_custom_vjp(masked)
+        function.defvjp(lambda *operands: jax.vjp(plain, *operands), lambda pull, cotangents: pull(cotangents))
+    return list(function(*values)), _all_live(linear_outputs(body, _linear(paths)))
+
+
+def _live(mask: Mask, result: Any) -> Mask:
+    return either(mask, result != 0) if mask is not True and is_floating(result) else True
+
+
+def is_linear_step(step: Step) -> bool:
+    """Whether a step is a linear function of its wires."""
+    if step.name not in RULES or not all(is_floating(wire.aval) for wire in step.wires):
+        return False
+    if step.name in POINTWISE:
+        return step.name == "select_n" and not isinstance(step.operands[0], Wire)
+    if step.name in {"mul", "div", "dot_general", "conv_general_dilated"}:
+        return len(step.wires) == 1 and (step.name != "div" or isinstance(step.operands[0], Wire))
+    return True
+
+
+# --- what contains programs -------------------------------------------------------------------------------------------
+
+
+def _entered(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard) -> tuple[Operands, list[Path]]:
+    """The results of a loop or branch, in whose body every cotangent that is carried or scanned is live."""
+    bodies, results = _INSIDE[equation.primitive.name](equation, paths)
+
+    def run(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
+        inside = next((inside for body, inside in bodies if opened(body)[0] is jaxpr), None)
+        if inside is None:
+            return evaluate(jaxpr, consts, operands)
+        return pulled(jaxpr, consts, operands, inside, guard)[0]
+
+    entered = reenter(equation, values, run)
+    assert entered is not None
+    return entered, _all_live(results)
+
+
+def _all_live(linear: Sequence[bool]) -> list[Path]:
+    return [True if is_linear else None for is_linear in linear]
+
+
+# The bodies with a path for each of their inputs, and which results depend on cotangents.
+Bodies = tuple[list[tuple[Any, list[Path]]], list[bool]]
+
+
+def _linear(paths: list[Path]) -> list[bool]:
+    return [path is not None for path in paths]
+
+
+def _scan(equation: JaxprEqn, paths: list[Path]) -> Bodies:
+    parts = scan_parts(equation)
+    linear = settled(parts.body, _linear(paths), parts.consts, parts.carried)
+    inside = [*paths[: parts.consts], *_all_live(linear[parts.consts :])]
+    return [(parts.body, inside)], linear_outputs(parts.body, linear)
+
+
+def _while(equation: JaxprEqn, paths: list[Path]) -> Bodies:
+    parts = while_parts(equation)
+    paths = paths[parts.test_consts :]
+    linear = settled(parts.body, _linear(paths), parts.body_consts, len(equation.outvars))
+    carries = linear[parts.body_consts :]
+    return [(parts.body, [*paths[: parts.body_consts], *_all_live(carries)])], carries
+
+
+def _cond(equation: JaxprEqn, paths: list[Path]) -> Bodies:
+    branches, linear = branches_of(equation), _linear(paths)
+    of_branches = zip(*(linear_outputs(branch, linear[1:]) for branch in branches), strict=True)
+    # The number of the branch may come from a cotangent.
+    return [(branch, paths[1:]) for branch in branches], [linear[0] or any(each) for each in of_branches]
+
+
+def _checkpoint(equation: JaxprEqn, paths: list[Path]) -> Bodies:
+    body = primal_jaxpr(equation)
+    return [(body, paths)], linear_outputs(body, _linear(paths))
+
+
+def settled(body: Any, linear: list[bool], consts: int, carried: int) -> list[bool]:
+    """For each input of a loop's body, whether it depends on a tangent at any step; a carry may take one up."""
+    linear, carries = list(linear), slice(consts, consts + carried)
+    while True:
+        outputs = linear_outputs(body, linear)[:carried]
+        grown = [before or after for before, after in zip(linear[carries], outputs, strict=True)]
+        if grown == linear[carries]:
+            return linear
+        linear[carries] = grown
+
+
+_INSIDE = {"scan": _scan, "while": _while, "cond": _cond, **dict.fromkeys(CHECKPOINTS, _checkpoint)}

@@ -1,0 +1,140 @@
+"""Custom derivative rules, run such that a linearization loses nothing of what JAX does with them."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
+from jax.extend.core import JaxprEqn
+
+from .._compat import ordinary_custom_vjp
+from .._programs import (
+    CONSTANT,
+    CUSTOM_JVPS,
+    HIGH,
+    Operands,
+    bind,
+    custom_rule_body,
+    dependencies,
+    is_custom_rule,
+    is_floating,
+    opened,
+    with_constants_as_inputs,
+)
+
+_CUSTOM_VMAP = "custom_vmap_call"
+_JAX = tuple(jax.__path__)
+
+
+def is_remade(equation: JaxprEqn) -> bool:
+    """Whether an equation is a custom rule that a linearization would not take as JAX's derivatives do."""
+    name = equation.primitive.name
+    if name == _CUSTOM_VMAP or (name in CUSTOM_JVPS and _is_of_user(equation)):
+        return True
+    is_discrete = is_custom_rule(equation) and not all(is_floating(variable.aval) for variable in equation.outvars)
+    return is_discrete or (name in HIGH and not _is_linearized(equation))
+
+
+def remade(equation: JaxprEqn, operands: Operands) -> Operands:
+    """The results of an equation, whose derivative is that of the custom rule."""
+    name = equation.primitive.name
+    function: Callable[..., Operands] = lambda *operands: bind(equation, list(operands))
+    if name == _CUSTOM_VMAP or name in CUSTOM_JVPS:
+        function = _with_jvp(equation)
+    elif name in HIGH:
+        function = _with_vjp(function)
+    pairs = zip(function(*operands), equation.outvars, strict=True)
+    return [result if is_floating(variable.aval) else _held(result) for result, variable in pairs]
+
+
+def _is_of_user(equation: JaxprEqn) -> bool:
+    # The rules of JAX's own functions are linear and return arrays. They are many.
+    body, _ = opened(custom_rule_body(equation))
+    return not str(getattr(body.debug_info, "func_filename", "")).startswith(_JAX)
+
+
+@jax.custom_jvp
+def _held(value: Any) -> Any:
+    """A value of a dtype that has no derivative, without the `float0` tangent that JAX lets a loop carry."""
+    return value
+
+
+@functools.partial(_held.defjvp, symbolic_zeros=True)
+def _(primals: Any, _: Any) -> Any:
+    (value,) = primals
+    return value, zero_from_primal(value, symbolic_zeros=True)
+
+
+def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
+    """An equation whose values need no tangent, with the tangents of its own rule, whatever that rule returns."""
+    function = jax.custom_jvp(lambda *operands: bind(equation, list(operands)))
+
+    def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
+        moving = tuple(number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))
+        along, start = _along(equation, moving, primals)
+        _, pushed = jax.jvp(along, start, [tangents[number] for number in moving])
+        floating = tuple(number for number in moving if is_floating(primals[number]))
+        if equation.primitive.name in CUSTOM_JVPS and floating and _has_constant_tangents(equation, floating):
+            entered = sum(jnp.sum(tangents[number].real) for number in floating)
+            pushed = [_carried(entered, tangent) if is_floating(tangent) else tangent for tangent in pushed]
+        return bind(equation, list(primals)), pushed
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
+
+
+def _along(
+    equation: JaxprEqn, moving: tuple[int, ...], operands: Sequence[Any]
+) -> tuple[Callable[..., Operands], Operands]:
+    """An equation as a function of some of its operands, and these."""
+
+    def along(*moved: Any) -> Operands:
+        at = dict(zip(moving, moved, strict=True))
+        return bind(equation, [at.get(number, operand) for number, operand in enumerate(operands)])
+
+    return along, [operands[number] for number in moving]
+
+
+def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:
+    """The function with its own backward pass, in the form that can be linearized."""
+    pulled = ordinary_custom_vjp(function)
+    pulled.defvjp(lambda *operands: jax.vjp(function, *operands), lambda pull, cotangents: pull(cotangents))
+    return lambda *operands: list(pulled(*operands))
+
+
+def _carried(entered: Any, tangent: Any) -> Any:
+    # A linearization drops a tangent that depends on none, and a dead edge ends there: here a loop overwrites another.
+    start = jnp.broadcast_to(entered.astype(tangent.dtype), tangent.shape)
+    return lax.scan(lambda *_: (tangent, None), start, None, length=1)[0]
+
+
+@functools.lru_cache(maxsize=128)
+def _has_constant_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> bool:
+    """Whether a rule returns a tangent that is neither zero nor depends on those that come in."""
+    avals = [atom.aval for atom in equation.invars]
+
+    def pushed(operands: Operands, tangents: Operands) -> Operands:
+        _, results = jax.jvp(*_along(equation, moving, operands), tangents)
+        return [result for result in results if is_floating(result)]
+
+    jaxpr, consts = opened(jax.make_jaxpr(pushed)(avals, [avals[number] for number in moving]))
+    sources = [CONSTANT] * (len(consts) + len(avals)) + [2 * CONSTANT] * len(moving)
+    return CONSTANT in dependencies(with_constants_as_inputs(jaxpr), sources)
+
+
+def _is_linearized(equation: JaxprEqn) -> bool:
+    avals = [atom.aval for atom in equation.invars]
+    moving = tuple(number for number, aval in enumerate(avals) if is_floating(aval))
+
+    def linearized(*operands: Any) -> Operands:
+        along, start = _along(equation, moving, operands)
+        return jax.linearize(along, *start)[0]
+
+    try:
+        jax.eval_shape(linearized, *avals)
+    except NotImplementedError:
+        return False
+    return True

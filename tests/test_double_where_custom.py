@@ -1,0 +1,196 @@
+"""Custom rules of every kind, in everything that contains programs, with results that have no derivative."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import partgrad as pg
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+slope = lambda x: jnp.sin(x) + x * jnp.cos(x)
+product = lambda x, other: (x * jnp.sin(x), other)
+no_tangent = lambda value: np.zeros(np.shape(value), jax.dtypes.float0)
+
+
+def plain(x, other):
+    return product(x, other)
+
+
+def custom_jvp(x, other):
+    f = jax.custom_jvp(product)
+    f.defjvp(lambda p, t: (f(*p), (t[0] * slope(p[0]), t[1])))
+    return f(x, other)
+
+
+def custom_jvp_with_symbolic_zeros(x, other):
+    f = jax.custom_jvp(product)
+
+    def rule(p, t):
+        assert isinstance(t[1], jax.custom_derivatives.SymbolicZero)
+        return f(*p), (t[0] * slope(p[0]), t[1])
+
+    f.defjvp(rule, symbolic_zeros=True)
+    return f(x, other)
+
+
+def custom_vjp(x, other):
+    f = jax.custom_vjp(product)
+    f.defvjp(lambda x, other: (product(x, other), x), lambda x, c: (c[0] * slope(x), None))
+    return f(x, other)
+
+
+def custom_vjp_that_clips(x, other):
+    f = jax.custom_vjp(product)
+    f.defvjp(
+        lambda x, other: (product(x, other), x),
+        lambda x, c: (jnp.where(jnp.isfinite(c[0]), c[0], 1.0) * slope(x), None),
+    )
+    return f(x, other)
+
+
+def custom_vjp_with_symbolic_zeros(x, other):
+    f = jax.custom_vjp(product)
+
+    def forward(x, other):
+        assert x.perturbed
+        return product(x.value, other.value), x.value
+
+    def backward(x, c):
+        assert not isinstance(c[0], jax.custom_derivatives.SymbolicZero)
+        assert isinstance(c[1], jax.custom_derivatives.SymbolicZero)
+        return c[0] * slope(x), None
+
+    f.defvjp(forward, backward, symbolic_zeros=True)
+    return f(x, other)
+
+
+def filter_custom_vjp(x, other):
+    @eqx.filter_custom_vjp
+    def f(x, other):
+        return product(x, other)
+
+    @f.def_fwd
+    def forward(perturbed, x, other):
+        return product(x, other), None
+
+    @f.def_bwd
+    def backward(residual, cotangents, perturbed, x, other):
+        assert cotangents[1] is None
+        return cotangents[0] * slope(x)
+
+    return f(x, other)
+
+
+def custom_vmap(x, other):
+    f = jax.custom_batching.custom_vmap(product)
+    f.def_vmap(lambda size, batched, x, other: (product(x, other), tuple(batched)))
+    return f(x, other)
+
+
+RULES = [
+    plain,
+    custom_jvp,
+    custom_jvp_with_symbolic_zeros,
+    custom_vjp,
+    custom_vjp_that_clips,
+    custom_vjp_with_symbolic_zeros,
+    filter_custom_vjp,
+    custom_vmap,
+]
+OTHERS = {
+    "float": lambda: jnp.float64(2),
+    "int": lambda: jnp.int32(2),
+    "bool": lambda: jnp.array(True),
+    "key": lambda: jax.random.key(0),
+    "complex": lambda: jnp.complex64(1j),
+}
+
+
+def checkpointed(f):
+    return lambda x, o: jax.checkpoint(f)(x, o)
+
+
+def scanned(f):
+    return lambda x, o: lax.scan(lambda c, _: (f(*c), None), (x, o), None, length=2)[0]
+
+
+def counted(f):
+    return lambda x, o: lax.fori_loop(0, 2, lambda i, c: f(*c), (x, o))
+
+
+def chosen(f):
+    return lambda x, o: lax.cond(x > 0, f, lambda x, o: (x, o), x, o)
+
+
+def batched(f):
+    return lambda x, o: jax.tree.map(lambda y: y[0], jax.vmap(f, (0, None))(jnp.stack([x, x]), o))
+
+
+INSIDE = {
+    "plain": lambda f: f,
+    "jit": jax.jit,
+    "scan": scanned,
+    "fori": counted,
+    "cond": chosen,
+    "checkpoint": checkpointed,
+    "vmap": batched,
+    "checkpoint of a scan": lambda f: checkpointed(scanned(f)),
+    "scan of a cond": lambda f: scanned(chosen(f)),
+}
+TRANSFORMS = {
+    "reverse": jax.grad,
+    "forward": jax.jacfwd,
+    "hessian": jax.hessian,
+    "reverse over reverse": lambda f: jax.grad(jax.grad(f)),
+    "vmap": lambda f: lambda x: jax.vmap(jax.grad(f))(x[None])[0],
+}
+
+
+# What is compared takes longer to compile than to run.
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_disable_hlo_passes": "fusion"}
+
+
+def is_refused(f, x):
+    """Whether JAX refuses a transformed function: a custom backward pass has no forward mode."""
+    try:
+        jax.eval_shape(f, x)
+    except Exception:
+        return True
+    return False
+
+
+def check(f, x):
+    """Every transform that JAX allows gives JAX's numbers."""
+    allowed = [transform for transform in TRANSFORMS.values() if not is_refused(transform(f), x)]
+    every = lambda x: [[transform(g)(x) for transform in allowed] for g in (f, pg.double_where(f))]
+    expected, found = jax.jit(every, compiler_options=QUICKLY)(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def matrix():
+    """Every rule beside every dtype, and in everything that contains a program."""
+    for rule in RULES:
+        # A loop may not carry what a backward pass says nothing of.
+        yield from ((rule, inside, "int") for inside in INSIDE)
+        yield from ((rule, "fori", other) for other in ("bool", "key", "complex"))
+        yield rule, "plain", "float"
+
+
+@pytest.mark.parametrize(
+    ("rule", "inside", "other"), list(matrix()), ids=lambda p: p if isinstance(p, str) else p.__name__
+)
+def test_custom_rules(rule, inside, other):
+    def f(x):
+        other_value = lax.stop_gradient(OTHERS[other]())
+        return INSIDE[inside](rule)(x, other_value)[0]
+
+    check(f, jnp.float64(1.3))
