@@ -38,15 +38,15 @@ def test_the_text_of_a_small_table():
         "step": 0,
     }
     expected = """\
-path                    type        status
-----------------------  ----------  --------------
-['kernel'].variance     float       not selected
-['kernel'].lengthscale  f32[]       not selected
-['kernel'].period       float       held by a mark
+path                    type        status          value
+----------------------  ----------  --------------  -----
+['kernel'].variance     float       not selected    1
+['kernel'].lengthscale  f32[]       not selected    2
+['kernel'].period       float       held by a mark  3
 ['key']                 key<fry>[]  key
-['layers'][0..1]['b']   f32[4]      differentiated
-['layers'][0..1]['w']   f32[3,4]    differentiated
-['step']                int         integer
+['layers'][0..1]['b']   f32[4]      differentiated  1 ± 0
+['layers'][0..1]['w']   f32[3,4]    differentiated  1 ± 0
+['step']                int         integer         0
 
 differentiated  4 of 9 leaves, 32 of 37 entries
 gradient        128 B (140 B without marks and selection)
@@ -108,7 +108,7 @@ def test_dtypes_of_other_libraries():
 
     assert statuses([Foreign()]) == {"[0]": "Foreign"}
     Foreign.dtype = "foreign"
-    assert summary([Foreign()]).rows == (Row("[0]", "foreign[2]", "Foreign"),)
+    assert summary([Foreign()]).rows == (Row("[0]", "foreign[2]", "Foreign", ""),)
     assert statuses([np.zeros(2, jax.dtypes.float0), np.zeros(2, "M8[s]")]) == {"[0]": "ndarray", "[1]": "ndarray"}
 
 
@@ -155,7 +155,7 @@ def test_rows_follow_the_leaves(tree):
 
 
 def test_shapes_and_tracers():
-    assert summary(jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)).rows == (Row("", "bf16[2,3]", "differentiated"),)
+    assert summary(jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)).rows == (Row("", "bf16[2,3]", "differentiated", ""),)
     found = []
 
     @jax.jit
@@ -259,10 +259,10 @@ def test_at_most_80_columns(tree):
 
 def test_long_paths_lose_their_middle():
     line = str(summary(Long(Long(Long(1.0))))).splitlines()[2]
-    assert line.startswith("a_field_with_a_name_that_is")
+    assert line.startswith("a_field_with_a_name_that")
     assert "..." in line
     assert line.split()[0].endswith("and_goes_on")
-    assert line.endswith("  float  differentiated")
+    assert line.endswith("  float  differentiated  1")
 
 
 def test_html():
@@ -316,8 +316,26 @@ def test_units(entries, text):
     assert f"gradient        {text} ({text} without marks and selection)" in str(summary(tree))
 
 
+def test_values_of_numbers_and_of_arrays():
+    leaves = [0.123456, 3, True, 2 + 1j, np.float32(1e-9), jnp.array([1.0, 3.0]), jnp.array([jnp.nan]), jnp.arange(3)]
+    texts = ["0.1235", "3", "True", "2+1j", "1e-09", "2 ± 1", "nan", ""]
+    assert [row.value for row in summary([*leaves, jnp.ones((2, 0)), jnp.ones(2, jnp.bfloat16)]).rows] == [
+        *texts,
+        *("", "1 ± 0"),
+    ]
+    # What is folded has a value where all of it has that.
+    layers = [{"w": 1.0, "b": 2.0}, {"w": 1.0, "b": 3.0}, {"w": 1.0, "b": 2.0}]
+    rows = [line.split() for line in str(summary(layers)).splitlines()[2:4]]
+    assert rows == [["[0..2]['b']", "float", "differentiated"], ["[0..2]['w']", "float", "differentiated", "1"]]
+
+
 def test_to_dict_is_plain_data():
     found = summary({"layers": [RBF(1.0, 2.0), RBF(1.0, 2.0)]}).to_dict()
     assert json.loads(json.dumps(found)) == found
     assert len(found["rows"]) == 4
-    assert found["rows"][0] == {"path": "['layers'][0].variance", "type": "float", "status": "differentiated"}
+    assert found["rows"][0] == {
+        "path": "['layers'][0].variance",
+        "type": "float",
+        "status": "differentiated",
+        "value": "1",
+    }

@@ -6,11 +6,12 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.tree_util import SequenceKey
 
 from .._marks import Layout
 from .._selection import Target, as_selection
-from .._trees import describe, dtype_of, is_differentiable, paths, shape_of
+from .._trees import describe, dtype_of, is_array, is_differentiable, paths, shape_of
 from .status import status_of
 from .table import COLUMNS, GAP, ROOT, html_row, shortened, table
 
@@ -27,11 +28,14 @@ class Row(NamedTuple):
         type: Its shape and dtype, as `f32[3,4]`, or the name of its type.
         status: What it is: `differentiated`, `held by a mark`, `static array`, `not selected`, `integer`, `bool`,
             `key`, `string`, `function`, or the name of its type.
+        value: Of a number its value, of a floating array its mean and its spread (the standard deviation), as text;
+            empty for other leaves, and where the values are not known.
     """
 
     path: str
     type: str
     status: str
+    value: str = ""
 
 
 class _Indices(NamedTuple):
@@ -44,16 +48,17 @@ class _Indices(NamedTuple):
         return f"[{self.first}]" if self.first == self.last else f"[{self.first}..{self.last}]"
 
 
-class _Line(NamedTuple):
+class _Folded(NamedTuple):
     """A row of the printed table, which may stand for several leaves."""
 
     steps: tuple[str | _Indices, ...]
     type: str
     status: str
+    value: str = ""
 
-    def cells(self) -> tuple[str, str, str]:
+    def cells(self) -> tuple[str, str, str, str]:
         path = "".join(map(str, self.steps)).removeprefix(".")
-        return path or ROOT, self.type, self.status
+        return path or ROOT, self.type, self.status, self.value
 
 
 class _Size(NamedTuple):
@@ -78,7 +83,7 @@ class Summary:
         rows: One row a leaf, in the order of `jax.tree.leaves`; nothing is folded in it.
     """
 
-    def __init__(self, rows: tuple[Row, ...], lines: tuple[_Line, ...], selected: _Size, everything: _Size):
+    def __init__(self, rows: tuple[Row, ...], lines: tuple[_Folded, ...], selected: _Size, everything: _Size):
         self.rows = rows
         self._lines = lines
         self._selected = selected
@@ -102,7 +107,7 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        lines = table(Row._fields, self._cells(), (_WIDEST, _WIDEST))
+        lines = table(Row._fields, self._cells(), (_WIDEST,) * 3)
         label = max(len(name) for name, _ in self._totals())
         lines += ["", *(shortened(f"{name:{label}}{GAP}{total}", COLUMNS) for name, total in self._totals())]
         return "\n".join(line.rstrip() for line in lines)
@@ -114,13 +119,13 @@ class Summary:
         head = html_row("th", Row._fields)
         body = "\n".join(html_row("td", line) for line in self._cells())
         foot = "\n".join(
-            f"<tr><th>{html.escape(name)}</th><td colspan='2'>{html.escape(total)}</td></tr>"
+            f"<tr><th>{html.escape(name)}</th><td colspan='3'>{html.escape(total)}</td></tr>"
             for name, total in self._totals()
         )
         parts = (("thead", head), ("tbody", body), ("tfoot", foot))
         return "\n".join(["<table>", *(f"<{tag}>\n{rows}\n</{tag}>" for tag, rows in parts), "</table>"])
 
-    def _cells(self) -> list[tuple[str, str, str]]:
+    def _cells(self) -> list[tuple[str, str, str, str]]:
         return [line.cells() for line in _folded(list(self._lines))]
 
     def _totals(self) -> list[tuple[str, str]]:
@@ -139,9 +144,10 @@ class Summary:
 def summary(tree: Any, wrt: Any = None) -> Summary:
     """Tell what each leaf of a tree is, what of it is differentiated, and what that takes.
 
-    The table has one row a leaf, repeated layers folded into one. The totals count the differentiated leaves and their
-    entries among all, and the bytes of a gradient and of Adam's two moments: for what is differentiated, and for every
-    floating or complex leaf there is.
+    The table has one row a leaf, with its value if it is a number and with mean and spread of a floating array.
+    Repeated layers are folded into one row, which has a value if theirs are the same. The totals count the
+    differentiated leaves and their entries among all, and the bytes of a gradient and of Adam's two moments: for what
+    is differentiated, and for every floating or complex leaf there is.
 
     Args:
         tree: Any pytree; its leaves may be tracers or `jax.ShapeDtypeStruct`.
@@ -156,11 +162,11 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
         >>> print(pg.summary({"layers": [{"w": jnp.ones((3, 3))}] * 2, "scale": pg.NonDiff(2.0), "step": 0}))
-        path                   type      status
-        ---------------------  --------  --------------
-        ['layers'][0..1]['w']  f32[3,3]  differentiated
-        ['scale']              float     held by a mark
-        ['step']               int       integer
+        path                   type      status          value
+        ---------------------  --------  --------------  -----
+        ['layers'][0..1]['w']  f32[3,3]  differentiated  1 ± 0
+        ['scale']              float     held by a mark  2
+        ['step']               int       integer         0
         <BLANKLINE>
         differentiated  2 of 4 leaves, 18 of 20 entries
         gradient        72 B (76 B without marks and selection)
@@ -169,12 +175,29 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
     target, layout = Target(tree, as_selection(wrt)), Layout(tree)
     chosen = frozenset(target.plan.indices)
     described = [
-        (place.steps, describe(leaf), "differentiated" if i in chosen else status_of(place, leaf))
+        (place.steps, describe(leaf), "differentiated" if i in chosen else status_of(place, leaf), _value(leaf))
         for i, (place, leaf) in enumerate(zip(layout.leaves, target.leaves, strict=True))
     ]
-    rows = tuple(Row(paths.write(steps), kind, status) for steps, kind, status in described)
-    lines = tuple(_Line(tuple(map(_line_step, steps)), kind, status) for steps, kind, status in described)
+    rows = tuple(Row(paths.write(steps), *cells) for steps, *cells in described)
+    lines = tuple(_Folded(tuple(map(_line_step, steps)), *cells) for steps, *cells in described)
     return Summary(rows, lines, _size(target.selected), _size(target.leaves))
+
+
+def _value(leaf: Any) -> str:
+    """A number, or the mean and the spread of a floating array."""
+    if isinstance(leaf, jax.core.Tracer) or not (
+        isinstance(leaf, int | float | complex | np.generic) or is_array(leaf)
+    ):
+        return ""
+    if not is_differentiable(leaf):
+        is_number = shape_of(leaf) == () and not jax.dtypes.issubdtype(dtype_of(leaf), jax.dtypes.extended)
+        return str(np.asarray(leaf).item()) if is_number else ""
+    array = np.asarray(leaf)
+    array = array.astype(complex if np.iscomplexobj(array) else float)
+    if array.size == 1:
+        return f"{array.item():.4g}"
+    with np.errstate(all="ignore"):
+        return f"{array.mean():.3g} ± {array.std():.2g}" if array.size else ""
 
 
 def _size(leaves: list[Any]) -> _Size:
@@ -199,7 +222,7 @@ def _line_step(step: Any) -> str | _Indices:
     return _Indices(step.idx, step.idx) if isinstance(step, SequenceKey) else paths.write_step(step)
 
 
-def _folded(lines: list[_Line]) -> list[_Line]:
+def _folded(lines: list[_Folded]) -> list[_Folded]:
     """Show neighbours in a list or a tuple once where all lines in them are alike, the innermost first."""
     depths = {depth for line in lines for depth, step in enumerate(line.steps) if isinstance(step, _Indices)}
     for depth in sorted(depths, reverse=True):
@@ -207,8 +230,8 @@ def _folded(lines: list[_Line]) -> list[_Line]:
     return lines
 
 
-def _folded_at(lines: list[_Line], depth: int) -> list[_Line]:
-    folded: list[_Line] = []
+def _folded_at(lines: list[_Folded], depth: int) -> list[_Folded]:
+    folded: list[_Folded] = []
     # The block before: its steps above, its index, and what its lines are below.
     above: Any = None
     index, below = _Indices(0, 0), None
@@ -218,11 +241,18 @@ def _folded_at(lines: list[_Line], depth: int) -> list[_Line]:
             folded, above = folded + own, None
             continue
         step, inner = prefix[depth], [line._replace(steps=line.steps[depth + 1 :]) for line in own]
-        if prefix[:depth] == above and step.first == index.last + 1 and inner == below:
+        kinds = [line._replace(value="") for line in inner]
+        if prefix[:depth] == above and step.first == index.last + 1 and kinds == below:
             index = _Indices(index.first, step.last)
+            # A value stands for all that is folded, or is left out.
+            values = [line.value for line in folded[-len(own) :]]
+            inner = [
+                line if line.value == value else line._replace(value="")
+                for line, value in zip(inner, values, strict=True)
+            ]
             del folded[-len(own) :]
         else:
-            above, index, below = prefix[:depth], step, inner
+            above, index, below = prefix[:depth], step, kinds
         folded += [line._replace(steps=(*above, index, *line.steps)) for line in inner]
     return folded
 
