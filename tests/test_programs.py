@@ -1,7 +1,7 @@
 """The one interpreter, the one table of primitives, the one analysis of dependence, and whose line it is."""
 
 import doctest
-import importlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from partgrad._programs import (
     is_users,
     kind_of,
     last_of,
+    line,
     opened,
     primal_jaxpr,
     reenter,
@@ -250,17 +251,42 @@ def test_the_line_that_is_running_is_that_of_this_test():
     assert running_line().startswith("test_programs.py:")
 
 
+LIBRARY = """
+import jax
+import partgrad as pg
+
+def noisy(p):
+    return pg.draw(jax.random.normal, jax.random.key(0), (3,), gradient="error").sum() + drawn(p)
+
+def drawn(p):
+    return pg.draw(lambda key: p * jax.random.normal(key), jax.random.key(0), gradient="error")
+"""
+
+
+def test_a_draw_in_a_library_has_the_line_of_its_call(tmp_path, monkeypatch):
+    """`DrawError` and `check` name the same line: the user's, not that of the installed package."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "an_installed_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(folder))
+    library = __import__("an_installed_library")
+    noisy = lambda p: library.noisy(p)
+    with pytest.raises(pg.errors.DrawError) as raised:
+        jax.grad(noisy)(1.0)
+    named = re.search(r"At: (\S+)\.\n", str(raised.value)).group(1)
+    jaxpr = jax.make_jaxpr(noisy)(1.0).jaxpr
+    draws = [chain for chain in by_value(jaxpr, [1]).chains if chain[-1].primitive.name == "random_bits"]
+    assert len(draws) == 2
+    assert {line(chain) for chain in draws} == {named}
+    assert named.startswith("test_programs.py:")
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
 def test_the_table_knows_the_primitives_of_a_program():
     jaxpr = jax.make_jaxpr(jax.grad(looped))(0.7)
     assert all(kind_of(equation.primitive.name) for equation in jaxpr.eqns)
-
-
-@pytest.mark.parametrize("module", ["interpreter", "dependence"])
-def test_examples_of_docstrings(module):
-    assert doctest.testmod(importlib.import_module(f"partgrad._programs.{module}")).failed == 0
 
 
 def test_bind_runs_an_equation_with_other_parameters():

@@ -16,7 +16,6 @@ from .dependence import (
     union as union,
 )
 from .interpreter import (
-    Chain as Chain,
     EquationRule as EquationRule,
     as_array as as_array,
     bind as bind,
@@ -68,6 +67,7 @@ from .primitives import (
     TESTS as TESTS,
     TRANSPARENT as TRANSPARENT,
     WRITES as WRITES,
+    Chain as Chain,
     Operands as Operands,
     ScanParts as ScanParts,
     WhileParts as WhileParts,

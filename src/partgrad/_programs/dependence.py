@@ -14,7 +14,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from .elementwise import moved, union_of
-from .interpreter import Chain, expanded, step_through
+from .interpreter import expanded, step_through
 from .primitives import (
     CALLS,
     CHECKPOINTS,
@@ -24,6 +24,7 @@ from .primitives import (
     MOVES,
     PRODUCTS,
     SUMS,
+    Chain,
     branches_of,
     has_tangent,
     inner_jaxprs,

@@ -17,11 +17,13 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from .lines import has_line
 from .primitives import (
     CALLS,
     CHECKPOINTS,
     CUSTOM_RULES,
     HIGH,
+    Chain,
     Operands,
     any_equation,
     branches_of,
@@ -35,8 +37,6 @@ from .primitives import (
     while_parts,
 )
 
-# An equation, and before it those that it is inside of, from the outermost in.
-Chain = tuple[JaxprEqn, ...]
 # From an equation and the values of its operands to the values of its results, or to None: it is then run as it was.
 EquationRule = Callable[[Chain, Operands], Operands | None]
 
@@ -204,7 +204,9 @@ class source_of:
     def __init__(self, equation: JaxprEqn):
         source = equation.source_info
         names = source_info_util.current_name_stack() + source.name_stack
-        self._contexts = (equation.ctx.manager, source_info_util.user_context(source.traceback, name_stack=names))
+        # A trace begins with the lines inside of it. Where none of these is the user's, those that run now may be.
+        traceback = source.traceback if has_line(equation) else None
+        self._contexts = (equation.ctx.manager, source_info_util.user_context(traceback, name_stack=names))
 
     def __enter__(self) -> None:
         for context in self._contexts:

@@ -15,8 +15,8 @@ from pathlib import Path
 import jax
 from jax.extend.core import JaxprEqn
 
-from .interpreter import Chain
-from .primitives import TRANSPARENT, inner_jaxprs, name_of
+from .._compat import files_of
+from .primitives import TRANSPARENT, Chain, inner_jaxprs, name_of
 
 # A file and a line.
 _Frame = tuple[str, int]
@@ -111,6 +111,11 @@ def sampler_of(equation: JaxprEqn) -> str | None:
     trace = equation.source_info.traceback
     frames = trace.frames if trace is not None else []
     return next((frame.function_name for frame in reversed(frames) if frame.file_name.startswith(_RANDOM)), None)
+
+
+def has_line(equation: JaxprEqn) -> bool:
+    """Whether a line of the user's was running when an equation was traced."""
+    return any(map(is_users, files_of(equation.source_info.traceback)))
 
 
 def _sites(call: JaxprEqn) -> list[_Frame]:

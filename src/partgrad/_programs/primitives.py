@@ -12,6 +12,8 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 
 Operands = list[Any]
+# An equation, and before it those that it is inside of, from the outermost in.
+Chain = tuple[JaxprEqn, ...]
 
 
 def _named(names: str) -> frozenset[str]:

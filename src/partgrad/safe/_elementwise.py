@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ._rule import Rule, arrays, call, check, moved, operand
+from ._rule import SafeRule, arrays, call, check, moved, operand
 
 # One number or array, or one for each of two operands.
 Pair: TypeAlias = "ArrayLike | tuple[ArrayLike, ArrayLike]"
@@ -23,7 +23,7 @@ def _unary(
     if not arrays(x):
         return function(x)
     check(name, at_singular, np.shape(x), not jnp.iscomplexobj(x))
-    rule = Rule(
+    rule = SafeRule(
         value=lambda o: function(o["x"]),
         smooth=lambda mask, o, at: function(moved(mask, o["x"], away)),
         singular=lambda o, out: singular(o["x"]),
@@ -48,7 +48,7 @@ def _binary(
     if not arrays(x1, x2):
         return function(x1, x2)
     pair = _pair(name, at_singular, x1, x2)
-    rule = Rule(
+    rule = SafeRule(
         value=lambda o: function(o["x1"], o["x2"]),
         smooth=lambda mask, o, at: function(moved(mask, o["x1"], 1), moved(mask, o["x2"], 1)),
         singular=lambda o, out: singular(o["x1"], o["x2"]),

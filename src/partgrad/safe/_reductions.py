@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from ._elementwise import power
-from ._rule import Operands, Rule, arrays, call, check, moved, operand
+from ._rule import Operands, SafeRule, arrays, call, check, moved, operand
 
 Axis = int | Sequence[int] | None
 
@@ -78,7 +78,7 @@ def norm(
         away = _diagonal(np.shape(o["x"]), axes) if ord in ("nuc", 2, -2) and len(axes) == 2 else 1
         return jnp.linalg.norm(jnp.where(mask, away, o["x"]), ord, axis, keepdims)
 
-    rule = Rule(
+    rule = SafeRule(
         value=lambda o: jnp.linalg.norm(o["x"], ord, axis, keepdims),
         smooth=smooth,
         singular=singular,
@@ -159,7 +159,7 @@ def std(
         variance = jnp.var(**_chosen(o), **static)
         return jnp.sqrt(moved(rule.outer(mask), variance, 1))
 
-    rule = Rule(
+    rule = SafeRule(
         value=lambda o: jnp.std(**o, **static),
         smooth=smooth,
         singular=lambda o, value: _all_equal(o, value, axis, dtype),
@@ -215,7 +215,7 @@ def var(
     if not arrays(*given.values()):
         return jnp.var(**given, **static)
     check("var", at_singular, np.shape(given["a"]), not jnp.iscomplexobj(given["a"]))
-    rule = Rule(
+    rule = SafeRule(
         value=lambda o: jnp.var(**o, **static),
         smooth=lambda mask, o, at: jnp.var(**_chosen(o), **static),
         singular=None,
@@ -318,5 +318,5 @@ def logsumexp(
         o = _chosen(o, a=0, b=1)
         return value(o | {name: moved(mask, o[name], to) for name, to in (("a", 0), ("b", 1)) if name in o})
 
-    rule = Rule(value, smooth, singular, lambda o, at: {"a": at}, **_along(axis, keepdims))
+    rule = SafeRule(value, smooth, singular, lambda o, at: {"a": at}, **_along(axis, keepdims))
     return call(rule, given, at_singular)

@@ -21,7 +21,7 @@ Operands = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class SafeRule:
     """A function of named operands, where it is singular, and what its derivative is there.
 
     Attributes:
@@ -43,7 +43,7 @@ class Rule:
     outer: Callable[[jax.Array], jax.Array] = lambda mask: mask
 
 
-def call(rule: Rule, operands: Operands, at_singular: Any) -> Any:
+def call(rule: SafeRule, operands: Operands, at_singular: Any) -> Any:
     """Call the function of a rule, with the rule's derivative."""
     if not any(differentiable(x) for x in operands.values()):
         return rule.value(operands)
@@ -66,7 +66,7 @@ def call(rule: Rule, operands: Operands, at_singular: Any) -> Any:
     return function(operands, at_singular)
 
 
-def _tangent(rule: Rule, operands: Operands, at_singular: Any, moving: Operands, out: Any) -> Any:
+def _tangent(rule: SafeRule, operands: Operands, at_singular: Any, moving: Operands, out: Any) -> Any:
     if not moving:
         return jax.tree.map(jnp.zeros_like, out)
     mask = rule.singular and rule.singular(*jax.tree.map(jax.lax.stop_gradient, (operands, out)))
@@ -81,7 +81,7 @@ def _tangent(rule: Rule, operands: Operands, at_singular: Any, moving: Operands,
     return jnp.where(outer, _convention(rule, mask, operands, at_singular, moving, out), regular)
 
 
-def _convention(rule: Rule, mask: Any, operands: Operands, at_singular: Any, moving: Operands, out: Any) -> Any:
+def _convention(rule: SafeRule, mask: Any, operands: Operands, at_singular: Any, moving: Operands, out: Any) -> Any:
     total: Any = jnp.zeros_like(out)
     for name, partial in rule.partials(operands, at_singular).items():
         if name in moving:
