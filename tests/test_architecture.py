@@ -8,16 +8,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "partgrad"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
-# More of either would mean that concepts have run together.
-MOST_ROOMS, MOST_IMPORTS = 18, 60
-
 
 def room_of(file):
     first = file.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py").replace("__init__", "partgrad")
 
 
-FILES = [file for file in PACKAGE.rglob("*.py") if room_of(file) != "_words"]  # which goes into `_check`
+FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = set(map(room_of, FILES))
 
 
@@ -44,7 +41,6 @@ def test_every_room_is_in_the_picture_and_on_a_floor():
     picture = re.search(r"```mermaid\n(.*?)```", PAGE, re.DOTALL).group(1)
     assert set(re.findall(r"(?:--> |^ {4})(\w+)", picture, re.MULTILINE)) == ROOMS
     assert set(floors()) == ROOMS
-    assert len(ROOMS) <= MOST_ROOMS
 
 
 def floors():
@@ -55,8 +51,7 @@ def floors():
 
 def test_imports_go_down():
     floor, arrows = floors(), {(room_of(file), other) for file in FILES for other in imported(file)}
-    assert [(one, other) for one, other in arrows if other in floor and floor[one] >= floor[other]] == []
-    assert len(arrows) <= MOST_IMPORTS
+    assert [(one, other) for one, other in arrows if floor[one] >= floor[other]] == []
 
 
 def test_the_arrows_of_the_picture_are_imports():
@@ -64,15 +59,3 @@ def test_the_arrows_of_the_picture_are_imports():
     drawn = re.findall(r"^ {4}(\w+)(?:\[[^\]]*\])? --> (\w+)", PAGE, re.MULTILINE)
     assert drawn
     assert [arrow for arrow in drawn if arrow not in arrows] == []
-
-
-def test_packages_are_entered_by_their_door():
-    deep = [
-        f"{file.relative_to(PACKAGE)}: {ast.unparse(node)}"
-        for file in FILES
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ImportFrom)
-        and node.level == len(file.relative_to(PACKAGE).parts)
-        and "." in (node.module or "")
-    ]
-    assert deep == []
