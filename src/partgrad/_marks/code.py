@@ -177,41 +177,36 @@ def compile_tree_functions(
         "hold_part": hold_part,
     }
     values = "".join(f"x.{name}, " for name in schema.dynamic)
-    flatten = _compile(
-        schema.cls,
-        "flatten",
-        [
-            "def flatten(x):",
-            f"marks = x.{MARKS}",
-            f"if marks.regular: return ({values}), marks",
-            "return irregular(x)",
-        ],
-        scope,
-    )
+    lines = [
+        "def flatten(x):",
+        f"marks = x.{MARKS}",
+        f"if marks.regular: return ({values}), marks",
+        "return irregular(x)",
+    ]
+    flatten = _compile(schema.cls, "flatten", lines, scope)
+    return flatten, _compile(schema.cls, "unflatten", _unflatten(schema), scope)
+
+
+def _unflatten(schema: Schema) -> list[str]:
+    """The lines of unflatten: the class's own marks first, then those of an instance, then what a cover stops."""
     targets = "".join(f"d[{name!r}], " for name in schema.dynamic)
-    unflatten = _compile(
-        schema.cls,
-        "unflatten",
-        [
-            "def unflatten(marks, children):",
-            "if not marks.regular: return rebuild(schema, marks, children)",
-            "x = new(cls)",
-            "d = x.__dict__",
-            *([f"{targets}= children"] if targets else []),
-            "if marks is default:",
-            *(
-                f"    if d[{n!r}].__class__ not in concrete: d[{n!r}] = hold(d[{n!r}], {schema.labels[n]!r})"
-                for n in schema.nondiff
-            ),
-            "    return x",
-            f"d[{MARKS!r}] = marks",
-            *(["for name, data in marks.static: d[name] = data.constant"] if schema.static else []),
-            "for name in marks.closed:",
-            "    value = d[name]",
-            "    if value.__class__ not in concrete: d[name] = hold(value, labels[name])",
-            "for name, cover in marks.covers: d[name] = hold_part(d[name], cover, labels[name])",
-            "return x",
-        ],
-        scope,
-    )
-    return flatten, unflatten
+    return [
+        "def unflatten(marks, children):",
+        "if not marks.regular: return rebuild(schema, marks, children)",
+        "x = new(cls)",
+        "d = x.__dict__",
+        *([f"{targets}= children"] if targets else []),
+        "if marks is default:",
+        *(
+            f"    if d[{n!r}].__class__ not in concrete: d[{n!r}] = hold(d[{n!r}], {schema.labels[n]!r})"
+            for n in schema.nondiff
+        ),
+        "    return x",
+        f"d[{MARKS!r}] = marks",
+        *(["for name, data in marks.static: d[name] = data.constant"] if schema.static else []),
+        "for name in marks.closed:",
+        "    value = d[name]",
+        "    if value.__class__ not in concrete: d[name] = hold(value, labels[name])",
+        "for name, cover in marks.covers: d[name] = hold_part(d[name], cover, labels[name])",
+        "return x",
+    ]
