@@ -7,9 +7,11 @@ import partgrad as pg
 from clean import CLEAN, Lazy
 from turns import is_mine
 
+# They take many seconds each.
+LONG = {"adaptive_ode_solve", "small_gaussian_process"}
 # Of those that take either precision, each takes half.
 CASES = [
-    pytest.param(case, x64, id=f"{case.name}-{'x64' if x64 else 'x32'}")
+    pytest.param(case, x64, id=f"{case.name}-{'x64' if x64 else 'x32'}", marks=[pytest.mark.long] * (case.name in LONG))
     for number, case in enumerate(CLEAN)
     for x64 in [bool(number // 2 % 2) if case.x64 is None else case.x64]
     if is_mine(number)

@@ -1,7 +1,7 @@
 """What runs by default and what only with everything (`python -m pytest -m ""`).
 
 A parametrised test marked `share(6, kind=...)` runs every sixth case of each kind by default, beginning with the first,
-so that no kind is without one. `kind` maps the parameters, by name, to what the case is a case of. A law draws
+so that no kind is without one; a row that is marked `long` itself is passed over. `kind` maps the parameters, by name, to what the case is a case of. A law draws
 `examples(n)`: all of them with everything, and a sixth by default.
 """
 
@@ -29,7 +29,7 @@ def share_out(items):
     counts = collections.Counter()
     for item in items:
         mark = item.get_closest_marker("share")
-        if mark is None:
+        if mark is None or item.get_closest_marker("long"):
             continue
         kind = mark.kwargs.get("kind", lambda parameters: None)(item.callspec.params)
         family = (item.path, item.originalname, kind)
