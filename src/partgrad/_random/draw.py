@@ -1,5 +1,6 @@
 """draw: what the gradient through a draw means, said where the draw is made."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +108,9 @@ def _held(drawing: Drawing) -> Any:
 
 def _refusing(drawing: Drawing) -> Any:
     """A draw in which every parameter, closed over or not, refuses a tangent."""
-    guard = lambda parameter, name: _guarded(parameter, lambda: _differentiated(drawing, name))
+    # Not the drawing, whose arguments may be tracers: JAX keeps the rule that raises the error.
+    error = functools.partial(_differentiated, drawing.name, drawing.site)
+    guard = lambda parameter, name: _guarded(parameter, functools.partial(error, name))
     try:
         staged, shape = jax.make_jaxpr(drawing.isolated().run, return_shape=True)()
     except (TypeError, jax.errors.NonConcreteBooleanIndexError):
@@ -120,11 +123,11 @@ def _refusing(drawing: Drawing) -> Any:
     return jax.tree.structure(shape).unflatten(evaluate(staged.jaxpr, consts, []))
 
 
-def _differentiated(drawing: Drawing, parameter: str) -> DrawError:
+def _differentiated(sampler: str, site: str, parameter: str) -> DrawError:
     return DrawError(
         word(
-            f"`{drawing.name}` is drawn with gradient='error' and differentiated through {parameter}.",
-            f"At: {drawing.site}.",
+            f"`{sampler}` is drawn with gradient='error' and differentiated through {parameter}.",
+            f"At: {site}.",
             "Expected no derivative through the parameters of this draw.",
             fix="write gradient='fixed' to hold the draw, 'pathwise' for JAX's own derivative, or 'score' inside "
             "`pg.expectation` for that of the mean.",
@@ -158,17 +161,17 @@ def _scored(drawing: Drawing, log_prob: Callable[..., Any]) -> Any:
     total = _total(drawing, drawing.log_prob_of(log_prob, structure.unflatten(leaves)), values)
     key = drawing.key if isinstance(drawing.key, jax.Array) else None
     label = f"{SCORE}{'' if key is None else key.ndim}|{len(values)}|`{drawing.name}` at {drawing.site}"
-    error = lambda: _outside(drawing)
+    error = functools.partial(_outside, drawing.name, drawing.site)
     for i, value in zip(positions, _tagged(label, error, total, key, values, drawing.parameters()), strict=True):
         leaves[i] = value
     return structure.unflatten(leaves)
 
 
-def _outside(drawing: Drawing) -> DrawError:
+def _outside(sampler: str, site: str) -> DrawError:
     return DrawError(
         word(
-            f"`{drawing.name}` is drawn with gradient='score' and differentiated outside of `pg.expectation`.",
-            f"At: {drawing.site}.",
+            f"`{sampler}` is drawn with gradient='score' and differentiated outside of `pg.expectation`.",
+            f"At: {site}.",
             "Expected the expectation between the draw and the derivative: only the mean has this gradient.",
             fix="differentiate the expectation, jax.grad(pg.expectation(f, samples=100), argnums=1)(key, params), also "
             "where this is a derivative inside of `f`.",
