@@ -1,7 +1,6 @@
 """Cases that were wrong where naming, marks and construction meet, each with the true number or the error that is due.
 
-What is under `known` fails today and is marked strictly: whoever puts a case right must remove its mark, and the case
-stays as a test. The truths are computed by hand or by JAX from plain arrays, without any model.
+The truths are computed by hand or by JAX from plain arrays, without any model.
 """
 
 import dataclasses
@@ -22,11 +21,6 @@ import pytest
 
 import partgrad as pg
 from partgrad import NonDiff, errors
-
-
-def known(why, raises=AssertionError):
-    """The mark of a case that fails today; `raises` is how."""
-    return pytest.mark.xfail(strict=True, raises=raises, reason=why)
 
 
 @pg.dataclass
@@ -114,7 +108,6 @@ def test_naming_does_not_change_the_function(f, m, wrt, truth):
     np.testing.assert_allclose(got, jax.value_and_grad(truth)(getattr(m, wrt)), rtol=1e-4)
 
 
-@known("check compares nothing with the function that has its marks held")
 def test_check_reports_what_jax_makes_of_an_open_leaf():
     """The inner `jax.grad` has a zero at the held leaf, and another number at the open one."""
     report = pg.check(lambda m: jax.grad(loss)(m).p + m.a * m.p, wrt="p", progress=False)(M)

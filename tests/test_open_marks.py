@@ -277,6 +277,18 @@ def test_an_implicit_hold_raises_wherever_it_is(run):
     np.testing.assert_allclose(pg.grad(run(lambda m: loss(K(m.a, m.p))))(M).a, 30.0)
 
 
+def test_an_implicit_hold_in_a_function_that_branches_on_values():
+    def build(m, p):
+        return loss(K(m.a, p(m.p))) if m.p > 0 else m.a
+
+    with pytest.raises(errors.HeldError, match=r"K\.p at test_open_marks\.py"):
+        pg.grad(lambda m: build(m, lambda p: p), wrt="p")(M)
+    with pytest.raises(errors.HeldError, match=r"K\.p at test_open_marks\.py"):
+        pg.grad(lambda m: build(m, lambda p: p) * jax.jit(lambda m: loss(K(m.a, m.p)))(m), wrt=lambda m: (m.a, m.p))(M)
+    np.testing.assert_allclose(pg.grad(lambda m: build(m, pg.Diff), wrt="p")(M), 20.0)
+    np.testing.assert_allclose(pg.grad(lambda m: build(m, lambda p: 3.0) * m.p, wrt="p")(M), 25.0)
+
+
 def test_a_part_of_a_wrapped_tree_is_open():
     tree = {"w": NonDiff({"x": jnp.float32(2.0), "y": jnp.float32(3.0)}), "s": jnp.float32(4.0)}
 
@@ -307,3 +319,60 @@ def test_parts_of_a_module_whose_marks_cover_a_part():
     assert node.weight is None
     assert pg.grad(f, wrt="c.weight")(frozen).shape == (2, 2)
     assert "of='.weight'" in repr(frozen)
+
+
+# --- every remedy is followed literally ----------------------------------------------------------------------------
+
+
+def test_the_remedies_for_an_implicit_hold():
+    with pytest.raises(errors.HeldError) as caught:
+        pg.grad(lambda model: loss(K(model.a, model.p)), wrt="p")(M)
+    for remedy in ("dataclasses.replace(model, p=...)", "p=partgrad.Diff(x)", "jax.lax.stop_gradient(x)"):
+        assert remedy in str(caught.value)
+    np.testing.assert_allclose(pg.grad(lambda model: loss(dataclasses.replace(model, p=model.p)), wrt="p")(M), 20.0)
+    np.testing.assert_allclose(pg.grad(lambda model: loss(K(a=model.a, p=pg.Diff(model.p))), wrt="p")(M), 20.0)
+    np.testing.assert_allclose(pg.grad(lambda model: loss(K(model.a, jax.lax.stop_gradient(model.p))), wrt="p")(M), 0.0)
+
+
+def test_the_remedies_for_a_structure_from_outside():
+    model, prior = K(jnp.array([1.0, 2.0]), jnp.float32(3.0)), K(jnp.zeros(2), jnp.float32(1.0))
+
+    def distance(m, other):
+        return sum(jnp.sum(d) for d in jax.tree.leaves(jax.tree.map(lambda x, y: (x - y) ** 2, m, other)))
+
+    with pytest.raises(ValueError, match="Mismatch|structure") as caught:
+        pg.grad(distance, wrt="p")(model, prior)
+    for remedy in ("dataclasses.replace", "partgrad.replace", "jax.tree.map", "partgrad.thaw(model, ...)"):
+        assert remedy in caught.value.__notes__[0]
+    np.testing.assert_allclose(pg.grad(distance, wrt="p")(pg.thaw(model, "p"), pg.thaw(prior, "p")), 4.0)
+    rebuilt = lambda m: distance(m, dataclasses.replace(m, a=prior.a, p=prior.p))
+    np.testing.assert_allclose(pg.grad(rebuilt, wrt="p")(model), 4.0)
+    rebuilt = lambda m: distance(m, pg.replace(m, "p", prior.p))
+    np.testing.assert_allclose(pg.grad(rebuilt, wrt="p")(model), 4.0)
+
+    def each(m):
+        axes = dataclasses.replace(jax.tree.map(lambda _: 0, m), p=None)
+        return jax.vmap(lambda k: k.a * k.p, in_axes=(axes,))(m).sum()
+
+    np.testing.assert_allclose(pg.grad(each, wrt="p")(model), 3.0)
+
+
+def test_the_remedies_for_what_is_refused_in_a_class():
+    @pg.dataclass
+    class Kernel:
+        a: Any
+        b: Any = pg.field(init=False)
+
+        def __post_init__(self):
+            self.a = jnp.asarray(self.a)
+            self.b = 2.0 * self.a
+
+    np.testing.assert_allclose(pg.grad(lambda k: (k.a * k.b).sum())(Kernel([1.0, 2.0])).a, [2.0, 4.0])
+    with pytest.raises(errors.DataclassError, match=r"(?s)order=True.*key=lambda m: float\(m.a\)"):
+        pg.dataclass(order=True)(type("Ordered", (), {"__annotations__": {"a": float}}))
+    models = sorted([K(2.0, 1.0), K(1.0, 2.0)], key=lambda m: float(m.a))
+    assert [m.a for m in models] == [1.0, 2.0]
+    with pytest.raises(errors.DataclassError, match=r"(?s)`Diff`.*pass the value itself; partgrad.thaw"):
+        pg.grad(lambda t: t["b"])({"b": pg.Diff(2.0)})
+    with pytest.raises(errors.DataclassError, match=r"(?s)is static.*without static=True"):
+        pg.dataclass(type("S", (), {"__annotations__": {"n": int}, "n": pg.field(static=True)}))(pg.Diff(3))

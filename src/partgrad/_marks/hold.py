@@ -1,11 +1,15 @@
 """Stopping gradients: what a mark does to a value, and how a traced program shows which mark did it."""
 
-from typing import Any
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 _Tracer = jax.core.Tracer
+_running = threading.local()
 
 # Classes of concrete leaves. isinstance(value, jax.Array) is slow, and this runs for every marked leaf.
 CONCRETE: set[type] = {type(None), int, float, complex, bool, str, np.ndarray}
@@ -31,8 +35,11 @@ def hold(value: Any, label: str) -> Any:
     if value.__class__ in CONCRETE:
         return value
     if isinstance(value, _Tracer):
+        watch = getattr(_running, "watch", None)
         with jax.named_scope(HELD + label):
-            return jax.lax.stop_gradient(value)
+            if watch is None or label == EXPLICIT:
+                return jax.lax.stop_gradient(value)
+            return _watched(value, Met(label, watch.where()))
     if isinstance(value, jax.Array):
         CONCRETE.add(value.__class__)
         return value
@@ -42,6 +49,52 @@ def hold(value: Any, label: str) -> Any:
 def _hold_leaves(tree: Any, label: str) -> Any:
     # Not in `hold`, where the closure would cost every call its cell.
     return jax.tree.map(lambda leaf: hold(leaf, label) if isinstance(leaf, _Tracer) else leaf, tree)
+
+
+class Met(NamedTuple):
+    """A derivative that a mark ended: the label of the mark, and the line."""
+
+    label: str
+    where: str
+
+
+class Watch:
+    """Sees which implicit marks end derivatives in what runs inside it, where no program can be traced beforehand.
+
+    Args:
+        where: Gives the line that is running.
+
+    Attributes:
+        met: The marks that ended a derivative.
+    """
+
+    def __init__(self, where: Callable[[], str]):
+        self.where = where
+        self.met: list[Met] = []
+
+    def __enter__(self) -> "Watch":
+        self._outer = getattr(_running, "watch", None)
+        _running.watch = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _running.watch = self._outer
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _watched(value: Any, met: Met) -> Any:
+    return jax.lax.stop_gradient(value)
+
+
+def _see(met: Met, primals: Any, tangents: Any) -> Any:
+    watch = getattr(_running, "watch", None)
+    if watch is not None and not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero):
+        watch.met.append(met)
+    stopped = jax.lax.stop_gradient(primals[0])
+    return stopped, jax.tree.map(jax.numpy.zeros_like, stopped)
+
+
+_watched.defjvp(_see, symbolic_zeros=True)
 
 
 def mark_in(name_stack: str) -> str | None:

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 
 from .._compat import speaks_of_structures
-from .._marks import EXPLICIT, Inside, close, closed, mark_in, next_level
+from .._marks import EXPLICIT, Inside, Watch, close, closed, mark_in, next_level
 from .._message import at, listed, word
-from .._programs import Chain, arrivals, line, reaching
+from .._programs import Chain, arrivals, line, reaching, running_line
 from .._selection import Target
-from ..errors import HeldError
+from ..errors import HeldError, PartgradError
 
 
 class OfSelected:
@@ -42,7 +42,7 @@ class OfSelected:
             try:
                 return self._called(values, lambda target, own: target.with_opened(own, self.level))
             except (TypeError, ValueError) as error:
-                if speaks_of_structures(error):
+                if not isinstance(error, PartgradError) and speaks_of_structures(error):
                     error.add_note(self._note())
                 raise
 
@@ -81,19 +81,35 @@ class OfSelected:
         """
         if not self.level:
             return
-        try:
-            jaxpr = jax.make_jaxpr(lambda values: self(values)[0] if has_aux else self(values))(list(values)).jaxpr
-        except jax.errors.ConcretizationTypeError:
-            # It branches in Python on values, which only an eager derivative has.
-            return
+        differentiated = (lambda values: self(values)[0]) if has_aux else self
         named = [i in target.plan.thaw for target in self._targets for i in target.plan.indices]
+        try:
+            jaxpr = jax.make_jaxpr(differentiated)(list(values)).jaxpr
+        except jax.errors.ConcretizationTypeError:
+            self._refuse_silent_zeros_while_running(differentiated, list(values), named)
+            return
         met = [chain for chain, _ in arrivals(jaxpr, list(map(int, named)), _is_implicit)]
         for chain in reaching(jaxpr, met):
-            raise self._held_again(chain)
+            raise self._held_again(mark_in(str(chain[-1].source_info.name_stack)) or "", line(chain))
 
-    def _held_again(self, chain: Chain) -> HeldError:
-        mark, where = mark_in(str(chain[-1].source_info.name_stack)), line(chain)
-        field = mark.rpartition(".")[2] if mark and "." in mark else "field"
+    def _refuse_silent_zeros_while_running(self, f: Callable[..., Any], values: list[Any], named: list[bool]) -> None:
+        # It branches in Python on values: it cannot be traced as a program, and one more eager derivative has to tell.
+        numbers = [number for number, is_named in enumerate(named) if is_named]
+
+        def of_named(own: list[Any]) -> Any:
+            everything = list(values)
+            for number, value in zip(numbers, own, strict=True):
+                everything[number] = value
+            return f(everything)
+
+        own = [jax.numpy.asarray(values[number]) for number in numbers]
+        with Watch(running_line) as watch:
+            jax.jvp(of_named, (own,), ([jax.numpy.ones_like(value) for value in own],))
+        for label, where in watch.met:
+            raise self._held_again(label, where)
+
+    def _held_again(self, mark: str, where: str) -> HeldError:
+        field = mark.rpartition(".")[2] if "." in mark else "field"
         return HeldError(
             word(
                 f"The derivative of {self._opened()}, which `wrt` names, ends at another mark: {mark}"
@@ -114,8 +130,8 @@ class OfSelected:
             "For JAX that is another structure than the held one: of a model from outside, of one that its class "
             "builds here, and of `in_axes` or specs made of that.\n"
             "Fix: build models here by dataclasses.replace or partgrad.replace, make `in_axes` and the like of the "
-            "argument itself (jax.tree.map), use partgrad.apply_updates and partgrad.combine, or differentiate "
-            "partgrad.thaw(model, ...)."
+            "argument itself (jax.tree.map, then dataclasses.replace), use partgrad.apply_updates and "
+            "partgrad.combine, or differentiate partgrad.thaw(model, ...)."
         )
 
 
