@@ -13,15 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
 from .._compat import files_of
 from .primitives import TRANSPARENT, Chain, inner_jaxprs, name_of
 
+_OWN = os.path.join(Path(__file__).parents[1], "")
+# So that JAX takes no line of partgrad for the source of an equation.
+source_info_util.register_exclusion(_OWN)
+
 # A file and a line.
 _Frame = tuple[str, int]
 
-_OWN = os.path.join(Path(__file__).parents[1], "")
 _JAX = tuple(os.path.join(path, "") for path in jax.__path__)
 # A file before JAX 0.10, and a folder since.
 _RANDOM = tuple(os.path.join(path, "_src", "random") for path in jax.__path__)

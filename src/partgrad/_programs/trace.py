@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from .._compat import is_staging
@@ -21,9 +20,6 @@ from .primitives import CUSTOM_RULES, HIGH, Operands, opened
 Run = Callable[[Operands, Operands], Operands]
 
 _PROGRAMS_SIZE = 128
-
-# So that no equation has a line of this file for its source.
-source_info_util.register_exclusion(__file__)
 
 
 def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> Callable[..., Any]:
