@@ -60,7 +60,7 @@ def _answer(function: Callable[[Any], Any], structure: Structure, everywhere: bo
         except _Misfit as error:
             # A new one: with its traceback it would keep this call's frames, and the leaves in them, alive.
             misfit = _Misfit(str(error), error.name, error.is_static)
-    nodes = [p for p in structure.layout.places if not p.is_leaf and not p.is_wrapper]
+    nodes = structure.nodes
     answers = []
     for node in nodes if misfit is None else nodes[1:]:
         try:

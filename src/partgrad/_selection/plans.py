@@ -113,8 +113,9 @@ class Plan:
             self._thawed = remarked(structure.bound_tree, self.thaw, False)
             self._opened[0] = opened(treedef, structure.layout, self.thaw, 0)
         numbers = list(considered)
-        self._considered = tuple((i, is_differentiable(leaves[i])) for i in numbers)
-        self.others = tuple(i for i, differentiable in self._considered if not differentiable)
+        self._considered = tuple(numbers)
+        self._differentiable = [is_differentiable(leaves[i]) for i in numbers]
+        self.others = tuple(i for i in numbers if not is_differentiable(leaves[i]))
         self._shapes = () if self._is_whole else tuple((i, _shape(leaves[i])) for i in numbers)
 
     def __eq__(self, other: object) -> bool:
@@ -129,9 +130,8 @@ class Plan:
 
     def fits(self, leaves: list[Any]) -> bool:
         """Whether it holds for other leaves in the same structure: they differ in nothing that mattered."""
-        for i, differentiable in self._considered:
-            if is_differentiable(leaves[i]) is not differentiable:
-                return False
+        if list(map(is_differentiable, map(leaves.__getitem__, self._considered))) != self._differentiable:
+            return False
         return not self._shapes or all(_shape(leaves[i]) == shape for i, shape in self._shapes)
 
     def may_be_kept(self, treedef: Any) -> bool:

@@ -310,11 +310,10 @@ class OfType(Selection):
         return self._cls.__name__
 
     def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        nodes = [place for place in structure.layout.places if not place.is_leaf and not place.is_wrapper]
-        found = [place for place in nodes if isinstance(place.value, self._cls)]
+        found = [place for place in structure.nodes if isinstance(place.value, self._cls)]
         if not found:
             refuse_forgotten(structure.leaves, structure.path)
-            raise self._not_there(dict.fromkeys(type(place.value) for place in nodes))
+            raise self._not_there(dict.fromkeys(type(place.value) for place in structure.nodes))
         return tuple((place,) for place in found), None
 
     def _not_there(self, present: Iterable[type]) -> NoMatchError:

@@ -207,6 +207,7 @@ class Structure:
 
     Attributes:
         layout: The places of a tree with a slot in the place of every leaf.
+        nodes: Its places that are nodes, wrappers left out.
         slots: The slots, by the number of the leaf.
         plans: The plans that were made for it, by the purpose and by what the selector says.
         holds_arrays: Whether it keeps an array alive, by another library's auxiliary data or a closure in it.
@@ -225,8 +226,9 @@ class Structure:
             # A class that loses its leaves when it is built. Callables cannot be asked, all else can.
             self.layout, self.failure, self.holds_arrays = Layout(tree), error, True
         self._nodes = {id(place.value): place for place in reversed(self.layout.places) if not place.is_leaf}
-        nodes = [place.value for place in self.layout.places]
-        self._containers = [(node, node.copy()) for node in nodes if type(node) in (list, dict)]
+        self.nodes = [place for place in self.layout.places if not place.is_leaf and not place.is_wrapper]
+        containers = [place.value for place in self.nodes if type(place.value) in (list, dict)]
+        self._containers = [(node, node.copy()) for node in containers]
 
     def _build(self, tree: Any, treedef: Any) -> Any:
         try:
@@ -286,10 +288,10 @@ class Structure:
 
     def find(self, value: Any) -> "Place | Pick | None":
         """The place of a slot or of a node of this tree (of what a wrapper holds, for a wrapper), else None."""
-        if isinstance(value, ElementSlot):
-            return Pick(self.layout.leaves[value._number], value.elements) if value._owner is self else None
-        if isinstance(value, Slot):
+        if value.__class__ is Slot:
             return self.layout.leaves[value._number] if value._owner is self else None
+        if value.__class__ is ElementSlot:
+            return Pick(self.layout.leaves[value._number], value.elements) if value._owner is self else None
         if value is None or (type(value) is tuple and not value):
             return None
         place = self._nodes.get(id(value)) or self._find_copy(value)
@@ -312,7 +314,7 @@ class Structure:
     def refuse_changes(self) -> None:
         """Raise if a selector changed a list or a dict of the tree, which is kept for the next call; and repair it."""
         for node, copy in self._containers:
-            if len(node) != len(copy) or node != copy:
+            if node != copy:
                 node.clear()
                 (node.extend if isinstance(node, list) else node.update)(copy)
                 raise SlotError(

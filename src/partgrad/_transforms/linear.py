@@ -98,6 +98,12 @@ class Pullback:
             )
         return shaped(self._forms, self._pull(self._opened.unflatten(leaves))[0])
 
+    def __getattr__(self, name: str) -> Any:
+        # What JAX's own has besides.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._pull, name)
+
     def tree_flatten(self) -> tuple[Any, Any]:
         """The pullback of JAX, whose leaves are its residuals, and the rest."""
         return (self._pull,), (self._forms, self._output, self._opened)
@@ -127,6 +133,12 @@ class LinearMap:
         """The derivative along tangents, one for each selected primal, in the shape of its gradient."""
         along = self._function(_directions(self._forms, tangents))
         return close(along, self._level) if self._level else along
+
+    def __getattr__(self, name: str) -> Any:
+        # What JAX's own has besides.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._function, name)
 
     def tree_flatten(self) -> tuple[Any, Any]:
         """The function of JAX, whose leaves are its constants, and the rest."""
