@@ -724,3 +724,11 @@ def test_reverse_mode_through_while_is_jaxs_error():
     close(jax.jvp(pg.double_where(f), (2.0,), (1.0,))[1], jax.jvp(f, (2.0,), (1.0,))[1])
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work for lax.while_loop"):
         jax.grad(pg.double_where(f))(2.0)
+
+
+def test_a_mask_as_an_index_is_refused_with_what_to_write():
+    with pytest.raises(jax.errors.NonConcreteBooleanIndexError) as caught:
+        jax.grad(pg.double_where(lambda x: x.at[x == 0].set(0.0).sum()))(jnp.ones(2))
+    assert "jnp.where(mask, y, x)" in "".join(caught.value.__notes__)
+    remedy = pg.double_where(lambda x: jnp.where(x == 0, 0.0, x).sum())
+    close(jax.grad(remedy)(jnp.array([0.0, 2.0])), [0, 1])

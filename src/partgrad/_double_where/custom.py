@@ -1,6 +1,7 @@
 """Custom derivative rules, run such that a linearization loses nothing of what JAX does with them."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from .._programs import (
 )
 
 _CUSTOM_VMAP = "custom_vmap_call"
-_JAX = tuple(jax.__path__)
+_LINEAR = (*jax.__path__, os.path.dirname(__file__))
 
 
 def is_remade(equation: JaxprEqn) -> bool:
@@ -51,9 +52,9 @@ def remade(equation: JaxprEqn, operands: Operands) -> Operands:
 
 
 def _is_of_user(equation: JaxprEqn) -> bool:
-    # The rules of JAX's own functions are linear and return arrays. They are many.
+    # The rules of JAX's own functions, and of those here, are linear and return arrays. They are many.
     body, _ = opened(custom_rule_body(equation))
-    return not str(getattr(body.debug_info, "func_filename", "")).startswith(_JAX)
+    return not str(getattr(body.debug_info, "func_filename", "")).startswith(_LINEAR)
 
 
 @jax.custom_jvp

@@ -59,8 +59,10 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
                 return result
         try:
             return run(treedef, leaves, _is_traced)
-        except _NEEDS_VALUES:
+        except _NEEDS_VALUES as error:
             if not any(map(_is_numpy, leaves)):
+                if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+                    error.add_note("Fix: for `x.at[mask].set(y)` write `jnp.where(mask, y, x)`, which needs no count.")
                 raise
         # A mask or a size from NumPy, whose values the function needs, stays as it is.
         return run(treedef, leaves, _is_jax)

@@ -1,0 +1,57 @@
+"""Every primitive through which JAX can send a tangent has a rule of `double_where`, or a reason for having none."""
+
+import jax
+import pytest
+from jax._src.interpreters import ad
+
+from partgrad._double_where.trim import RULES
+from partgrad._programs import CALLS
+
+pytestmark = pytest.mark.internal
+
+# Without a rule, a primitive is live as a whole: a NaN may stay, no number is wrong.
+REASONS = {
+    "a call, opened before any rule is asked": [*CALLS, "call", "eval_jaxpr", "composite", "stage"],
+    "a custom rule, which the derivative has applied already": [
+        *("custom_jvp_call", "call_hi_primitive", "call_hi_primitive_linearized", "linear_call", "remat_opt"),
+    ],
+    "a mutable reference or a log: JAX follows these alone": [
+        *("addupdate", "get", "swap", "box_get", "box_set", "new_box", "log_extend", "log_read", "new_log"),
+    ],
+    "foreign code, of which nothing is known": [
+        *("debug_callback", "debug_print", "ffi_call", "io_callback", "pure_callback"),
+    ],
+    "it orders operations and computes nothing": ["dce_sink", "tie"],
+    "a random key has no tangent": ["from_edtype", "to_edtype"],
+    "what it reads depends on data": ["ragged_dot_general"],
+    "JAX's own derivatives have its tangent in one operand, and its factors are known only together": [
+        *("scatter-mul", "polynomial"),
+    ],
+    "forward mode only, and it carries values beside tangents": ["while"],
+    "experimental sparse arrays": [
+        *("bcoo_dot_general", "bcoo_dot_general_sampled", "bcoo_extract", "bcoo_fromdense", "bcoo_todense"),
+        *("bcoo_transpose", "bcsr_dot_general", "bcsr_extract", "bcsr_fromdense", "bcsr_todense", "coo_fromdense"),
+        *("coo_matmat", "coo_matvec", "coo_todense", "csr_fromdense", "csr_matmat", "csr_matvec", "csr_todense"),
+        *("spsolve", "todense"),
+    ],
+}
+
+
+def linear_primitives():
+    """The names of JAX's own primitives that have a transpose."""
+    rules = {**ad.primitive_transposes, **getattr(ad, "fancy_transposes", {})}
+    own = lambda rule: (getattr(getattr(rule, "func", rule), "__module__", "") or "").startswith("jax")
+    return {primitive.name for primitive, rule in rules.items() if own(rule)}
+
+
+def test_every_linear_primitive_has_a_rule_or_a_reason():
+    reasons = {name for names in REASONS.values() for name in names}
+    new = sorted(linear_primitives() - set(RULES) - reasons)
+    assert not new, (
+        f"JAX {jax.__version__} sends tangents through {', '.join(new)}, of which double_where knows nothing. Give each a "
+        f"rule ('Adding a rule' in docs/double_where_inside.md), or a line in REASONS that says why it has none."
+    )
+
+
+def test_no_primitive_has_both():
+    assert not set(RULES) & {name for names in REASONS.values() for name in names}
