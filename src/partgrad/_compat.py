@@ -16,6 +16,11 @@ def speaks_of_structures(error: BaseException) -> bool:
     return any(words in str(error) for words in _OF_STRUCTURES)
 
 
+def refuses_argument_of(error: BaseException, cls: type) -> bool:
+    """Whether an error of JAX says that an instance of a class is not an array; it has no class of its own either."""
+    return f"{cls.__module__}.{cls.__qualname__}" in str(error)
+
+
 # JAX exports no class of traces. Read on 0.10.2 and 0.12.
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import jax
 
+from .._compat import refuses_argument_of
 from .._marks import Place, refuse_forgotten
 from .._message import listed, near_misses, word
 from ..errors import ElementError, NoMatchError, SelectionError, SlotError
 from .choose import LEAF
-from .slots import Pick, Slot, Structure, computed
+from .slots import ElementSlot, Pick, Slot, Structure, computed
 
 _TRACED = (
     jax.errors.ConcretizationTypeError,
@@ -80,8 +81,7 @@ def _parts(function: Callable[[Any], Any], structure: Structure, node: Place) ->
     except (SlotError, ElementError):
         raise
     except (AttributeError, KeyError, IndexError, TypeError) as error:
-        if Slot.__module__ in str(error):
-            # What JAX says of an argument that is not an array.
+        if refuses_argument_of(error, Slot) or refuses_argument_of(error, ElementSlot):
             raise computed("a leaf", "it gives it to a function of JAX") from None
         if isinstance(error, _TRACED):
             raise SlotError(
