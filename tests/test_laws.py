@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 import partgrad as pg
 from models import RBF, Config, Flax, Linear, Periodic, Point, Sum
@@ -112,6 +112,7 @@ def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tre
     np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=2e-2, atol=1e-4)
 
 
+@example(NonDiff(Config(NonDiff([]))))
 @given(mixed)
 def test_freeze_then_thaw_changes_nothing_but_marks(tree):
     frozen, thawed = pg.freeze(tree, None), pg.thaw(tree, None)
