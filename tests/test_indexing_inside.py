@@ -346,6 +346,43 @@ def test_a_function_runs_once_for_each_call_and_follows_what_it_closes_over():
     assert jax.jit(jax.hessian(outer))(jnp.arange(3.0)).tolist() == [[0, 0, 0], [0, 2, 0], [0, 0, 2]]
 
 
+@pytest.mark.parametrize("flag", ["jax_remat3", "jax_custom_vjp3"])
+def test_opt_in_flags_of_jax(flag):
+    """They make checkpoints and custom rules primitives of another kind, for `unused=` too."""
+    before = getattr(jax.config, flag)
+    jax.config.update(flag, True)
+    try:
+        gradient = gradient_of_a_checkpoint_and_a_rule()
+    finally:
+        jax.config.update(flag, before)
+    np.testing.assert_allclose(gradient["x"], [0, 4 * np.cos(0.25), 4 * np.cos(1.0)], rtol=1e-6)
+    assert gradient["not"] is None
+
+
+def gradient_of_a_checkpoint_and_a_rule():
+    doubled = jax.custom_vjp(lambda x: 2 * x)
+    doubled.defvjp(lambda x: (2 * x, None), lambda _, ct: (2 * ct,))
+
+    def function(p):
+        return jax.checkpoint(lambda x: jnp.sin(x)[FAR].sum())(p["x"]) * doubled(p["scale"])
+
+    given = {"x": jnp.array([0.5, 0.25, 1.0]), "scale": 2.0, "not": 3.0}
+    return pg.grad(pg.consistent_indexing(function), unused="none")(given)
+
+
+def test_what_a_function_captures_is_read_afresh():
+    state = {"far": FAR}
+    read = pg.consistent_indexing(lambda x: x[state["far"]].sum())
+    x = jnp.arange(3.0)
+    assert jax.grad(read)(x).tolist() == [0, 1, 1]
+    state["far"] = jnp.array([7, 8, 9])
+    assert jax.grad(read)(x).tolist() == [0, 0, 3]
+    compiled = jax.jit(jax.grad(read))
+    assert compiled(x).tolist() == [0, 0, 3]
+    state["far"] = FAR
+    assert compiled(x).tolist() == [0, 0, 3]
+
+
 def test_of_derivatives():
     """A gradient that JAX computes without consistency is a function like any other; its own derivative agrees."""
     x = jnp.array([1.0, 2.0, 3.0])

@@ -27,10 +27,12 @@ from partgrad._programs import (
     opened,
     primal_jaxpr,
     reenter,
+    rewritten,
     run,
     running_line,
 )
 from partgrad._programs.dependence import smoothly
+from partgrad._programs.trace import _Keyed
 
 pytestmark = pytest.mark.internal
 
@@ -287,6 +289,33 @@ def test_a_draw_in_a_library_has_the_line_of_its_call(tmp_path, monkeypatch):
 def test_the_table_knows_the_primitives_of_a_program():
     jaxpr = jax.make_jaxpr(jax.grad(looped))(0.7)
     assert all(kind_of(equation.primitive.name) for equation in jaxpr.eqns)
+
+
+def test_a_trace_that_is_the_same_but_for_its_constants_is_rewritten_once():
+    state, seen = {"scale": jnp.arange(3.0)}, []
+
+    def rewrite(jaxpr):
+        seen.append(jaxpr)
+        return lambda consts, operands: evaluate(jaxpr, consts, operands)
+
+    wrapped = rewritten(lambda x, n=1: (x * state["scale"]).sum() * n, rewrite)
+    assert jax.grad(wrapped)(jnp.ones(3)).tolist() == [0, 1, 2]
+    state["scale"] = jnp.arange(3.0) + 1
+    assert jax.grad(wrapped)(jnp.ones(3)).tolist() == [1, 2, 3]
+    assert len(seen) == 1
+    jax.grad(wrapped)(jnp.ones(3), 2)
+    assert len(seen) == 2
+
+
+def test_numbers_that_differ_in_sign_or_type_are_not_the_same():
+    keys = [_Keyed(jax.make_jaxpr(lambda x, n=n: x / n)(1.0).jaxpr) for n in (0.0, -0.0, 1.0, np.float32(1), np.nan)]
+    assert len(set(keys)) == len(keys)
+    again = _Keyed(jax.make_jaxpr(lambda x: x / np.nan)(1.0).jaxpr)
+    assert again == keys[-1]
+
+
+def test_a_jaxpr_with_a_custom_rule_has_no_key():
+    assert _Keyed(jax.make_jaxpr(cubed)(1.0).jaxpr).key is None
 
 
 def test_bind_runs_an_equation_with_other_parameters():

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 from jax._src import config as _config
-from jax.extend.core import take_current_trace
+from jax.extend.core import JaxprEqn, take_current_trace
 
 # JAX has no class of its own for trees that do not match. Read on 0.10.2 and 0.12.
 _OF_STRUCTURES = ("structure", "pytree", "PyTree", "tree prefix", "custom node", "treedef")
@@ -32,6 +32,25 @@ def is_staging() -> bool:
 def is_batching() -> bool:
     """Whether what runs now is batched at once, not recorded to be transposed first."""
     return _current_trace() == "BatchTrace"
+
+
+# What a primitive computes has no public name. Read on 0.10.2 and 0.12.
+
+
+def expansion_of(equation: JaxprEqn) -> Callable[..., Any]:
+    """What a `call_hi_primitive` computes, as a function of its operands."""
+    primitive = equation.params["_prim"]
+    unflattened = lambda operands: jax.tree.unflatten(primitive.in_tree, operands)
+    return lambda *operands: jax.tree.leaves(primitive.expand(*unflattened(operands)))
+
+
+def foreign_implementation(equation: JaxprEqn) -> Callable[..., Any] | None:
+    """What a primitive computes that is not JAX's own, as a function of its operands; None for one that is."""
+    implementation = equation.primitive.impl
+    home = getattr(getattr(implementation, "func", implementation), "__module__", None) or "jax"
+    if home.split(".")[0] in ("jax", "jaxlib"):
+        return None
+    return lambda *operands: implementation(*operands, **equation.params)
 
 
 def files_of(traceback: Any) -> Iterable[str]:

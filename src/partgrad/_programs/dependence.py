@@ -116,6 +116,8 @@ class Dependence:
     def _of_literal(self, literal: Literal) -> int:
         # An array may be a value of the user's that happens to be zero; what JAX and rules write as zero is a number.
         value = literal.val
+        if literal.aval.dtype == jax.dtypes.float0:
+            return 0
         is_zero = not isinstance(value, jax.Array) and not getattr(value, "shape", ()) and value == 0
         return 0 if is_zero else self._constant
 

@@ -17,6 +17,7 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from .._compat import expansion_of, foreign_implementation
 from .lines import has_line
 from .primitives import (
     CALLS,
@@ -230,15 +231,8 @@ def expanded(equation: JaxprEqn) -> ClosedJaxpr | None:
     Returns:
         A jaxpr of the operands of the equation; None for JAX's other primitives, and where it cannot be traced.
     """
-    implementation = equation.primitive.impl
-    home = getattr(getattr(implementation, "func", implementation), "__module__", None) or "jax"
-    if equation.primitive.name in HIGH:
-        primitive = equation.params["_prim"]
-        unflattened = lambda operands: jax.tree.unflatten(primitive.in_tree, operands)
-        function: Callable[..., Any] = lambda *operands: jax.tree.leaves(primitive.expand(*unflattened(operands)))
-    elif home.split(".")[0] not in ("jax", "jaxlib"):
-        function = lambda *operands: implementation(*operands, **equation.params)
-    else:
+    function = expansion_of(equation) if equation.primitive.name in HIGH else foreign_implementation(equation)
+    if function is None:
         return None
     try:
         with source_of(equation):
