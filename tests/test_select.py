@@ -219,13 +219,15 @@ def test_naming_what_is_static_says_to_make_it_a_field():
         (foreign, "s.grid"),
         (foreign, "s"),
         (model, "options.*"),
+        ({"k": Config(1, held=2)}, "k"),
     ]:
         for use in (pg.grad(lambda m: 0.0, wrt=wrt), lambda t, wrt=wrt: pg.partition(t, wrt)):
             messages.refused(lambda use=use, tree=tree: use(tree), ValueError, "static", "make it a field of its own")
     messages.refused(lambda: pg.thaw(model, "options['grid']"), ValueError, "static", "make it a field of its own")
     assert pg.is_nondiff(model, "options['grid']")
     assert repr(pg.freeze(model, "options['grid']")) == repr(model)
-    assert chosen(pg.thaw(model, None), None) == ["w", "held"]
+    for wrt in (None, lambda m: m):
+        assert chosen(pg.thaw(model, wrt), None) == ["w", "held"]
 
 
 def test_describing_never_reaches_through_a_mark():

@@ -13,7 +13,7 @@ _STRING_KEY = re.compile(r"\['(\w+)'\]")
 
 
 def word(what: str, *details: str, fix: str) -> str:
-    """A message: what went wrong, then where, what was expected and found, and how to mend it."""
+    """A message: what went wrong, then where, what was expected and found, and the remedy."""
     return "\n  ".join([what, *details, f"Fix: {fix}"])
 
 

@@ -28,12 +28,16 @@ def choose_named(
     considered: list[int] = []
     selected: list[int] = []
     elements: list[Elements] = []
+    static: list[int] = []
     nodes = []
     for pick in places:
         place, own = (pick.place, pick.elements) if isinstance(pick, Pick) else (pick, None)
         refuse_undifferentiable(structure, place, purpose)
         numbers = range(place.start, place.stop)
         wanted = [i for i in numbers if is_wanted(structure, i, purpose, is_itself=place.is_leaf)]
+        if purpose == "differentiate":
+            static += [i for i in wanted if structure.layout.leaves[i].is_static]
+            wanted = [i for i in wanted if not structure.layout.leaves[i].is_static]
         free = wanted if purpose == "marks" else [i for i in wanted if structure.mark(i) <= place.depth]
         is_opened = not free
         # A node that is wholly held is opened.
@@ -44,7 +48,7 @@ def choose_named(
         nodes.append(Node(place.route, len(numbers), [i - place.start for i in free], is_opened and not place.is_leaf))
     refuse_twice(structure, selected, elements)
     if not any(own is None or own.size for own in elements):
-        raise nothing_selected(structure, [], wrt)
+        raise nothing_selected(structure, static, wrt)
     is_leaf = containers == LEAF and (isinstance(places[0], Pick) or places[0].is_leaf)
     thaw = [i for i in selected if structure.mark(i) >= 0] if purpose == "differentiate" else []
     for i in thaw:

@@ -263,9 +263,11 @@ def thaw(tree: T, wrt: Selector) -> T:
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
     target = _whatever_marks(tree, wrt)
     chosen, layout = frozenset(target.plan.indices), target.structure.layout
-    for i in chosen:
-        if wrt is not None and not held and layout.leaves[i].is_static:
-            raise static_refused(layout.leaves[i].path)
+    # Static arrays inside of what is thawed stay held; one that is thawed by itself cannot be.
+    static = [i for i in target.plan.indices if layout.leaves[i].is_static and not held]
+    if static and wrt is not None and len(static) == len(chosen):
+        raise static_refused(layout.leaves[static[0]].path)
+    chosen -= set(static)
     routes = [place.route for place in target.plan.nodes if _is_whole(place, target.leaves, chosen)] if held else []
     # `freeze` says in words what a mark does silently: the derivative of a leaf that is open here ends.
     leaves = [_stopped(leaf, held and i in chosen) for i, leaf in enumerate(target.leaves)]

@@ -263,5 +263,5 @@ def _name(step: Any) -> str | None:
 
 
 def _has_static(node: Any, name: str) -> bool:
-    """Whether a node has an attribute of its own that is none of its children."""
+    """Whether a node keeps an attribute that is not one of its children."""
     return name in getattr(node, "__dict__", {})
