@@ -277,6 +277,38 @@ def test_an_implicit_hold_raises_wherever_it_is(run):
     np.testing.assert_allclose(pg.grad(run(lambda m: loss(K(m.a, m.p))))(M).a, 30.0)
 
 
+def built(m):
+    return loss(K(m.a, m.p))
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda: pg.jvp(built, (M,), (jnp.float32(1.0),), wrt="p"),
+        lambda: pg.vjp(built, M, wrt="p"),
+        lambda: pg.linearize(built, M, wrt="p"),
+        lambda: pg.jacfwd(built, wrt="p")(M),
+        lambda: pg.hessian(built, wrt="p")(M),
+        lambda: pg.hvp(built, wrt="p")(M, jnp.float32(1.0)),
+        lambda: pg.grad(built, wrt=lambda m: (m.a, m.p), double_where=True)(M),
+        lambda: pg.grad(lambda x, m: x * built(m), wrt=(None, "p"), argnums=(0, 1))(2.0, M),
+        lambda: pg.grad(lambda m: pg.grad(built)(m).a, wrt="p")(M),
+        lambda: pg.grad(lambda m: jax.grad(lambda a: loss(K(a, m.p)))(m.a), wrt="p")(M),
+        lambda: jax.vmap(pg.grad(built, wrt="p"))(jax.tree.map(lambda x: x[None], M)),
+    ],
+)
+def test_every_transform_tells_of_an_implicit_hold(derivative):
+    with pytest.raises(errors.HeldError, match=r"ends at another mark: K\.p"):
+        derivative()
+
+
+def test_a_hold_that_is_on_no_way_is_no_error():
+    np.testing.assert_allclose(pg.grad(lambda m: K(m.a, m.p).a * m.p, wrt="p")(M), 2.0)
+    slope, model = pg.grad(lambda m: (m.a * m.p, K(m.a, m.p)), wrt="p", has_aux=True)(M)
+    assert float(slope) == 2.0
+    assert is_like(model)
+
+
 def test_an_implicit_hold_in_a_function_that_branches_on_values():
     def build(m, p):
         return loss(K(m.a, p(m.p))) if m.p > 0 else m.a

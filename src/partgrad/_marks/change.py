@@ -47,8 +47,8 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[R
     changed = frozenset(leaves)
     if not changed:
         return structure
-    if is_open(structure):
-        # Not with the values: a closed mark would stop the derivatives of tracers, for nothing.
+    if is_open(structure) or any(isinstance(value, jax.core.Tracer) for value in values):
+        # Marks that are tried out here stop nothing, and a mark that is open counts as one.
         tree = closed(structure).unflatten(map(_placeholder, values))
     before = [place.mark >= 0 for place in Layout(tree).leaves]
     after = [held if number in changed else was for number, was in enumerate(before)]
@@ -97,7 +97,7 @@ class _Visitor:
         if not passed and self._changed.isdisjoint(numbers):
             return node, mark
         if isinstance(node, NonDiff):
-            if cover_of(node) is None and not passed and all(self._after[start : start + _size(node)]):
+            if cover_of(node) is None and not passed and all(self._after[i] for i in numbers):
                 return node, mark
             inner = cover_of(node) if mark is _FREE else mark
             return self.visit(node.value, self._below(route, 0), start, inner, passed, in_module)
