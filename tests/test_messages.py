@@ -64,9 +64,20 @@ def test_what_a_selector_is_told(tree, wrt, fragments):
     refused(lambda: pg.grad(lambda t: 0.0, wrt=wrt)(tree), (ValueError, TypeError), *fragments)
 
 
-def test_a_selector_that_changed_the_tree_finds_it_whole_again():
-    refused(lambda: pg.partition(LAYERS, lambda t: t["layers"].pop()), TypeError, "changes a list")
-    assert len(pg.items(LAYERS, lambda t: t["layers"])) == 8
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t["layers"].pop(),
+        lambda t: t["layers"].reverse() or t["layers"][0],
+        lambda t: t["layers"][0].update(w=t["layers"][0]["base"]) or t["layers"][0]["w"],
+        lambda t: t["layers"][0].setdefault("new", t["layers"][0]["base"]),
+        lambda t: t.update(layers=None) or t["layers"],
+    ],
+)
+def test_a_selector_that_changed_the_tree_finds_it_whole_again(change):
+    tree = {"layers": [{"base": float(i), "w": 2.0} for i in range(3)]}
+    refused(lambda: pg.partition(tree, change), TypeError, "changes a list or a dict of the tree")
+    assert [leaf for _, leaf in pg.items(tree, lambda t: [layer["base"] for layer in t["layers"]])] == [0.0, 1.0, 2.0]
 
 
 def test_remedies_of_paths_are_right():

@@ -224,7 +224,8 @@ class Structure:
             self.layout = Layout(self._build(tree, treedef))
         except Exception as error:
             # A class that loses its leaves when it is built. Callables cannot be asked, all else can.
-            self.layout, self.failure, self.holds_arrays = Layout(tree), error, True
+            self.layout, self.holds_arrays = Layout(tree), True
+            self.failure = error.with_traceback(None)
         self._nodes = {id(place.value): place for place in reversed(self.layout.places) if not place.is_leaf}
         self.nodes = [place for place in self.layout.places if not place.is_leaf and not place.is_wrapper]
         containers = [place.value for place in self.nodes if type(place.value) in (list, dict)]
@@ -313,17 +314,25 @@ class Structure:
 
     def refuse_changes(self) -> None:
         """Raise if a selector changed a list or a dict of the tree, which is kept for the next call; and repair it."""
-        for node, copy in self._containers:
-            if node != copy:
-                node.clear()
-                (node.extend if isinstance(node, list) else node.update)(copy)
-                raise SlotError(
-                    word(
-                        "The selector changes a list or a dict of the tree.",
-                        "A selector only points at parts of the tree.",
-                        fix="copy it first: list(m.layers), dict(m.params).",
-                    )
+        changed = [(node, copy) for node, copy in self._containers if not _is_unchanged(node, copy)]
+        for node, copy in changed:
+            node.clear()
+            (node.extend if isinstance(node, list) else node.update)(copy)
+        if changed:
+            raise SlotError(
+                word(
+                    "The selector changes a list or a dict of the tree.",
+                    "A selector only points at parts of the tree.",
+                    fix="copy it first: list(m.layers), dict(m.params).",
                 )
+            )
+
+
+def _is_unchanged(node: Any, copy: Any) -> bool:
+    # By identity: slots refuse to be compared.
+    if len(node) != len(copy) or not all(map(operator.is_, node, copy)):
+        return False
+    return type(node) is list or all(map(operator.is_, node.values(), copy.values()))
 
 
 def _is_copy(one: Any, other: Any) -> bool:
