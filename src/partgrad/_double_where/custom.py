@@ -77,10 +77,10 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
         moving = tuple(number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))
         along, start = _along(equation, moving, primals)
         _, pushed = jax.jvp(along, start, [tangents[number] for number in moving])
-        floating = tuple(number for number in moving if is_floating(primals[number]))
+        floating = tuple(number for number in moving if is_floating(jax.typeof(primals[number])))
         if equation.primitive.name in CUSTOM_JVPS and floating and _has_constant_tangents(equation, floating):
             entered = sum(jnp.sum(tangents[number].real) for number in floating)
-            pushed = [_carried(entered, tangent) if is_floating(tangent) else tangent for tangent in pushed]
+            pushed = [_carried(entered, tangent) if is_floating(jax.typeof(tangent)) else tangent for tangent in pushed]
         return bind(equation, list(primals)), pushed
 
     function.defjvp(rule, symbolic_zeros=True)
@@ -108,6 +108,7 @@ def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:
 
 def _carried(entered: Any, tangent: Any) -> Any:
     # A linearization drops a tangent that depends on none, and a dead edge ends there: here a loop overwrites another.
+    tangent = jnp.asarray(tangent)
     start = jnp.broadcast_to(entered.astype(tangent.dtype), tangent.shape)
     return lax.scan(lambda *_: (tangent, None), start, None, length=1)[0]
 
@@ -119,7 +120,7 @@ def _has_constant_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> bool:
 
     def pushed(operands: Operands, tangents: Operands) -> Operands:
         _, results = jax.jvp(*_along(equation, moving, operands), tangents)
-        return [result for result in results if is_floating(result)]
+        return [result for result in results if is_floating(jax.typeof(result))]
 
     jaxpr, consts = opened(jax.make_jaxpr(pushed)(avals, [avals[number] for number in moving]))
     sources = [CONSTANT] * (len(consts) + len(avals)) + [2 * CONSTANT] * len(moving)
