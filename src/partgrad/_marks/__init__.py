@@ -6,7 +6,7 @@ from .dataclass import dataclass as dataclass, field as field
 from .diff import Diff as Diff
 from .fields import MARKS as MARKS, Marks as Marks, schema_of as schema_of
 from .forgotten import refuse_forgotten as refuse_forgotten
-from .hold import EXPLICIT as EXPLICIT, HELD as HELD, Watch as Watch, mark_in as mark_in
+from .hold import EXPLICIT as EXPLICIT, Watch as Watch, mark_in as mark_in
 from .layout import (
     Layout as Layout,
     Place as Place,
