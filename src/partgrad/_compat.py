@@ -45,7 +45,7 @@ def expansion_of(equation: JaxprEqn) -> Callable[..., Any]:
 
 
 def foreign_implementation(equation: JaxprEqn) -> Callable[..., Any] | None:
-    """What a primitive computes that is not JAX's own, as a function of its operands; None for one that is."""
+    """What a primitive of another library computes, as a function of its operands; None for JAX's own."""
     implementation = equation.primitive.impl
     home = getattr(getattr(implementation, "func", implementation), "__module__", None) or "jax"
     if home.split(".")[0] in ("jax", "jaxlib"):

@@ -1,6 +1,6 @@
 """What depends on what in a jaxpr: sets of sources, from its inputs through every equation to its outputs.
 
-A set is the bits of an int, so that a union is `|`. What an equation passes on is decided by whoever asks: values go
+A set is the bits of an int, so that a union is `|`. What an equation passes on depends on the question: values go
 through everything, derivatives through what is floating, tangents through what is linear. Small arrays are followed
 element by element through what only moves or combines elements, so that what is sliced away is not reached.
 """
@@ -40,6 +40,7 @@ Transfer = Callable[[Chain, Sources], Sources]
 
 # In a linear program: what is a number, and may be anything but the zero that JAX or a rule knows.
 CONSTANT = 1
+_LINEAR = MOVES | SUMS
 _ENTERED = CALLS | CHECKPOINTS | {"custom_vmap_call", "shard_map"}
 
 
@@ -150,7 +151,7 @@ class Dependence:
         if not self._by_element:
             return passed
         # A function of a zero need not be zero, unless it is linear.
-        everywhere = 0 if name in MOVES | SUMS | PRODUCTS else self._constant
+        everywhere = 0 if name in _LINEAR | PRODUCTS else self._constant
         return moved(equation, given, passed, everywhere)
 
     def _entered(self, equation: JaxprEqn) -> list[Jaxpr]:
@@ -246,7 +247,7 @@ def smoothly(chain: Chain, sources: Sources) -> Sources:
 def linearly(chain: Chain, sources: Sources) -> Sources:
     """What each result of a linear program depends on; the empty set is a zero that JAX or a rule knows."""
     name, total = chain[-1].primitive.name, union(sources)
-    if name in MOVES | SUMS:
+    if name in _LINEAR:
         passed = total
     elif name in PRODUCTS:
         # A zero that the program multiplies by is a number, but the zero that a rule returned stays one.

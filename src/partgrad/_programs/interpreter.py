@@ -38,6 +38,7 @@ from .primitives import (
     while_parts,
 )
 
+_RULED = CUSTOM_RULES | HIGH
 # From an equation and the values of its operands to the values of its results, or to None: it is then run as it was.
 EquationRule = Callable[[Chain, Operands], Operands | None]
 
@@ -168,7 +169,7 @@ def bind(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
     Returns:
         One value for each of its results.
     """
-    if equation.primitive.name in CUSTOM_RULES | HIGH or kind_of(equation.primitive.name) is None:
+    if equation.primitive.name in _RULED or kind_of(equation.primitive.name) is None:
         # A rule that is not JAX's own may ask its operands what only arrays tell.
         operands = [as_array(value, atom.aval) for value, atom in zip(operands, equation.invars, strict=True)]
     parameters = equation.primitive.get_bind_params({**equation.params, **changed})

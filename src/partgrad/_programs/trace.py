@@ -173,7 +173,7 @@ class _Keyed:
 
     Attributes:
         jaxpr: An open jaxpr.
-        key: What another must agree in; None where that cannot be told, as of what runs Python code of the user's.
+        key: What another must agree in; None where a rule runs Python code of the user's.
     """
 
     def __init__(self, jaxpr: Jaxpr):
