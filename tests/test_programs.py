@@ -184,6 +184,16 @@ def test_what_the_derivative_depends_on_is_what_is_used(function, expected):
     assert [leaf is not None for leaf in gradient] == [bool(expected & X), bool(expected & Y)]
 
 
+@pytest.mark.parametrize("function", [overwritten, sliced_away])
+def test_check_and_unused_agree_on_why_a_leaf_is_dead(function):
+    loss, given = lambda p: function(p["x"], p["y"]), {"x": 0.5, "y": 2.0}
+    (finding,) = pg.check(loss, progress=False)(given).findings
+    assert (finding.kind, finding.leaf) == ("zero", "['x']")
+    assert "no path to the output" in finding.message
+    with pytest.raises(pg.errors.SelectionError, match=r"cannot depend on `\['x'\]`"):
+        pg.grad(loss, unused="error")(given)
+
+
 def test_a_condition_counts_for_the_value_only():
     jaxpr = jax.make_jaxpr(kept)(0.5, 2.0).jaxpr
     assert by_value(jaxpr, [X, Y]).outputs == [X | Y]

@@ -26,8 +26,9 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
     """The function whose traced form is run by what `rewrite` makes of it.
 
     Arrays, tracers and NumPy arrays are traced; Python numbers and everything else stay as they are. A call that
-    nothing transforms is a call of the function. Any other traces it anew, as what it captures may have changed; where
-    the trace is the same as an earlier one but for the values of constants, it is not rewritten again.
+    nothing transforms is a call of the function (where that cannot take a NumPy array, it gets one of JAX). Any other
+    traces it anew, as what it captures may have changed; where the trace is the same as an earlier one but for the
+    values of constants, it is not rewritten again.
 
     Args:
         function: A function that can be traced, of any arguments and outputs.
