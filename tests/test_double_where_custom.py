@@ -136,10 +136,10 @@ def batched(f):
 
 
 INSIDE = {
+    "fori": counted,
     "plain": lambda f: f,
     "jit": jax.jit,
     "scan": scanned,
-    "fori": counted,
     "cond": chosen,
     "checkpoint": checkpointed,
     "vmap": batched,
@@ -185,6 +185,7 @@ def matrix():
         yield rule, "plain", "float"
 
 
+@pytest.mark.share(7, kind=lambda parameters: parameters["rule"])
 @pytest.mark.parametrize(
     ("rule", "inside", "other"), list(matrix()), ids=lambda p: p if isinstance(p, str) else p.__name__
 )
