@@ -236,7 +236,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("name", RIGHT)
 def test_rounding_is_not_a_fault(name):
     right(name)

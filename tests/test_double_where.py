@@ -416,7 +416,7 @@ CASES = [
 ]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cases(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
@@ -431,7 +431,7 @@ def test_cases(case):
     close(jax.jit(jax.jacrev(jax.grad(f)))(x), forward_over_reverse)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_vmap_inside_and_outside(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
