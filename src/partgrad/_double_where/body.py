@@ -100,7 +100,12 @@ def _is_own(coefficient: Any, origin: int | None) -> bool:
 
 
 def trimmed_body(
-    program: LinearProgram, outside: Operands, fed: Sequence[Mask], demanded: Sequence[Mask], guard: Guard
+    program: LinearProgram,
+    outside: Operands,
+    fed: Sequence[Mask],
+    demanded: Sequence[Mask],
+    guard: Guard,
+    cuts: bool = False,
 ) -> TrimmedBody:
     """Trim a body.
 
@@ -110,8 +115,9 @@ def trimmed_body(
         fed: Masks of its inputs.
         demanded: Masks of its outputs.
         guard: The guard of the program that the body belongs to.
+        cuts: Whether a value from outside may stay as it is where no live edge needs it.
     """
-    recorder = Recorder(guard, outside)
+    recorder = Recorder(guard, outside, cuts)
     operands, emit = trim(program, feed(program, fed), demanded, recorder)
     jaxpr, coefficients = split(emit, [wire.aval for wire in program.inputs])
     numbers = {id(value): number for number, value in enumerate(outside)}

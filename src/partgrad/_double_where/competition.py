@@ -16,20 +16,28 @@ from jax.extend.core import JaxprEqn
 from .._programs import (
     Chain,
     Operands,
+    any_equation,
     as_array,
     bind,
+    inner_jaxprs,
     is_custom_rule,
     is_floating,
     reading_dimensions,
+    reenter,
     run,
     written_window,
 )
 from .custom import is_remade, remade
 
 
-def with_selections(jaxpr: Any, operands: Operands) -> Operands:
-    """The outputs of an open jaxpr without constants, whose derivative selects where there was a competition."""
-    return run(jaxpr, [], operands, _rewritten, wanted=_is_wanted)
+def selecting(equation: JaxprEqn, operands: Operands) -> Operands:
+    """The results of an equation, whose derivative selects where there is a competition, at any depth."""
+    contains = any(any_equation(inner, _is_wanted) for inner in inner_jaxprs(equation))
+    results = _rewritten((equation,), operands) if contains or _is_wanted(equation) else None
+    if results is None and contains:
+        inside = functools.partial(run, rule=_rewritten, inside=(equation,), wanted=_is_wanted)
+        results = reenter(equation, operands, inside)
+    return bind(equation, operands) if results is None else results
 
 
 def _is_wanted(equation: JaxprEqn) -> bool:

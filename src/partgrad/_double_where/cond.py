@@ -9,6 +9,7 @@ from jax import lax
 
 from .._programs import Operands, evaluate, varying_axes, varying_like
 from .body import TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
+from .known import remembering
 from .mask import Mask, arrays_in, restored, varying_over
 from .program import LinearProgram, Step
 from .trim import RULES, Emit, Guard, Rule, outputs_fed
@@ -51,6 +52,7 @@ class _Branches:
 def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     branches, masks = _Branches(step), step.of_wires(fed)
 
+    @remembering()
     def one(jaxpr: Any, known: Operands, arrays: Operands) -> list[Mask]:
         return outputs_fed(branches.program(jaxpr, known), restored(masks, arrays))
 
@@ -67,6 +69,7 @@ def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
 def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
     branches, fed = _Branches(step), step.of_wires(fed)
 
+    @remembering()
     def one(jaxpr: Any, known: Operands, fed_arrays: Operands, demanded_arrays: Operands) -> TrimmedBody:
         program = branches.program(jaxpr, known)
         return trimmed_body(program, known, restored(fed, fed_arrays), restored(demanded, demanded_arrays), guard)

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._programs import CALLS, Operands, any_equation, inner_jaxprs, opened
+from .known import reshaped
 from .mask import Mask, anywhere, both, spread
 from .program import LinearProgram, Step, Wire, read_by_values
 from .structural import lanes_fed
-from .trim import POINTWISE, RULES, UNKNOWN, Emit, Guard, Recorder, Rule, feed, outputs_fed, trim
+from .trim import POINTWISE, RULES, UNKNOWN, Emit, Guard, Recorder, Rule, feed, only, outputs_fed, trim
 
 
 def _batch_axes(step: Step) -> int:
@@ -60,14 +61,7 @@ def _of_rank(mask: Mask, value: Any) -> Mask:
     """A mask of batches for an operand that may have fewer trailing axes than the result."""
     if isinstance(mask, bool) or mask.ndim <= jnp.ndim(value):
         return mask
-    return mask.reshape(mask.shape[: jnp.ndim(value)])
-
-
-def only(mask: Mask, value: Any) -> Any:
-    """A value where a mask says so, zero elsewhere."""
-    if mask is True:
-        return value
-    return jnp.zeros_like(value) if mask is False else jnp.where(mask, value, jnp.zeros_like(value))
+    return reshaped(mask, mask.shape[: jnp.ndim(value)])
 
 
 def _fillers(step: Step) -> list[Any]:
@@ -138,9 +132,11 @@ def _is_direct(step: Step) -> bool:
     return not any(jaxpr is not None and any_equation(opened(jaxpr)[0], opaque) for _, jaxpr, _ in _parts(step))
 
 
+_COUPLED = Rule(_coupled_fed, coupled_trim, cleans=True)
+
 RULES.update(
     {
-        **dict.fromkeys(("fft", "triangular_solve", "tridiagonal_solve", UNKNOWN), Rule(_coupled_fed, coupled_trim)),
+        **dict.fromkeys(("fft", "triangular_solve", "tridiagonal_solve", UNKNOWN), _COUPLED),
         "custom_linear_solve": Rule(_solve_fed, _solve_trim),
         **dict.fromkeys(POINTWISE - {"select_n"}, Rule(lanes_fed, coupled_trim)),
     }

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from .._programs import (
     Operands,
@@ -20,13 +21,14 @@ from .._programs import (
     is_mutating,
     opened,
     with_constants_as_inputs,
-    zeros_like_aval,
 )
 from . import cond, coupled, inside, products, scan, structural  # noqa: F401
 from .batched import pushed
 from .body import split
-from .competition import with_selections
-from .program import LinearProgram, Wire
+from .known import Numbers, captured, remember, remembering
+from .linearize import linearized
+from .program import Wire, without_dead_code
+from .same import structure_of
 from .trim import Guard, feed, trim
 
 _BIG = 4096
@@ -54,21 +56,19 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
 class Program:
     """A jaxpr as a function whose derivative flows along taken paths only.
 
-    Derivatives are traced once for each set of operands that they are taken with respect to.
-
     Args:
         jaxpr: The traced function, as an open or a closed jaxpr.
+        numbers: What is known of its inputs, or None for each of which nothing is.
     """
 
-    def __init__(self, jaxpr: Any):
+    def __init__(self, jaxpr: Any, numbers: Sequence[Numbers | None] = ()):
         # Constants are operands: a derivative is kept for later calls, and may not close over a tracer.
         inner, self._consts = opened(jaxpr)
-        self._jaxpr = _without_dead_code(with_constants_as_inputs(inner))
+        self._jaxpr = without_dead_code(with_constants_as_inputs(inner))
         self._is_mutating = any_equation(inner, is_mutating)
-        self._floating = [is_floating(variable.aval) for variable in inner.outvars]
-        self._derivatives: dict[Any, _Derivative] = {}
-        self._function = jax.custom_jvp(lambda *operands: evaluate(self._jaxpr, [], list(operands)))
-        self._function.defjvp(self._rule, symbolic_zeros=True)
+        self._structure = structure_of(self._jaxpr)
+        self._numbers = numbers or [None] * len(inner.invars)
+        self._cores: dict[Hashable, _Core] = {}
 
     def __call__(self, *operands: Any) -> Operands:
         """The outputs of a closed jaxpr."""
@@ -77,12 +77,32 @@ class Program:
     def run(self, consts: Operands, operands: Operands) -> Operands:
         """The outputs, given the values of the constants too."""
         given = [*consts, *operands]
-        if self._is_mutating:
-            # What goes through a mutable reference is followed by JAX alone.
-            return evaluate(self._jaxpr, [], given)
-        if any(isinstance(operand, jax.core.Tracer) for operand in given):
-            return list(self._function(*map(_unfolded, consts), *operands))
+        if not self._is_mutating and any(isinstance(operand, jax.core.Tracer) for operand in given):
+            return list(self._core(consts).function(*map(_unfolded, consts), *operands))
+        # What goes through a mutable reference is followed by JAX alone.
         return evaluate(self._jaxpr, [], given)
+
+    def _core(self, consts: Operands) -> "_Core":
+        numbers = [*map(captured, consts), *self._numbers]
+        key = tuple(None if known is None else (known.shape, known.dtype, known.tobytes()) for known in numbers)
+        if key not in self._cores:
+            # Masks that were captured once may change.
+            self._cores = {key: _shared_core(self._jaxpr, numbers, self._structure, key)}
+        return self._cores[key]
+
+
+class _Core:
+    """What programs of one structure share: an open jaxpr as a function, and its derivatives.
+
+    Derivatives are traced once for each set of operands that they are taken with respect to.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, numbers: Sequence[Numbers | None]):
+        self.jaxpr, self._numbers = jaxpr, numbers
+        self._floating = [is_floating(variable.aval) for variable in jaxpr.outvars]
+        self._derivatives: dict[Any, _Derivative] = {}
+        self.function = jax.custom_jvp(lambda *operands: evaluate(jaxpr, [], list(operands)))
+        self.function.defjvp(self._rule, symbolic_zeros=True)
 
     def _rule(self, operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[Operands, list[Any]]:
         # The primal of `jax.grad(f)(1.0)` is a number, which the rules of others may ask for what only arrays tell.
@@ -93,7 +113,7 @@ class Program:
             if not isinstance(tangent, SymbolicZero) and is_floating(jax.typeof(operand))
         )
         if not moving:
-            outputs = list(self._function(*operands))
+            outputs = list(self.function(*operands))
             return outputs, [zero_from_primal(output, symbolic_zeros=True) for output in outputs]
         derivative = self._derivative(operands, moving)
         results = derivative.values(*operands)
@@ -108,40 +128,42 @@ class Program:
         key = moving, tuple(map(jax.typeof, operands))
         if key not in self._derivatives:
             linear: list[Any] = []
-            values = jax.make_jaxpr(functools.partial(self._linearized, moving, linear))(*operands)
-            self._derivatives[key] = _Derivative(Program(values), *linear)
+            # What is remembered holds on to tracers, and may not outlive the trace.
+            linearize = remembering()(functools.partial(self._linearized, moving, linear))
+            values = jax.make_jaxpr(linearize)(*operands)
+            self._derivatives[key] = _Derivative(Program(values, self._numbers), *linear)
         return self._derivatives[key]
 
     def _linearized(self, moving: tuple[int, ...], linear: list[Any], *operands: Any) -> Operands:
         """The outputs and the coefficients of the derivative; the derivative itself is put into a list."""
-
-        def function(*moved: Any) -> tuple[Operands, Operands]:
-            given = list(operands)
-            for number, value in zip(moving, moved, strict=True):
-                given[number] = value
-            outputs = with_selections(self._jaxpr, given)
-            return self._of_kind(outputs, True), self._of_kind(outputs, False)
-
-        moved = [operands[number] for number in moving]
-        avals = [jax.typeof(value) for value in moved]
-        floating, push, others = jax.linearize(function, *moved, has_aux=True)
-        closed = jax.make_jaxpr(push)(*map(zeros_like_aval, avals))
-        program = LinearProgram.of(closed, list(map(Wire, avals)))
+        for operand, numbers in zip(operands, self._numbers, strict=True):
+            remember(operand, numbers)
+        outputs, program = linearized(self.jaxpr, list(operands), moving)
         fed = feed(program, [True] * len(moving))
-        of_floating = iter(program.outputs)
-        of_outputs = [next(of_floating) if is_floating else None for is_floating in self._floating]
-        reached = [isinstance(wire, Wire) and fed[wire] is not False for wire in of_outputs]
+        reached = [isinstance(wire, Wire) and fed[wire] is not False for wire in program.outputs]
         program = dataclasses.replace(
-            program, outputs=[w for w, is_in in zip(of_outputs, reached, strict=True) if is_in]
+            program, outputs=[w for w, is_in in zip(program.outputs, reached, strict=True) if is_in]
         )
         _, emit = trim(program, fed, [True] * sum(reached), Guard(lambda j, values: Program(j)(*values)))
-        jaxpr, coefficients = split(emit, avals)
+        jaxpr, coefficients = split(emit, [wire.aval for wire in program.inputs])
         linear[:] = [jaxpr, reached]
-        first, second = iter(floating), iter(others)
-        return [*(next(first) if is_floating else next(second) for is_floating in self._floating), *coefficients]
+        return [*outputs, *coefficients]
 
-    def _of_kind(self, outputs: Operands, floating: bool) -> Operands:
-        return [output for output, kind in zip(outputs, self._floating, strict=True) if kind is floating]
+
+_CORES_SIZE = 256
+_cores: OrderedDict[Hashable, tuple[_Core, Any]] = OrderedDict()
+
+
+def _shared_core(jaxpr: Jaxpr, numbers: Sequence[Numbers | None], structure: Any, key: Hashable) -> _Core:
+    """The core of a program: that of an equal one, if there was one lately."""
+    if structure is None:
+        return _Core(jaxpr, numbers)
+    place = structure[0], key
+    core, _ = _cores.setdefault(place, (_Core(jaxpr, numbers), structure[1]))
+    _cores.move_to_end(place)
+    if len(_cores) > _CORES_SIZE:
+        _cores.popitem(last=False)
+    return core
 
 
 def is_double_where(equation: JaxprEqn) -> bool:
@@ -154,14 +176,3 @@ def _unfolded(const: Any) -> Any:
     # XLA would compute while compiling, slowly, all the masks that follow from a big constant one.
     is_mask = const.dtype == bool and const.size >= _BIG
     return jax.lax.optimization_barrier(const) if is_mask else const
-
-
-def _without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
-    """A jaxpr without the equations that nothing needs, which would cost time where it is not compiled."""
-    needed = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
-    equations = []
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or any(variable in needed for variable in equation.outvars):
-            equations.append(equation)
-            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
-    return jaxpr.replace(eqns=equations[::-1])

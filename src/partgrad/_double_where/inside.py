@@ -4,10 +4,12 @@ In the first two the masks are computed inside, where the values are, together w
 a second time in there is protected by a `double_where` of its own.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from .._programs import (
     CHECKPOINTS,
@@ -28,11 +30,12 @@ from .._programs import (
 )
 from .backward import is_linear_step, pulled
 from .batched import pulled_only
-from .body import split
-from .coupled import only
+from .body import State, filled, split, state_of
+from .known import remembering
 from .mask import Mask, arrays_in, either, full, restored
-from .program import LinearProgram, Step, Wire, transposed, whole
-from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, trim
+from .program import LinearProgram, Step, Wire, transposed, whole, without_dead_code
+from .same import structure_of
+from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, trim
 
 # JAX linearizes none of them once more: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.
 _CUSTOM = CUSTOM_LINEAR | HIGH_LINEAR | {"custom_vmap_call"}
@@ -45,8 +48,8 @@ def _all_fed(step: Step, fed: list[Mask]) -> list[Mask]:
 def _linear_part(step: Step, known: Operands) -> LinearProgram:
     """The body of a checkpoint, which also computes values, reduced to what tangents go through."""
     body, avals = step.equation.params["jaxpr"], _avals(step)
-    if _has_backward_pass(step):
-        # JAX does not differentiate these; without loops around them the equations tell values from tangents.
+    if not _has_loop(step) or _has_backward_pass(step):
+        # The equations tell values from tangents.
         return LinearProgram.at(body, step.linear, known)
     # A loop in there carries values and tangents; JAX's own linearization parts them.
     zeros = list(map(zeros_like_aval, step.of_wires(avals)))
@@ -89,23 +92,83 @@ def _protected(
 # --- checkpoint -----------------------------------------------------------------------------------------------------
 
 
+class _Checkpoint(NamedTuple):
+    """A checkpoint without its dead edges, as functions of the known operands and the masks that are arrays.
+
+    Attributes:
+        masks: Computes the demanded masks of the wires that are arrays.
+        operands: What is known of the demanded masks.
+        run: The checkpoint of the tangents. JAX knows the same function again, and traces it once.
+    """
+
+    masks: ClosedJaxpr
+    operands: list[State]
+    run: Callable[[Operands, Operands], Operands]
+
+
+_CHECKPOINTS_SIZE = 64
+# The layers of a model are often checkpoints of one structure.
+_checkpoints: OrderedDict[Hashable, tuple[_Checkpoint, Any]] = OrderedDict()
+
+
 def _checkpoint_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
     if _has_backward_pass(step) and _has_loop(step):
         return RULES[UNKNOWN].trim(step, fed, demanded, guard)
     step, fed = guard.whole(step), step.of_wires(fed)
-    program = _linear_part(step, step.known)
-    operands, _ = trim(program, feed(program, fed), demanded, Guard(guard.protected))
-    count = len(step.known)
     known = [*step.known, *arrays_in(fed), *arrays_in(demanded)]
+    trimmed = _trimmed_checkpoint(step, fed, demanded, known, guard)
+    arrays = evaluate(*opened(trimmed.masks), known) if None in trimmed.operands else []
+    return filled(trimmed.operands, arrays), lambda tangents: trimmed.run(known, list(tangents))
 
-    def emit_of(known: Operands) -> Emit:
+
+def _trimmed_checkpoint(
+    step: Step, fed: list[Mask], demanded: list[Mask], known: Operands, guard: Guard
+) -> _Checkpoint:
+    body, consts = opened(step.equation.params["jaxpr"])
+    structure = None if consts else structure_of(body)
+    masks, avals = (*map(state_of, fed), *map(state_of, demanded)), tuple(map(jax.typeof, known))
+    settings = step.equation.params["policy"], step.equation.params["prevent_cse"]
+    key = None if structure is None else (structure[0], settings, tuple(step.linear), masks, avals)
+    if key not in _checkpoints:
+        new = _new_checkpoint(step, fed, demanded, known, guard)
+        if key is None or structure is None or any(isinstance(c, jax.core.Tracer) for c in new.masks.consts):
+            return new
+        _checkpoints[key] = new, structure[1]
+        if len(_checkpoints) > _CHECKPOINTS_SIZE:
+            _checkpoints.popitem(last=False)
+    _checkpoints.move_to_end(key)
+    return _checkpoints[key][0]
+
+
+def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Operands, guard: Guard) -> _Checkpoint:
+    count, avals = len(step.known), [wire.aval for wire in step.wires]
+    found: list[Any] = []
+
+    @remembering()
+    def parts(*known: Any) -> tuple[Operands, Operands]:
         masks = iter(known[count:])
         of_wires, of_results = restored(fed, masks), restored(demanded, masks)
-        program = _linear_part(step, known[:count])
-        return trim(program, feed(program, of_wires), of_results, Guard(guard.protected))[1]
+        program = _linear_part(step, list(known[:count]))
+        operands, emit = trim(program, feed(program, of_wires), of_results, Guard(guard.protected))
+        linear, coefficients = split(emit, avals)
+        found[:] = [linear, list(map(state_of, operands))]
+        return coefficients, [full(mask, wire.shape) for mask, wire in _arrays(operands, step.wires)]
 
-    body = lambda known, tangents: _protected(emit_of, known, tangents, guard)
-    return operands, lambda tangents: checkpoint_like(step.equation, body)(known, list(tangents))
+    closed, shapes = jax.make_jaxpr(parts, return_shape=True)(*known)
+    jaxpr, consts = opened(closed)
+    own = len(shapes[0])
+    of_outputs = lambda outputs: ClosedJaxpr(without_dead_code(jaxpr, outputs), consts)
+    linear, operands = found
+    coefficients = of_outputs(jaxpr.outvars[:own])
+
+    def body(known: Operands, tangents: Operands) -> Operands:
+        return evaluate(linear, [], [*guard.protected(coefficients, known), *tangents])
+
+    return _Checkpoint(of_outputs(jaxpr.outvars[own:]), operands, checkpoint_like(step.equation, body))
+
+
+def _arrays(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[tuple[Any, Wire]]:
+    return [(mask, wire) for mask, wire in zip(masks, wires, strict=True) if not isinstance(mask, bool)]
 
 
 # --- shard_map ------------------------------------------------------------------------------------------------------
@@ -123,6 +186,7 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
     known = [*step.known, *arrays_in(fed), *arrays_in(demanded)]
     avals = step.of_wires(_avals(step))
 
+    @remembering()
     def trimmed(known: Operands) -> tuple[list[Mask], Emit]:
         masks = iter(known[count:])
         fed_inside, demanded_inside = restored(fed, masks), restored(demanded, masks)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._programs import varying_axes
+from .known import lifted, once, reshaped
 
 Mask: TypeAlias = bool | jax.Array
 Shape = tuple[int, ...]
@@ -28,7 +29,7 @@ def _or(a: Mask, b: Mask) -> Mask:
         return True
     if a is False or b is False:
         return b if a is False else a
-    return a | b
+    return a if a is b else lifted(lambda a, b: a | b)(a, b)
 
 
 def both(a: Mask, b: Mask) -> Mask:
@@ -37,7 +38,7 @@ def both(a: Mask, b: Mask) -> Mask:
         return False
     if a is True or b is True:
         return b if a is True else a
-    return a & b
+    return a if a is b else lifted(lambda a, b: a & b)(a, b)
 
 
 def anywhere(masks: Iterable[Mask], keep: int = 0) -> Mask:
@@ -47,7 +48,8 @@ def anywhere(masks: Iterable[Mask], keep: int = 0) -> Mask:
         masks: Masks that agree in their first axes.
         keep: How many axes are kept; 0 for a scalar.
     """
-    reduced = [m if isinstance(m, bool) else m.any(tuple(range(keep, m.ndim)), keepdims=keep > 0) for m in masks]
+    of_array = lambda m: any_along(m, range(keep, m.ndim), keepdims=keep > 0)
+    reduced = [m if isinstance(m, bool) else of_array(m) for m in masks]
     return either(*reduced)
 
 
@@ -58,16 +60,17 @@ def full(mask: Mask, shape: Shape) -> jax.Array:
 
 def spread(mask: Mask, shape: Shape) -> Mask:
     """A mask of an operand as a mask of the result it is broadcast to."""
-    return mask if isinstance(mask, bool) else jnp.expand_dims(mask, tuple(range(len(shape) - mask.ndim)))
+    return mask if isinstance(mask, bool) else expanded(mask, range(len(shape) - mask.ndim))
 
 
 def gathered(mask: Mask, shape: Shape) -> Mask:
     """A mask of a result as a mask of an operand that was broadcast to it."""
     if isinstance(mask, bool) or not exceeds(mask, shape):
         return mask
-    mask = mask.any(tuple(range(mask.ndim - len(shape))))
-    ones = tuple(axis for axis, size in enumerate(shape) if size == 1 and mask.shape[axis] != 1)
-    return mask.any(ones, keepdims=True)
+    mask = any_along(mask, range(mask.ndim - len(shape)))
+    if isinstance(mask, bool):
+        return mask
+    return any_along(mask, [axis for axis, size in enumerate(shape) if size == 1 and mask.shape[axis] != 1], True)
 
 
 def exceeds(mask: jax.Array, shape: Shape) -> bool:
@@ -92,10 +95,50 @@ def varying_over(axes: frozenset[Any], arrays: Any) -> Any:
     return jax.tree.map(one, arrays)
 
 
-def placed(mask: jax.Array, axes: Sequence[int], rank: int) -> jax.Array:
+def placed(mask: Mask, axes: Sequence[int], rank: int) -> Mask:
     """A mask whose axes become the given axes among several, which says the same along all others."""
-    others = tuple(axis for axis in range(rank) if axis not in axes)
-    return jnp.expand_dims(jnp.transpose(mask, np.argsort(axes).tolist()), others)
+    others = [axis for axis in range(rank) if axis not in axes]
+    return expanded(permuted(mask, np.argsort(axes).tolist()), others)
+
+
+def any_along(mask: Mask, axes: Iterable[int], keepdims: bool = False) -> Mask:
+    """Whether any element along some axes is in a mask."""
+    axes = tuple(axes)
+    if isinstance(mask, bool) or not axes:
+        return mask
+    if all(mask.shape[axis] == 1 for axis in axes):
+        sizes = [size for axis, size in enumerate(mask.shape) if axis not in axes]
+        return mask if keepdims else reshaped(mask, sizes)
+    key = "any", axes, keepdims
+    return once(key, mask, lambda: lifted(lambda m: m.any(axes, keepdims=keepdims))(mask))
+
+
+def expanded(mask: Mask, axes: Iterable[int]) -> Mask:
+    """A mask with new axes, along which it says the same."""
+    axes = tuple(axes)
+    if isinstance(mask, bool) or not axes:
+        return mask
+    sizes = iter(mask.shape)
+    return reshaped(mask, [1 if axis in axes else next(sizes) for axis in range(mask.ndim + len(axes))])
+
+
+def permuted(mask: Mask, permutation: Sequence[int]) -> Mask:
+    """A mask with its axes in another order."""
+    if isinstance(mask, bool):
+        return mask
+    along = [axis for axis in permutation if mask.shape[axis] != 1]
+    if along == sorted(along):
+        return reshaped(mask, [mask.shape[axis] for axis in permutation])
+    return lifted(lambda m: m.transpose(permutation))(mask)
+
+
+def filled_out(mask: Mask, shape: Shape) -> Mask:
+    """A mask of the full shape, if it is not known to say the same of all elements."""
+    if isinstance(mask, bool) or tuple(mask.shape) == tuple(shape):
+        return mask
+    return lifted(lambda m: np.broadcast_to(m, shape) if isinstance(m, np.ndarray) else jnp.broadcast_to(m, shape))(
+        mask
+    )
 
 
 def arrays_in(masks: Iterable[Mask]) -> list[jax.Array]:

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 
 from .._programs import bind
 from .coupled import coupled_trim
-from .mask import Mask, anywhere, both, full, placed, spread
+from .mask import Mask, any_along, anywhere, both, full, permuted, placed, spread
 from .program import Step
 from .structural import Demand, lanes_demanded, lanes_fed
-from .trim import RULES, Emit, Guard, Rule
+from .trim import RULES, Emit, Guard, Loosely, Rule, is_constant, only
 
 
 def _product(
     fed: Callable[[Step, list[Mask]], list[Mask]],
     demand: Demand,
     need: Callable[[Step, Mask, Mask], Mask],
+    loosely: Loosely | None = None,
 ) -> Rule:
     """A rule for a bilinear map, one operand of which is known.
 
@@ -25,6 +26,7 @@ def _product(
         demand: The demanded mask of the tangent, given that of the result.
         need: The mask of the coefficients that lie on a live edge, given where the tangent is fed and where the result
             is demanded.
+        loosely: As in `Rule`.
     """
 
     def product_trim(step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
@@ -35,7 +37,7 @@ def _product(
         needed = True if mask is True and demanded[0] is True else need(step, mask, demanded[0])
         return demand(step, demanded), step.with_known([guard.coefficient(coefficient, needed)]).run
 
-    return Rule(fed, product_trim)
+    return Rule(fed, product_trim, loosely)
 
 
 def _factors_fed(step: Step, fed: list[Mask]) -> list[Mask]:
@@ -47,6 +49,18 @@ def _factors_fed(step: Step, fed: list[Mask]) -> list[Mask]:
 
 def _lanes_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
     return both(demanded, spread(fed, step.shape))
+
+
+def _factors_loosely(
+    step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard
+) -> tuple[list[Mask], Emit, bool] | None:
+    """The coefficient stays as it is, and what dead lanes get is selected away upstream."""
+    if len(step.wires) != 1 or masks[step.position] is not True or step.wires[0].shape != step.shape:
+        return None
+    (coefficient,) = step.known
+    if is_constant(coefficient) or not guard.is_apart(coefficient, step.shape):
+        return None
+    return lanes_demanded(step, demanded), step.with_known([guard.cut(coefficient, demanded[0])]).run, True
 
 
 class _DotAxes:
@@ -65,10 +79,10 @@ class _DotAxes:
         self.in_result = list(range(start, start + len(self.free)))
         self.result_batch = list(range(len(self.batch)))
 
-    def without(self, mask: jax.Array, kept: list[int]) -> jax.Array:
+    def without(self, mask: Mask, kept: list[int]) -> Mask:
         """A mask of this operand with only some of its axes, in that order; any element counts."""
         rest = [axis for axis in range(len(self.shape)) if axis not in kept]
-        return jnp.transpose(mask, kept + rest).any(tuple(range(len(kept), len(self.shape))))
+        return any_along(permuted(mask, kept + rest), range(len(kept), len(self.shape)))
 
 
 def _dot_fed(step: Step, fed: list[Mask]) -> list[Mask]:
@@ -87,7 +101,24 @@ def _dot_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
     if isinstance(mask, bool):
         return [mask]
     axes, other = (_DotAxes(step, which) for which in _wire_first(step))
-    return [placed(mask.any(tuple(other.in_result)), axes.batch + axes.free, len(wire.shape))]
+    return [placed(any_along(mask, other.in_result), axes.batch + axes.free, len(wire.shape))]
+
+
+def _dot_loosely(
+    step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard
+) -> tuple[list[Mask], Emit, bool] | None:
+    """Where whole rows are dead, they are selected away; the matrix, which live rows share with them, stays."""
+    if len(step.wires) != 1 or not guard.cuts or is_constant(step.known[0]):
+        return None
+    _, other = (_DotAxes(step, which) for which in _wire_first(step))
+    mask = demanded[0]
+    if isinstance(mask, bool) or any(mask.shape[axis] != 1 for axis in other.in_result):
+        return None
+    fed = masks[step.position]
+    coefficient = step.known[0] if fed is True else guard.coefficient(step.known[0], _dot_needed(step, fed, True))
+    kept = step.with_known([guard.cut(coefficient, _dot_needed(step, True, mask))])
+    (of_wire,) = _dot_demanded(step, [mask])
+    return [of_wire], lambda tangents: kept.run([only(of_wire, tangents[0])]), False
 
 
 def _wire_first(step: Step) -> tuple[int, int]:
@@ -97,7 +128,7 @@ def _wire_first(step: Step) -> tuple[int, int]:
 def _dot_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
     wire, coefficient = (_DotAxes(step, which) for which in _wire_first(step))
     if not isinstance(demanded, bool):
-        demanded = demanded.any(tuple(wire.in_result))
+        demanded = any_along(demanded, wire.in_result)
         demanded = placed(demanded, coefficient.batch + coefficient.free, len(coefficient.shape))
     if not isinstance(fed, bool):
         fed = wire.without(fed, wire.batch + wire.contracting)
@@ -134,8 +165,8 @@ def _cotangent(step: Step, mask: Mask) -> jax.Array:
 
 RULES.update(
     {
-        **dict.fromkeys(("mul", "div"), _product(_factors_fed, lanes_demanded, _lanes_needed)),
-        "dot_general": _product(_dot_fed, _dot_demanded, _dot_needed),
+        **dict.fromkeys(("mul", "div"), _product(_factors_fed, lanes_demanded, _lanes_needed, _factors_loosely)),
+        "dot_general": _product(_dot_fed, _dot_demanded, _dot_needed, _dot_loosely),
         "conv_general_dilated": _product(_convolution_fed, _convolution_demanded, _convolution_needed),
     }
 )

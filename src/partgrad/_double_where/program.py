@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from .._programs import CALLS, Operands, bind, is_floating, opened, primal_jaxpr, zeros_like_aval
+from .known import follow
 from .mask import Mask, Shape, full
 
 
@@ -126,7 +127,7 @@ class LinearProgram:
             operands: A wire or a value for each of its inputs.
         """
         steps: list[Step] = []
-        outputs = _taken_apart(*opened(jaxpr), list(operands), steps)
+        outputs = taken_apart(*opened(jaxpr), list(operands), steps)
         return cls([operand for operand in operands if isinstance(operand, Wire)], steps, outputs)
 
     @classmethod
@@ -149,15 +150,29 @@ def transposed(run: Callable[[Sequence[Any]], Operands], avals: Sequence[Any], c
     return list(jax.linear_transpose(function, *zeros)([cotangents[number] for number in given]))
 
 
-def _taken_apart(jaxpr: Jaxpr, consts: Operands, operands: Operands, steps: list[Step]) -> list[Any]:
+def taken_apart(
+    jaxpr: Jaxpr, consts: Operands, operands: Sequence[Any], steps: list[Step], source: JaxprEqn | None = None
+) -> list[Any]:
+    """The outputs of a jaxpr, wires or values; the equations through which wires go become steps.
+
+    Args:
+        jaxpr: An open jaxpr.
+        consts: The values of its constants.
+        operands: A wire or a value for each of its inputs.
+        steps: What the steps are added to.
+        source: The equation of whose derivative this is a part, if its equations have no source lines of their own.
+    """
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-    read = lambda atom: _number(atom) if isinstance(atom, Literal) else values[atom]
+    read = lambda atom: number_in(atom) if isinstance(atom, Literal) else values[atom]
     for equation in jaxpr.eqns:
+        if source is not None:
+            equation = equation.replace(source_info=source.source_info, ctx=source.ctx)
         given = [read(atom) for atom in equation.invars]
         if not any(isinstance(value, Wire) for value in given):
             results = bind(equation, given)
+            follow(equation, given, results)
         elif equation.primitive.name in CALLS:
-            results = _taken_apart(*opened(primal_jaxpr(equation)), given, steps)
+            results = taken_apart(*opened(primal_jaxpr(equation)), given, steps, source)
         else:
             results = [Wire(variable.aval) for variable in equation.outvars]
             steps.append(Step(equation, tuple(given), tuple(results)))
@@ -165,7 +180,8 @@ def _taken_apart(jaxpr: Jaxpr, consts: Operands, operands: Operands, steps: list
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _number(literal: Literal) -> Any:
+def number_in(literal: Literal) -> Any:
+    """The number that a literal spells out."""
     # A rule may have to replace what is not finite, by a number of the same dtype.
     is_finite = not is_floating(literal.aval) or np.all(np.isfinite(literal.val))
     return literal.val if is_finite else np.asarray(literal.val, literal.aval.dtype)
@@ -209,3 +225,21 @@ def read_by_values(jaxpr: Any, linear: Sequence[bool]) -> set[int]:
         found.update(numbers[atom] for atom in read if atom in numbers)
         wires.update(v for v, is_linear in zip(equation.outvars, results, strict=True) if is_linear)
     return found
+
+
+def without_dead_code(jaxpr: Jaxpr, outputs: Sequence[Any] | None = None) -> Jaxpr:
+    """A jaxpr without the equations that nothing needs, which would cost time where it is not compiled.
+
+    Args:
+        jaxpr: An open jaxpr.
+        outputs: Those of its variables to be returned, if not its own outputs.
+    """
+    debug_info = jaxpr.debug_info if outputs is None else jaxpr.debug_info._replace(result_paths=None)
+    outputs = jaxpr.outvars if outputs is None else list(outputs)
+    needed = {atom for atom in outputs if not isinstance(atom, Literal)}
+    equations = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or any(variable in needed for variable in equation.outvars):
+            equations.append(equation)
+            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
+    return jaxpr.replace(eqns=equations[::-1], outvars=outputs, debug_info=debug_info)

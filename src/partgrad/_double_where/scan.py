@@ -11,6 +11,7 @@ from jax import lax
 from .._programs import Operands, evaluate, opened, scan_counts, scan_like, varying_axes
 from .backward import settled
 from .body import State, TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
+from .known import remembering
 from .mask import Mask, arrays_in, restored, varying_over
 from .program import LinearProgram, Step, Wire, whole
 from .trim import RULES, Emit, Guard, Rule
@@ -65,6 +66,7 @@ class _Scan:
         if not carry:
             return [], []
 
+        @remembering()
         def body(carry: Operands, xs: Operands) -> tuple[Operands, Operands]:
             outputs = self.program([*consts, *carry, *xs]).outputs[: self.carried]
             return [value for value, linear in zip(outputs, self.carries, strict=True) if not linear], carry
@@ -77,11 +79,12 @@ class _Scan:
         carries = [v for v, linear in zip(values[: self.carried], self.carries, strict=True) if linear]
         return [*carries, *values[self.carried :]]
 
+    @remembering()
     def trimmed(self, known: Operands, fed: Sequence[Mask], demanded: Sequence[Mask], guard: Guard) -> TrimmedBody:
         """One step without its dead edges."""
         program = self.program(known)
         program = dataclasses.replace(program, outputs=self.tangent_outputs(program.outputs))
-        return trimmed_body(program, known, fed, demanded, guard)
+        return trimmed_body(program, known, fed, demanded, guard, cuts=True)
 
     def run(self, trimmed: TrimmedBody, outside: Operands, own: Sequence[Any], tangents: Sequence[Any]) -> Operands:
         """The scan of the tangents alone."""

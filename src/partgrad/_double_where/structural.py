@@ -9,7 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._programs import Operands, bind, is_floating, varying_like
-from .mask import Mask, both, either, full, gathered, spread
+from .known import reshaped, taken
+from .mask import (
+    Mask,
+    Shape,
+    any_along,
+    both,
+    either,
+    expanded,
+    filled_out,
+    full,
+    gathered,
+    permuted,
+    spread,
+)
 from .program import Step, Wire
 from .trim import RULES, Emit, Guard, Rule
 
@@ -120,6 +133,7 @@ _ONTO_RESULT = frozenset(
 )
 # ... and all elements of the operands go somewhere.
 _ONTO_OPERAND = (_ONTO_RESULT | {"scatter-add", "scatter-sub"}) - {"dynamic_slice", "dynamic_update_slice", "slice"}
+_RESHAPES = frozenset({"expand_dims", "reshape", "squeeze"})
 _OTHER_MOVES = frozenset(
     {"gather", "pad", "reduce_window_sum", "scatter", "select_and_gather_add", "select_and_scatter_add"}
 )
@@ -145,6 +159,8 @@ def _moved(step: Step, fed: list[Mask]) -> list[Mask]:
         return [True] * len(step.results)
     if step.name in _BY_AXES and not isinstance(fed[0], bool):
         return [_BY_AXES[step.name][0](step, fed[0])]
+    if step.name in _RESHAPES and not isinstance(fed[0], bool):
+        return [_reshaped(fed[0], step.wires[0].shape, step.shape)]
     numbers = _as_numbers(step, fed)
     if step.name == "scatter-sub":
         # So that two masks add up.
@@ -181,16 +197,16 @@ def _new_axes(step: Step) -> tuple[int, ...]:
 # Along whole axes masks need not be spelled out: how they go through, and back.
 _BY_AXES: dict[str, tuple[Callable[[Step, Any], Mask], Callable[[Step, Any], Mask]]] = {
     "broadcast_in_dim": (
-        lambda step, mask: jnp.expand_dims(mask, _new_axes(step)),
-        lambda step, mask: gathered(mask.any(_new_axes(step)), step.wires[0].shape),
+        lambda step, mask: expanded(mask, _new_axes(step)),
+        lambda step, mask: gathered(any_along(mask, _new_axes(step)), step.wires[0].shape),
     ),
     "reduce_sum": (
-        lambda step, mask: mask.any(tuple(step.equation.params["axes"])),
-        lambda step, mask: jnp.expand_dims(mask, tuple(step.equation.params["axes"])),
+        lambda step, mask: any_along(mask, step.equation.params["axes"]),
+        lambda step, mask: expanded(mask, step.equation.params["axes"]),
     ),
     "transpose": (
-        lambda step, mask: jnp.transpose(mask, step.equation.params["permutation"]),
-        lambda step, mask: jnp.transpose(mask, np.argsort(step.equation.params["permutation"]).tolist()),
+        lambda step, mask: permuted(mask, step.equation.params["permutation"]),
+        lambda step, mask: permuted(mask, np.argsort(step.equation.params["permutation"]).tolist()),
     ),
 }
 
@@ -207,8 +223,8 @@ def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
         return [True] * len(step.wires)
     if step.name in _BY_AXES and not isinstance(demanded[0], bool):
         return [_BY_AXES[step.name][1](step, demanded[0])]
-    if step.name in {"reshape", "squeeze", "expand_dims"}:
-        return [full(demanded[0], step.shape).reshape(step.wires[0].shape)]
+    if step.name in _RESHAPES and not isinstance(demanded[0], bool):
+        return [_reshaped(demanded[0], step.shape, step.wires[0].shape)]
     if step.name == "scatter" and not step.equation.params["unique_indices"]:
         # In a custom backward pass. JAX does not say which of several writes to one place lasts.
         return [True] * len(step.wires)
@@ -218,6 +234,16 @@ def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
     ]
     moved = step.with_known([_as_number(step, operand, False) for operand in step.known])
     return _united([read.transposed(cotangents) for read in _readings(moved)])
+
+
+def _reshaped(mask: Mask, old: Shape, new: Shape) -> Mask:
+    """A mask through a reshape; axes that only come or go need not be spelled out."""
+    mask = full(mask, old) if isinstance(mask, bool) else mask
+    kept = [size for size in old if size != 1], [size for size in new if size != 1]
+    if kept[0] != kept[1] or 0 in old:
+        return reshaped(filled_out(mask, old), new)
+    sizes = iter(size for size, whole in zip(mask.shape, old, strict=True) if whole != 1)
+    return reshaped(mask, [1 if size == 1 else next(sizes) for size in new])
 
 
 def _drops_nothing(step: Step) -> bool:
@@ -241,11 +267,8 @@ def _selected_back(step: Step, demanded: list[Mask]) -> list[Mask]:
     return [both(demanded[0], _taken(step, case)) for case, operand in cases if isinstance(operand, Wire)]
 
 
-def _taken(step: Step, case: int) -> jax.Array:
-    which = jnp.broadcast_to(step.operands[0], step.shape)
-    if which.dtype != bool:
-        return which == case
-    return which if case else ~which
+def _taken(step: Step, case: int) -> Mask:
+    return taken(step.operands[0], case, len(step.shape))
 
 
 _LANES = structural(lanes_fed, lanes_demanded)

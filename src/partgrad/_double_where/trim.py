@@ -8,6 +8,7 @@ exactly zero where it is not fed, and a cotangent where it is not demanded.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._programs import Operands, is_floating, varying_like, zeros_like_aval
-from .mask import Mask, either, gathered, on_all_devices
+from .known import is_safe_outside, numbers_of
+from .mask import Mask, Shape, either, gathered, on_all_devices
 from .program import LinearProgram, Step, Wire
 
 Emit = Callable[[Sequence[Any]], Operands]
+# The filler of a known operand that stays as it is.
+CUT = object()
 
 
 class Guard:
@@ -34,11 +38,33 @@ class Guard:
 
     def coefficient(self, value: Any, needed: Mask, filler: Any = None) -> Any:
         """A known operand, with the filler, or else ones, where no live edge needs it."""
-        if needed is True or is_constant(value):
+        if needed is True or is_constant(value) or is_safe_outside(value, needed):
             return value
+        if filler is CUT:
+            return self.cut(value, needed)
+        if filler is None and not isinstance(needed, bool) and not jax.typeof(value).weak_type:
+            mask, value = _of_one_shape(needed, value)
+            return jax.lax.select(mask, value, varying_like(jax.lax.full_like(value, 1), jax.typeof(value)))
         # A Python number does not change a weak type.
         filler = 1 if filler is None else varying_like(filler, jax.typeof(value))
         return jnp.where(needed, value, filler)
+
+    def cut(self, value: Any, needed: Mask) -> Any:
+        """A known operand as it is, whose own derivative is followed only where a live edge needs it."""
+        if isinstance(needed, bool) or is_constant(value):
+            return value
+        # What lanes share is spelled out for each: dead ones may say nothing of it. XLA undoes this.
+        mask, value = _of_one_shape(needed, value)
+        return jax.lax.select(mask, value, jax.lax.stop_gradient(value))
+
+    @property
+    def cuts(self) -> bool:
+        """Whether known operands may stay as they are where no live edge needs them."""
+        return True
+
+    def is_apart(self, value: Any, shape: Shape) -> bool:
+        """Whether the derivatives of an operand's elements stay apart, lane by lane of a result."""
+        return True
 
     def whole(self, step: Step) -> Step:
         """A step all of whose known operands are needed as they are."""
@@ -51,14 +77,16 @@ class Recorder(Guard):
     Args:
         outside: The guard of the program that the loop or branch belongs to.
         values: The values that come from outside.
+        cuts: Whether a value from outside may stay as it is where no live edge needs it.
 
     Attributes:
         needed: For each of them, the mask of the elements that a live edge needs.
-        fillers: For each of them, what stands for the others, or None for ones.
+        fillers: For each of them, what stands for the others: None for ones, or `CUT`.
     """
 
-    def __init__(self, outside: Guard, values: Sequence[Any]):
+    def __init__(self, outside: Guard, values: Sequence[Any], cuts: bool = False):
         super().__init__(outside.protected)
+        self._cuts = cuts
         self._values = values
         self._number = {id(value): number for number, value in enumerate(values)}
         self.needed: list[Mask] = [False] * len(values)
@@ -69,10 +97,27 @@ class Recorder(Guard):
         number = self._number.get(id(value))
         if number is None or is_constant(value):
             return super().coefficient(value, needed, filler)
-        needed = gathered(needed, jnp.shape(value))
+        needed, old = gathered(needed, jnp.shape(value)), self.fillers[number]
+        if filler is CUT:
+            filler = CUT if self.needed[number] is False else old
+        elif filler is None and old is not CUT:
+            filler = old
+        self.fillers[number] = filler
         self.needed[number] = either(self.needed[number], needed)
-        self.fillers[number] = self.fillers[number] if filler is None else filler
         return value
+
+    def cut(self, value: Any, needed: Mask) -> Any:
+        """Record the need of a value from outside; cut any other at once."""
+        return self.coefficient(value, needed, CUT) if id(value) in self._number else super().cut(value, needed)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether known operands may stay as they are where no live edge needs them."""
+        return self._cuts
+
+    def is_apart(self, value: Any, shape: Shape) -> bool:
+        """Whether the derivatives of an operand's elements stay apart, lane by lane of a result."""
+        return self._cuts and (id(value) not in self._number or jnp.shape(value) == shape)
 
     def replaced(self, guard: Guard) -> list[Any]:
         """The values from outside, with fillers where nothing recorded needs them."""
@@ -82,11 +127,34 @@ class Recorder(Guard):
         ]
 
 
+def _of_one_shape(mask: Any, value: Any) -> tuple[Any, Any]:
+    shape = np.broadcast_shapes(mask.shape, jnp.shape(value))
+    return _spelled_out(mask, shape), _spelled_out(value, shape)
+
+
+def _spelled_out(value: Any, shape: Shape) -> Any:
+    old = jnp.shape(value)
+    axes = range(len(shape) - len(old), len(shape))
+    return value if old == shape else jax.lax.broadcast_in_dim(value, shape, axes)
+
+
+def only(mask: Mask, value: Any) -> Any:
+    """A tangent where a mask says so, and zero elsewhere."""
+    if mask is True:
+        return value
+    zeros = varying_like(jax.lax.full_like(value, 0), jax.typeof(value))
+    return zeros if mask is False else jax.lax.select(_spelled_out(mask, jnp.shape(value)), value, zeros)
+
+
 def is_constant(value: Any) -> bool:
-    """Whether a value is not floating, or a finite number that the program spells out."""
+    """Whether a value is not floating, or finite whatever the data are."""
     if isinstance(value, bool | int | float | complex | np.number | np.ndarray):
         return bool(np.all(np.isfinite(value)))
-    return not is_floating(value)
+    numbers = numbers_of(value)
+    return bool(np.all(np.isfinite(numbers))) if numbers is not None else not is_floating(jax.typeof(value))
+
+
+Loosely = Callable[[Step, list[Mask], list[Mask], Guard], tuple[list[Mask], Emit, bool] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +166,15 @@ class Rule:
         trim: From a step, the masks of its operands, the demanded masks of its results and a guard to the demanded
             masks of its wires and a function that runs the step without its dead edges. That function is linear:
             everything else is computed before.
+        loosely: Like `trim`, for a result that may be anything where it is not demanded. It also returns whether the
+            cotangent of the wire is then anything where that is not demanded. None where it does not apply.
+        cleans: Whether `trim` takes of each wire only what is demanded.
     """
 
     fed: Callable[[Step, list[Mask]], list[Mask]]
     trim: Callable[[Step, list[Mask], list[Mask], Guard], tuple[list[Mask], Emit]]
+    loosely: Loosely | None = None
+    cleans: bool = False
 
 
 # By the name of the primitive: JAX does not export all of them as objects. The modules of rules fill it.
@@ -158,28 +231,126 @@ def trim(
         demanded: A mask for each output.
         guard: What replaces coefficients.
     """
-    masks: dict[Wire, Mask] = {}
-
-    def demand(wire: Any, mask: Mask) -> None:
-        if isinstance(wire, Wire):
-            masks[wire] = either(masks.get(wire, False), on_all_devices(mask, wire.aval))
-
+    trimming = _Trimming(program, guard)
     for output, mask in zip(program.outputs, demanded, strict=True):
-        demand(output, mask)
+        trimming.demand(output, mask)
     emits: list[Emit | None] = []
     for step in reversed(program.steps):
-        wanted = [masks.get(result, False) for result in step.results]
+        wanted = [trimming.masks.get(result, False) for result in step.results]
         given = [fed[operand] if isinstance(operand, Wire) else False for operand in step.operands]
-        if all(mask is False for mask in wanted) or all(mask is False for mask in given):
-            emits.append(None)
-            continue
-        operands, emit = rule_of(step).trim(step, given, wanted, guard)
-        emits.append(emit)
-        for wire, mask in zip(step.wires, operands, strict=True):
-            demand(wire, mask)
+        dead = all(mask is False for mask in wanted) or all(mask is False for mask in given)
+        emits.append(None if dead else trimming.step(step, given, wanted))
     known = [output if isinstance(output, Wire) else guard.coefficient(output, True) for output in program.outputs]
+    masks = [trimming.masks.get(wire, False) for wire in program.inputs]
+    unclean = [wire in trimming.unclean for wire in program.inputs]
     run = _runner(program, emits[::-1], known)
-    return [masks.get(wire, False) for wire in program.inputs], run
+    loose = trimming.loosened(program)
+    if not loose.isdisjoint(output for output in program.outputs if isinstance(output, Wire)):
+        pairs = zip(program.outputs, demanded, strict=True)
+        run = _cleaned_after(
+            run, [mask if isinstance(output, Wire) and output in loose else True for output, mask in pairs]
+        )
+    return masks, _cleaned_before(run, masks, unclean) if any(unclean) else run
+
+
+# Whose arithmetic keeps the elements apart that go into different elements of the result ...
+_APART = frozenset(
+    (
+        *("add", "add_any", "broadcast_in_dim", "convert_element_type", "copy", "div", "expand_dims", "imag", "mul"),
+        *("neg", "real", "reduce_sum", "reshape", "select_n", "squeeze", "sub", "transpose"),
+    )
+)
+# ... and those where each element of the operand goes into one element of the result.
+_ONE_TO_ONE = _APART - {"add", "add_any", "broadcast_in_dim", "select_n", "sub"}
+
+
+class _Trimming:
+    """The backward pass over a program: what is demanded of its wires, and which of them are unclean.
+
+    A chain of products that a selection ends could have each coefficient replaced where nothing selects it. It costs
+    less to leave the coefficients alone and to select once, at the upstream end of the chain, from the tangent. In
+    between, a tangent and a cotangent may be anything where the tangent is not demanded.
+
+    Attributes:
+        masks: The demanded masks of the wires.
+        unclean: The wires whose cotangent may be anything where they are not demanded.
+    """
+
+    def __init__(self, program: LinearProgram, guard: Guard):
+        self._guard = guard
+        self.masks: dict[Wire, Mask] = {}
+        self.unclean: set[Wire] = set()
+        atoms = [*program.outputs, *(operand for step in program.steps for operand in step.operands)]
+        self._uses = Counter(atom for atom in atoms if isinstance(atom, Wire))
+        # Those that something reads as a whole: their tangents have to be right where they are not demanded, too.
+        self._read_whole: set[Wire] = set()
+        self._loosened: set[Wire] = set()
+
+    def demand(self, wire: Any, mask: Mask) -> None:
+        """Add to what is demanded of a wire."""
+        if isinstance(wire, Wire):
+            self.masks[wire] = either(self.masks.get(wire, False), on_all_devices(mask, wire.aval))
+
+    def step(self, step: Step, given: list[Mask], wanted: list[Mask]) -> Emit:
+        """A step without its dead edges, given the masks of its operands and the demanded ones of its results."""
+        rule, loose, found = rule_of(step), self._is_loose(step, wanted), None
+        if loose and rule.loosely is not None and not isinstance(wanted[0], bool):
+            found = rule.loosely(step, given, wanted, self._guard)
+        operands, emit, soils = found or (*rule.trim(step, given, wanted, self._guard), False)
+        if found:
+            self._loosened.update(step.results)
+        if not (rule.cleans or (found and not soils) or (loose and self._keeps_apart(step))):
+            self._read_whole.update(step.wires)
+        if not self.unclean.isdisjoint(step.results):
+            if soils or self._hands_on(step, operands):
+                soils = True
+            else:
+                emit = _cleaned_after(emit, wanted)
+        if soils and self._uses[step.wires[0]] == 1:
+            self.unclean.add(step.wires[0])
+        elif soils:
+            emit = _cleaned_before(emit, operands, [True])
+        for wire, mask in zip(step.wires, operands, strict=True):
+            self.demand(wire, mask)
+        return emit
+
+    def loosened(self, program: LinearProgram) -> set[Wire]:
+        """The wires whose tangent may be anything where it is not demanded."""
+        loose = set(self._loosened)
+        for step in program.steps:
+            if not rule_of(step).cleans and not loose.isdisjoint(step.wires):
+                loose.update(step.results)
+        return loose
+
+    def _is_loose(self, step: Step, wanted: list[Mask]) -> bool:
+        """Whether the result may be anything where it is not demanded."""
+        return len(step.results) == 1 and (wanted[0] is True or step.results[0] not in self._read_whole)
+
+    def _keeps_apart(self, step: Step) -> bool:
+        steered = step.name == "select_n" and isinstance(step.operands[0], Wire)
+        return step.name in _APART and not steered and self._are_apart(step)
+
+    def _are_apart(self, step: Step) -> bool:
+        """Whether the derivatives of a step's coefficients stay apart, element by element."""
+        factors = step.known if step.name in {"mul", "div"} else []
+        return all(is_constant(value) or self._guard.is_apart(value, step.shape) for value in factors)
+
+    def _hands_on(self, step: Step, operands: list[Mask]) -> bool:
+        one_to_one = step.name in _ONE_TO_ONE and len(step.wires) == 1 and not isinstance(operands[0], bool)
+        same = step.name not in {"mul", "div"} or step.wires[0].shape == step.shape
+        return one_to_one and same and self._are_apart(step)
+
+
+def _cleaned_after(emit: Emit, masks: Sequence[Mask]) -> Emit:
+    return lambda tangents: [only(mask, result) for mask, result in zip(masks, emit(tangents), strict=True)]
+
+
+def _cleaned_before(emit: Emit, masks: Sequence[Mask], unclean: Sequence[bool]) -> Emit:
+    def run(tangents: Sequence[Any]) -> Operands:
+        triples = zip(masks, tangents, unclean, strict=True)
+        return emit([only(mask, tangent) if is_unclean else tangent for mask, tangent, is_unclean in triples])
+
+    return run
 
 
 def _runner(program: LinearProgram, emits: list[Emit | None], outputs: list[Any]) -> Emit:

@@ -1,0 +1,301 @@
+"""What is known of masks while tracing: those that do not depend on data are computed with NumPy as well.
+
+They are made of `iota`, comparisons, literals and the boolean and integer arrays that a function captured. A mask that
+turns out to say the same of every element is then `True` or `False`, and costs nothing further. Of the others the
+traced array is kept beside its numbers: a program with the numbers spelled out would be larger.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from .._programs import CALLS, opened, primal_jaxpr
+
+Numbers: TypeAlias = np.ndarray[Any, Any]
+
+# Beyond this many elements NumPy would cost more time than it saves.
+LARGEST = 1 << 20
+# Of integers, which are part of a mask less often.
+_LARGEST_INDEX = 1 << 12
+
+_DTYPES = frozenset(
+    ("bool", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+)
+# The products of whole numbers below this have no more digits than a single precision float.
+_WHOLE = 1 << 12
+
+
+class _Fact(NamedTuple):
+    """What is known of a traced value, which it keeps alive.
+
+    Attributes:
+        numbers: What it is, if no data enter.
+        origin: What it was broadcast from, and along which axes that lies.
+        root: Of what it is a reshape.
+        risky: The predicate and the number of the one case of a selection, this value, that may not be finite.
+    """
+
+    value: Any
+    numbers: Numbers | None = None
+    origin: tuple[Any, Sequence[int]] | None = None
+    root: Any = None
+    risky: tuple[Any, int] | None = None
+
+
+class _Knowledge:
+    """What is known of traced values, by identity, and the masks made so far, so that none is made twice."""
+
+    def __init__(self) -> None:
+        self.facts: dict[int, _Fact] = {}
+        self.made: dict[Hashable, Any] = {}
+
+
+_knowledge: contextvars.ContextVar[_Knowledge | None] = contextvars.ContextVar("knowledge", default=None)
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """A context in which what is known of traced values is kept; on leaving it is forgotten, as the tracers are."""
+    token = _knowledge.set(_Knowledge())
+    try:
+        yield
+    finally:
+        _knowledge.reset(token)
+
+
+def remember(value: Any, numbers: Numbers | None) -> None:
+    """Keep what a traced value is known to be."""
+    if numbers is not None:
+        _learn(value, numbers=numbers)
+
+
+def _learn(value: Any, **facts: Any) -> None:
+    knowledge = _knowledge.get()
+    if knowledge is not None and isinstance(value, jax.core.Tracer):
+        knowledge.facts[id(value)] = _fact(value)._replace(**facts)
+
+
+def _fact(value: Any) -> _Fact:
+    knowledge = _knowledge.get()
+    return _Fact(value) if knowledge is None else knowledge.facts.get(id(value), _Fact(value))
+
+
+def once(key: tuple[Any, ...], value: Any, make: Callable[[], Any]) -> Any:
+    """What is made of a traced value, made once for a key."""
+    knowledge = _knowledge.get()
+    if knowledge is None or not isinstance(value, jax.core.Tracer):
+        return make()
+    _learn(value)
+    place = (*key, id(value))
+    if place not in knowledge.made:
+        knowledge.made[place] = make()
+    return knowledge.made[place]
+
+
+def numbers_of(value: Any) -> Numbers | None:
+    """What a value is known to be, or None."""
+    if isinstance(value, bool | int | float | np.ndarray | np.generic):
+        return np.asarray(value)
+    return _fact(value).numbers
+
+
+def reshaped(mask: Any, shape: Sequence[int]) -> Any:
+    """A mask of another shape; the same one for the same mask and shape."""
+    shape = tuple(shape)
+    if isinstance(mask, bool):
+        return mask
+    root = _root(mask)
+    if root.shape == shape:
+        return root
+
+    def make() -> Any:
+        new = lifted(lambda m: m.reshape(shape))(root)
+        _learn(new, root=root)
+        return new
+
+    return once((shape,), root, make)
+
+
+def _root(mask: Any) -> Any:
+    root = _fact(mask).root
+    return mask if root is None else root
+
+
+def narrowed(value: Any) -> Any:
+    """A value with the axes of size one along which it was broadcast, as far as that is known."""
+    origin = _fact(value).origin
+    if origin is None:
+        return value
+    operand, axes = origin
+    shape = [1] * value.ndim
+    for axis, size in zip(axes, operand.shape, strict=True):
+        shape[axis] = size
+    return reshaped(operand, shape)
+
+
+def taken(which: Any, case: int, rank: int) -> Any:
+    """The mask of the elements for which a selection takes a case, given its predicate."""
+    which = narrowed(which)
+    if isinstance(which, bool):
+        return which is bool(case)
+    of_bool, chosen = jax.typeof(which).dtype == bool, lambda p: p == case
+    function = (lambda p: p if case else ~p) if of_bool else chosen
+    mask = which if of_bool and case else once(("case", case), which, lambda: lifted(function)(which))
+    mask = lifted(lambda p: p)(mask) if mask is which else mask
+    return mask if isinstance(mask, bool) or mask.ndim == rank else reshaped(mask, (1,) * rank)
+
+
+def is_safe_outside(value: Any, mask: Any) -> bool:
+    """Whether all that is not in a mask is known to be finite."""
+    risky = _fact(value).risky
+    if risky is None or isinstance(mask, bool):
+        return False
+    chosen = taken(*risky, value.ndim)
+    numbers, live = numbers_of(chosen), numbers_of(mask)
+    return chosen is mask or (numbers is not None and live is not None and not np.any(numbers & ~live))
+
+
+def captured(value: Any) -> Numbers | None:
+    """The numbers of an array that a function captured, if masks may be made of it."""
+    if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray):
+        return None
+    if jnp.issubdtype(value.dtype, jnp.bool_):
+        small = value.size <= LARGEST
+    else:
+        small = jnp.issubdtype(value.dtype, jnp.integer) and value.size <= _LARGEST_INDEX
+    return np.asarray(value) if small and getattr(value, "is_fully_addressable", True) else None
+
+
+def lifted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a mask, and of others, that also does for their numbers what it does for them.
+
+    It may use only what arrays of NumPy and of JAX have in common.
+    """
+
+    def of_masks(*masks: Any) -> Any:
+        numbers = [numbers_of(mask) for mask in masks]
+        if any(known is None for known in numbers):
+            return function(*masks)
+        result = np.asarray(function(*numbers))
+        if result.size and (result.all() or not result.any()):
+            return bool(result.flat[0])
+        traced = function(*masks)
+        remember(traced, result)
+        return traced
+
+    return of_masks
+
+
+def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    """Remember what the results of an equation are, if that follows from what is known of its operands."""
+    if _knowledge.get() is None:
+        return
+    name, numbers = equation.primitive.name, [numbers_of(operand) for operand in operands]
+    if name == "broadcast_in_dim" and len(operands) == 1 and hasattr(operands[0], "shape"):
+        if results[0].size == operands[0].size:
+            _learn(results[0], root=_root(operands[0]))
+        else:
+            _learn(results[0], origin=(operands[0], equation.params["broadcast_dimensions"]))
+    elif name in {"reshape", "squeeze", "expand_dims"} and isinstance(operands[0], jax.core.Tracer):
+        _learn(results[0], root=_root(operands[0]))
+    elif name == "select_n":
+        unknown = [case for case, known in enumerate(numbers[1:]) if known is None or not np.all(np.isfinite(known))]
+        _learn(results[0], risky=(operands[0], unknown[0]) if len(unknown) == 1 else None)
+    if all(known is not None for known in numbers) and name in _FOLLOWED:
+        for result, known in zip(results, _results(equation, numbers), strict=True):
+            remember(result, known)
+
+
+def _results(equation: JaxprEqn, operands: Sequence[Numbers | None]) -> list[Numbers | None]:
+    nothing: list[Numbers | None] = [None] * len(equation.outvars)
+    of_primitive = _FOLLOWED.get(equation.primitive.name)
+    if of_primitive is None or any(known is None for known in operands):
+        return nothing
+    if any(variable.aval.size > LARGEST or str(variable.aval.dtype) not in _DTYPES for variable in equation.outvars):
+        return nothing
+    if equation.primitive.name in CALLS:
+        inner, consts = opened(primal_jaxpr(equation))
+        return _outputs(inner, [*map(captured, consts), *operands])
+    aval = equation.outvars[0].aval
+    with np.errstate(all="ignore"):
+        result = of_primitive(equation.params, aval, *operands)
+    return nothing if result is None else [np.broadcast_to(np.asarray(result, aval.dtype), aval.shape)]
+
+
+def _outputs(jaxpr: Jaxpr, operands: Sequence[Numbers | None]) -> list[Numbers | None]:
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], operands, strict=True))
+    read = lambda atom: np.asarray(atom.val) if isinstance(atom, Literal) else values[atom]
+    for equation in jaxpr.eqns:
+        values.update(zip(equation.outvars, _results(equation, [read(atom) for atom in equation.invars]), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _iota(params: Any, aval: Any) -> Numbers:
+    along = [-1 if axis == params["dimension"] else 1 for axis in range(len(aval.shape))]
+    return np.arange(aval.shape[params["dimension"]]).astype(aval.dtype).reshape(along)
+
+
+def _broadcast(params: Any, aval: Any, x: Numbers) -> Numbers:
+    sizes = [1] * len(aval.shape)
+    for axis, size in zip(params["broadcast_dimensions"], x.shape, strict=True):
+        sizes[axis] = size
+    return x.reshape(sizes)
+
+
+def _select(params: Any, aval: Any, which: Numbers, *cases: Numbers) -> Numbers | None:
+    return np.where(which, cases[1], cases[0]) if which.dtype == bool and len(cases) == 2 else None
+
+
+def _logical(of_bools: Callable[..., Any], params: Any, aval: Any, *operands: Numbers) -> Any:
+    return of_bools(*operands) if aval.dtype == bool else None
+
+
+def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, aval, *operands: function(*operands)
+
+
+def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Arithmetic without rounding: XLA may round a sum of products once where NumPy rounds twice."""
+
+    def of_numbers(params: Any, aval: Any, *operands: Numbers) -> Numbers | None:
+        whole = all(x.dtype.kind != "f" or (np.all(abs(x) < _WHOLE) and np.all(x == np.round(x))) for x in operands)
+        return function(*operands) if whole else None
+
+    return of_numbers
+
+
+def _bools(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, aval, *operands: _logical(function, params, aval, *operands)
+
+
+_FOLLOWED: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(CALLS, lambda params, aval, *operands: None),
+    "iota": _iota,
+    "broadcast_in_dim": _broadcast,
+    "select_n": _select,
+    "add": _exact(np.add),
+    "sub": _exact(np.subtract),
+    "mul": _exact(np.multiply),
+    "neg": _elementwise(np.negative),
+    "eq": _elementwise(np.equal),
+    "ne": _elementwise(np.not_equal),
+    "lt": _elementwise(np.less),
+    "le": _elementwise(np.less_equal),
+    "gt": _elementwise(np.greater),
+    "ge": _elementwise(np.greater_equal),
+    "and": _bools(np.logical_and),
+    "or": _bools(np.logical_or),
+    "not": _bools(np.logical_not),
+    "convert_element_type": lambda params, aval, x: x if x.dtype.kind in "bi" or aval.dtype.kind == "f" else None,
+    **dict.fromkeys(("copy", "copy_p"), lambda params, aval, x: x),
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), lambda params, aval, x: x.reshape(aval.shape)),
+    "transpose": lambda params, aval, x: x.transpose(params["permutation"]),
+    "reduce_or": lambda params, aval, x: _logical(lambda m: m.any(tuple(params["axes"])), params, aval, x),
+    "reduce_and": lambda params, aval, x: _logical(lambda m: m.all(tuple(params["axes"])), params, aval, x),
+}

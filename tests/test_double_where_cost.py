@@ -1,0 +1,143 @@
+"""What `double_where` adds to a gradient's program, in figures without noise; and that what makes it cheap is exact."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import partgrad as pg
+
+ORDERS = {
+    "forward over reverse": lambda f: jax.jacfwd(jax.jacrev(f)),
+    "reverse over reverse": lambda f: jax.jacrev(jax.jacrev(f)),
+    "reverse over forward": lambda f: jax.jacrev(jax.jacfwd(f)),
+}
+
+
+def lines(gradient, *arguments):
+    return len(jax.jit(gradient).lower(*arguments).as_text().splitlines())
+
+
+def causal(x, scores):
+    mask = jnp.tril(jnp.ones(scores.shape, bool))
+    return jnp.sum(jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)) @ x)
+
+
+def attention(w):
+    x = jnp.sin(jnp.arange(24.0)).reshape(6, 4)
+    return causal(x, (x @ w) @ x.T)
+
+
+def distances(x):
+    apart = jnp.sum((x[:, None] - x[None]) ** 2, -1)
+    return jnp.sum(jnp.where(jnp.eye(len(x), dtype=bool), 0.0, jnp.sqrt(apart) * jnp.exp(-apart)))
+
+
+def relu(w):
+    return jnp.sum(jax.nn.relu(jnp.ones((3, 4)) @ w) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "most"),
+    [
+        pytest.param(attention, jnp.ones((4, 4)), 1.2, id="attention"),
+        pytest.param(distances, jnp.arange(6.0).reshape(3, 2), 1.6, id="distances"),
+        pytest.param(relu, jnp.ones((4, 4)), 2.6, id="relu"),
+        pytest.param(lambda w: jnp.sum(jnp.tanh(w @ w)), jnp.ones((4, 4)), 1.0, id="tanh"),
+    ],
+)
+def test_lines_of_the_program(f, x, most):
+    assert lines(jax.grad(pg.double_where(f)), x) <= most * lines(jax.grad(f), x)
+
+
+def test_devices_are_told_nothing_of_masks_written_per_row():
+    script = pathlib.Path(__file__).parents[1] / "benchmarks" / "double_where_mesh.py"
+    printed = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
+    figures = {name: float(ratio) for name, ratio in re.findall(r"mask of each (\w+).* ([\d.]+)x", printed)}
+    assert figures["row"] == 1.0
+    assert figures["number"] <= 1.3
+
+
+# Each with a path not taken on which a chain of products ends in an infinity; and with it written twice, by hand.
+CHAINS = {
+    "products": lambda x, c, inner: jnp.where(c, 3.0 * jnp.sqrt(inner) * jnp.sin(inner) / (1.0 + inner), 0.0),
+    "shared": lambda x, c, inner: jnp.where(c, jnp.sqrt(inner) * jnp.sum(x**2) ** 1.5, x),
+    "summed": lambda x, c, inner: jnp.where(c[0], jnp.sum(jnp.log(inner) * jnp.sqrt(inner)), jnp.sum(x)),
+    "twice": lambda x, c, inner: jnp.where(c, jnp.log(inner), x) * jnp.where(c, jnp.sqrt(inner) * inner, 1.0),
+    "broadcast": lambda x, c, inner: jnp.where(c[:, None], jnp.sqrt(inner)[:, None] * jnp.cos(x), 0.5),
+    "rows": lambda x, c, inner: jnp.where(c[:, None], jnp.sqrt(inner)[:, None] * x @ jnp.outer(x, x), 0.0),
+}
+
+
+@pytest.mark.share(6)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", CHAINS)
+def test_second_derivatives_where_a_selection_ends_a_chain(name, order):
+    x = jnp.array([0.0, 0.7, 0.0, 1.3]) if name != "summed" else jnp.array([0.0, 0.7])
+    weights = jnp.arange(1.0, 1.0 + x.size)
+    taken = lambda x: x > 0.1
+    weighted = lambda y: jnp.sum(weights * y) if y.shape == weights.shape else jnp.sum(y * 1.5)
+    by_hand = lambda x: weighted(CHAINS[name](x, taken(x), jnp.where(taken(x), x, 0.3)))
+    ours = pg.double_where(lambda x: weighted(CHAINS[name](x, taken(x), x)))
+    np.testing.assert_allclose(jax.grad(ours)(x), jax.grad(by_hand)(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ORDERS[order](ours)(x), ORDERS[order](by_hand)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_matrix_that_live_rows_share_with_dead_ones():
+    valid, w = jnp.array([True, False]), jnp.array([[jnp.inf, 1.0], [1.0, 2.0]])
+    x = jnp.ones((2, 2))
+    f = pg.double_where(lambda x: jnp.sum(jnp.where(valid[:, None], x @ w, 0.0)))
+    np.testing.assert_array_equal(jax.grad(f)(x), [[jnp.inf, 3.0], [0.0, 0.0]])
+
+
+def test_rows_of_padding_in_both_factors():
+    valid, x = jnp.array([True, False]), jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf]])
+    f = pg.double_where(lambda w: jnp.sum(jnp.where(valid[:, None], jnp.sin(x @ w), 0.0)))
+    expected = jax.grad(lambda w: jnp.sum(jnp.sin(x[:1] @ w)))(jnp.ones((2, 3)))
+    np.testing.assert_allclose(jax.grad(f)(jnp.ones((2, 3))), expected)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda: jnp.tril(jnp.ones((3, 3), bool)),
+        lambda: ~jnp.eye(3, dtype=bool),
+        lambda: jnp.triu(jnp.ones((3, 3)), 1) > 0,
+        lambda: jnp.arange(9).reshape(3, 3) % 2 == 0,
+        lambda: (jnp.arange(3)[:, None] * 2 - 3 > jnp.arange(3)).T,
+        lambda: jnp.broadcast_to(jnp.array([True, False, True]), (3, 3)) | (jnp.arange(3) == 1)[:, None],
+        lambda: jnp.zeros((3, 3), bool),
+        lambda: jnp.ones((3, 3), bool),
+    ],
+)
+def test_masks_that_no_data_enter(mask):
+    x = jnp.where(mask(), 2.0, 0.0)
+    f = pg.double_where(lambda x: jnp.sum(jnp.where(mask(), jnp.log(x) * jnp.sqrt(x), 1.0)))
+    expected = jnp.where(mask(), jnp.log(2.0) / (2 * 2.0**0.5) + 2.0**-0.5, 0.0)
+    np.testing.assert_allclose(jax.grad(f)(x), expected, rtol=1e-6)
+    assert jnp.isfinite(jax.hessian(f)(x)).all()
+
+
+def test_functions_of_one_structure_keep_their_own_masks_and_numbers():
+    def made(mask, number):
+        return pg.double_where(lambda x: jnp.sum(jnp.where(mask, jnp.log(x), number * x)))
+
+    x = jnp.array([0.0, 1.0])
+    for mask, number in [([False, True], 2.0), ([True, True], 2.0), ([False, True], -0.0), ([False, True], 3.0)]:
+        mask = jnp.array(mask)
+        np.testing.assert_array_equal(jax.grad(made(mask, number))(x), jnp.where(mask, 1 / x, number))
+
+
+def test_checkpoints_of_one_structure():
+    block = jax.checkpoint(lambda x, w: x + jnp.where(x > 0.1, jnp.log(x * w), 0.0))
+    by_hand = lambda x, w: x + jnp.where(x > 0.1, jnp.log(jnp.where(x > 0.1, x * w, 1.0)), 0.0)
+    f = lambda block: lambda x: jnp.sum(block(block(x, 1.5), x + 2.0))
+    x = jnp.array([0.0, 0.5, 2.0])
+    for derivative in (jax.grad, *ORDERS.values()):
+        ours, hand = derivative(pg.double_where(f(block)))(x), derivative(f(by_hand))(x)
+        np.testing.assert_allclose(ours, hand, rtol=1e-5, atol=1e-6)
