@@ -1,9 +1,10 @@
 """Derivatives along the paths that the value used: no NaN from a branch that was not taken.
 
-The rooms, in the order of the data: `_derivative` linearizes a traced function, in which `_competition` has made lost
-maxima selections. `_program` takes the linear jaxpr apart; `_mask` and `_trim` say which of its elements are live, by
-a table of rules per primitive: `_structural`, `_products`, `_coupled`, and for what contains jaxprs `_scan` and `_cond`
-(with `_body`), and `_inside`. `_batched` runs what is left under `vmap`.
+The rooms, in the order of the data: `derivative` makes the derivative of a traced function, and keeps it for those that
+are the `same`. `linearize` makes its linear program (`program`), in which `competition` has made lost maxima selections.
+`mask` and `trim` say which of its elements are live, by a table of rules per primitive: `structural`, `products`,
+`coupled`, and for what contains jaxprs `scan` and `cond` (with `body`), and `inside`; `known` says which masks no data
+enter. `batched` runs what is left under `vmap`.
 """
 
 from collections.abc import Callable
