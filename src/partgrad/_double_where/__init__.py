@@ -1,7 +1,7 @@
 """Derivatives along the paths that the value used: no NaN from a branch that was not taken.
 
 The rooms, in the order of the data: `derivative` makes the derivative of a traced function, and keeps it for those that
-are the `same`. `linearize` makes its linear program (`program`), in which `competition` has made lost maxima selections.
+are the `same`. `linearize` makes its linear program (`program`), in which `competition` made lost maxima selections.
 `mask` and `trim` say which of its elements are live, by a table of rules per primitive: `structural`, `products`,
 `coupled`, and for what contains jaxprs `scan` and `cond` (with `body`), and `inside`; `known` says which masks no data
 enter. `batched` runs what is left under `vmap`.
