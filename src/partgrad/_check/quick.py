@@ -7,7 +7,7 @@ import jax
 
 # Fused kernels are generated one by one: without them, XLA compiles a program of a hundred small operations ten times
 # as fast on a CPU.
-_QUICK = {"xla_backend_optimization_level": 0, "xla_disable_hlo_passes": "fusion"}
+_QUICK = {"xla_disable_hlo_passes": "fusion"}
 
 
 def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
