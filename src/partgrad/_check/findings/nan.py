@@ -16,9 +16,9 @@ from ..._programs import (
     Dependence,
     Operands,
     Sources,
-    holds_users_function,
     is_custom_rule,
     is_floating,
+    is_in_library,
     line,
     of_cotangents,
 )
@@ -270,7 +270,7 @@ def _of_derivative(
         what = "NaN" if first.numbers[1] else "infinite"
         place = f"{element(int(first.numbers[0]), first.chain[-1].outvars[0].aval.shape)}{steps_of(again)}"
         where = line(chain)
-        if chain and is_custom_rule(chain[-1]) and not holds_users_function(chain[-1]):
+        if chain and is_custom_rule(chain[-1]) and is_in_library(chain):
             # The rule of a library, which may run the user's code.
             where = line(first.chain) or where
         by = f"the derivative of {name_of(chain[-1])} at {where}" if chain else "an operation outside your code"

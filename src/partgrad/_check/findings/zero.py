@@ -158,6 +158,11 @@ def _vanishing(evidence: Evidence, leaf: int, killed: list[_Death]) -> Finding:
     ]
     own = [(chain, answer) for chain, answer in origins if chain and leaf in evidence.leaves_into(chain)]
     if not own:
+        # The branch that is not taken has another path.
+        branches = [c for c in blockers(evidence, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
+        if branches:
+            message = f"the gradient is zero: {_barrier(path, branches[0])}"
+            return Finding("zero", "warning", path, line(branches[0]), message)
         return Finding("zero", "info", path, "", "the gradient is zero here: its parts cancel, or a factor is zero.")
     chain = own[0][0]
     name, where = chain[-1].primitive.name, line(chain)
