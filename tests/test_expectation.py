@@ -152,6 +152,7 @@ def z_score(estimates, exact):
     return np.abs(estimates.mean(0) - np.asarray(exact)) / error
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_value_gradient_and_hessian_are_unbiased(name):
     f, exact = PROGRAMS[name]
@@ -369,6 +370,7 @@ INSIDE = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", INSIDE)
 def test_differentiated_before_the_expectation_is_refused(name):
     call = lambda: pg.expectation(INSIDE[name], samples=3)(KEY, 0.3) if INSIDE[name] else jax.grad(walk, 1)(KEY, 0.3)

@@ -170,6 +170,7 @@ def assert_consistent(write, name, i, seed):
 INDICES = st.tuples(st.integers(-7, 7), st.integers(-7, 7)) | st.tuples(*[st.integers(-(10**9), 10**9)] * 2)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", READS)
 @settings(max_examples=6, deadline=None)
 @given(INDICES, st.integers(0, 10**6))
@@ -177,6 +178,7 @@ def test_reads(name, i, seed):
     assert_consistent(False, name, i, seed)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", WRITES)
 @settings(max_examples=6, deadline=None)
 @given(INDICES, st.integers(0, 10**6))

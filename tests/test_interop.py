@@ -82,6 +82,7 @@ def test_tied_arrays_are_selected_one_by_one():
     assert [g.tolist() for g in gradient] == [[1.0, 4.0], [2.0, 8.0]]
 
 
+@pytest.mark.long
 def test_a_large_tree():
     tree = {"layers": [{"w": np.float32(1.0), "b": np.zeros(2, np.float32), "n": 1} for _ in range(33_334)]}
     selected, rest = pg.partition(tree, "layers[*].w")

@@ -53,6 +53,7 @@ def pull(f, *args):
 # --- elementwise -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", UNARY)
 def test_functions_of_one_operand(name, x64):
     function, plain = getattr(safe, name), UNARY[name]
@@ -71,6 +72,7 @@ def test_functions_of_one_operand(name, x64):
         np.testing.assert_array_equal(np.asarray(tangent, float), np.asarray(slope, float))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", UNARY)
 def test_second_derivatives_of_one_operand(name, x64):
     function, plain = getattr(safe, name), UNARY[name]
@@ -82,6 +84,7 @@ def test_second_derivatives_of_one_operand(name, x64):
         assert_same(found[~singular], expected[~singular], ulps=4)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", BINARY)
 def test_functions_of_two_operands(name, x64):
     function, plain = getattr(safe, name), BINARY[name]
