@@ -573,12 +573,12 @@ differentiate anything and pass with that function under `jax.jit`, so many pass
 |---|---|
 | JAX's `custom_root_test.py` | 6 of 6 |
 | `custom_linear_solve_test.py` | 5 of 5 |
-| `custom_api_test.py` | 158 of 175 |
+| `custom_api_test.py` | 155 of 175 |
 | equinox's `test_ad.py` | 16 of 18 |
 
-The others count how often a rule is traced, expect the error of forward mode through a `custom_vjp`, which works here
-where its backward pass is linear, or set the flag `jax_custom_vjp3`, under which JAX 0.10 keeps to itself which zeros are
-symbolic.
+Of the others that were read, some count how often a rule is traced, some expect the error of forward mode through a
+`custom_vjp`, which works here where its backward pass is linear, and some set the flag `jax_custom_vjp3`, under which JAX
+0.10 keeps to itself which zeros are symbolic. Not every one was read.
 
 {tested}
 ## Not tested
