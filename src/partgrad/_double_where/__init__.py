@@ -1,7 +1,7 @@
 """Derivatives along the paths that the value used: no NaN from a branch that was not taken.
 
 The files, in the order of the data: `derivative` makes the derivative of a traced function, and keeps it for those that
-are the `same`. `linearize` makes its linear program (`program`), in which `competition` made lost maxima selections and
+are the same. `linearize` makes its linear program (`program`), in which `competition` made lost maxima selections and
 `custom` bound custom rules such that nothing of them is lost. `mask` and `trim` say which of its elements are live, by
 a table of rules per primitive: `structural`, `products`, `coupled`, and for what contains jaxprs `scan` and `cond`
 (with `body`), and `inside`; `known` says which masks no data enter. `backward` runs a backward pass of a user's that

@@ -18,6 +18,7 @@ from .._programs import (
     Chain,
     Operands,
     bind,
+    branches_of,
     evaluate,
     float0_zeros,
     is_floating,
@@ -54,7 +55,7 @@ def _selected(equation: JaxprEqn, operands: Operands) -> Operands:
     index, given = operands[0], operands[1:]
     floating = [is_floating(variable.aval) for variable in equation.invars[1:]]
     results: Operands = [zeros_like_aval(variable.aval) for variable in equation.outvars]
-    for number, branch in enumerate(equation.params["branches"]):
+    for number, branch in enumerate(branches_of(equation)):
         taken = index == number
         only = lambda value, taken=taken: jnp.where(taken, value, jnp.zeros_like(value))
         kept = [only(value) if is_float else value for value, is_float in zip(given, floating, strict=True)]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._programs import Operands, evaluate, varying_axes, varying_like
+from .._programs import Operands, branches_of, evaluate, varying_axes, varying_like
 from .body import TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
 from .known import remembering
 from .mask import Mask, arrays_in, restored, varying_over
@@ -19,7 +19,7 @@ class _Branches:
     """The branches of a conditional as linear programs of its operands but the index."""
 
     def __init__(self, step: Step):
-        self.index, self.jaxprs = step.operands[0], step.equation.params["branches"]
+        self.index, self.jaxprs = step.operands[0], branches_of(step.equation)
         self.linear, self.known = step.linear[1:], step.known[1:]
         self.wires, self.results = step.wires, step.results
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import CALLS, Operands, any_equation, inner_jaxprs, opened
+from .._programs import CALLS, Operands, any_equation, inner_jaxprs, opened, solve_parts
 from .known import reshaped
 from .mask import Mask, anywhere, both, spread
 from .program import LinearProgram, Step, Wire, read_by_values
@@ -105,12 +105,9 @@ def _solve_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard)
 
 def _parts(step: Step) -> Iterator[tuple[str, Any, list[Any]]]:
     """The functions that a linear solve is made of: their names, jaxprs and operands, the last being tangents."""
-    jaxprs, lengths = step.equation.params["jaxprs"], step.equation.params["const_lengths"]
-    rest = list(step.operands)
-    for name in jaxprs._fields:
-        known, rest = rest[: getattr(lengths, name)], rest[getattr(lengths, name) :]
-        if getattr(jaxprs, name) is not None:
-            yield name, getattr(jaxprs, name), [*known, *(Wire(wire.aval) for wire in step.wires)]
+    parts, _ = solve_parts(step.equation, list(step.operands))
+    for name, (jaxpr, known) in parts.items():
+        yield name, jaxpr, [*known, *(Wire(wire.aval) for wire in step.wires)]
 
 
 def _programs(step: Step) -> dict[str, LinearProgram]:
@@ -125,11 +122,12 @@ def _read(step: Step) -> Iterator[Any]:
 
 def _is_direct(step: Step) -> bool:
     """Whether only the right-hand side is a tangent, and the solver is free of loops and of what may be a callback."""
-    constants = sum(step.equation.params["const_lengths"])
+    _, right_sides = solve_parts(step.equation, list(step.operands))
+    constants = len(step.operands) - len(right_sides)
     if any(step.linear[:constants]) or not all(step.linear[constants:]) or len(step.wires) != len(step.results):
         return False
     opaque = lambda equation: equation.primitive.name not in CALLS and any(inner_jaxprs(equation))
-    return not any(jaxpr is not None and any_equation(opened(jaxpr)[0], opaque) for _, jaxpr, _ in _parts(step))
+    return not any(any_equation(opened(jaxpr)[0], opaque) for _, jaxpr, _ in _parts(step))
 
 
 _COUPLED = Rule(_coupled_fed, coupled_trim, cleans=True)

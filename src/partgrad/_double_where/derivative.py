@@ -20,6 +20,7 @@ from .._programs import (
     is_floating,
     is_mutating,
     opened,
+    structure_of,
     with_constants_as_inputs,
 )
 from . import cond, coupled, inside, products, scan, structural  # noqa: F401
@@ -28,7 +29,6 @@ from .body import split
 from .known import Numbers, captured, remember, remembering
 from .linearize import linearized
 from .program import Wire, without_dead_code
-from .same import structure_of
 from .trim import Guard, feed, trim
 
 _BIG = 4096
@@ -66,7 +66,7 @@ class Program:
         inner, self._consts = opened(jaxpr)
         self._jaxpr = without_dead_code(with_constants_as_inputs(inner))
         self._is_mutating = any_equation(inner, is_mutating)
-        self._structure = structure_of(self._jaxpr)
+        self._structure = structure_of(self._jaxpr, exact=True)
         self._numbers = numbers or [None] * len(inner.invars)
         self._cores: dict[Hashable, _Core] = {}
 
@@ -151,15 +151,15 @@ class _Core:
 
 
 _CORES_SIZE = 256
-_cores: OrderedDict[Hashable, tuple[_Core, Any]] = OrderedDict()
+_cores: OrderedDict[Hashable, _Core] = OrderedDict()
 
 
-def _shared_core(jaxpr: Jaxpr, numbers: Sequence[Numbers | None], structure: Any, key: Hashable) -> _Core:
+def _shared_core(jaxpr: Jaxpr, numbers: Sequence[Numbers | None], structure: Hashable, key: Hashable) -> _Core:
     """The core of a program: that of an equal one, if there was one lately."""
     if structure is None:
         return _Core(jaxpr, numbers)
-    place = structure[0], key
-    core, _ = _cores.setdefault(place, (_Core(jaxpr, numbers), structure[1]))
+    place = structure, key
+    core = _cores.setdefault(place, _Core(jaxpr, numbers))
     _cores.move_to_end(place)
     if len(_cores) > _CORES_SIZE:
         _cores.popitem(last=False)

@@ -23,7 +23,9 @@ from .._programs import (
     evaluate,
     is_floating,
     opened,
+    primal_jaxpr,
     shard_map_like,
+    structure_of,
     varying_like,
     with_constants_as_inputs,
     zeros_like_aval,
@@ -34,7 +36,6 @@ from .body import State, filled, split, state_of
 from .known import remembering
 from .mask import Mask, arrays_in, either, full, restored
 from .program import LinearProgram, Step, Wire, transposed, whole, without_dead_code
-from .same import structure_of
 from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, trim
 
 # JAX linearizes none of them once more: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.
@@ -47,7 +48,7 @@ def _all_fed(step: Step, fed: list[Mask]) -> list[Mask]:
 
 def _linear_part(step: Step, known: Operands) -> LinearProgram:
     """The body of a checkpoint, which also computes values, reduced to what tangents go through."""
-    body, avals = step.equation.params["jaxpr"], _avals(step)
+    body, avals = primal_jaxpr(step.equation), _avals(step)
     if not _has_loop(step) or _has_backward_pass(step):
         # The equations tell values from tangents.
         return LinearProgram.at(body, step.linear, known)
@@ -60,16 +61,16 @@ def _linear_part(step: Step, known: Operands) -> LinearProgram:
 
 
 def _avals(step: Step) -> list[Any]:
-    return [variable.aval for variable in opened(step.equation.params["jaxpr"])[0].invars]
+    return [variable.aval for variable in opened(primal_jaxpr(step.equation))[0].invars]
 
 
 def _has_backward_pass(step: Step) -> bool:
-    return any_equation(opened(step.equation.params["jaxpr"])[0], lambda e: e.primitive.name in _CUSTOM)
+    return any_equation(opened(primal_jaxpr(step.equation))[0], lambda e: e.primitive.name in _CUSTOM)
 
 
 def _has_loop(step: Step) -> bool:
     loops = {"scan", "while", "cond", *CHECKPOINTS}
-    return any_equation(opened(step.equation.params["jaxpr"])[0], lambda e: e.primitive.name in loops)
+    return any_equation(opened(primal_jaxpr(step.equation))[0], lambda e: e.primitive.name in loops)
 
 
 def _protected(
@@ -108,7 +109,7 @@ class _Checkpoint(NamedTuple):
 
 _CHECKPOINTS_SIZE = 64
 # The layers of a model are often checkpoints of one structure.
-_checkpoints: OrderedDict[Hashable, tuple[_Checkpoint, Any]] = OrderedDict()
+_checkpoints: OrderedDict[Hashable, _Checkpoint] = OrderedDict()
 
 
 def _checkpoint_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
@@ -124,20 +125,20 @@ def _checkpoint_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: G
 def _trimmed_checkpoint(
     step: Step, fed: list[Mask], demanded: list[Mask], known: Operands, guard: Guard
 ) -> _Checkpoint:
-    body, consts = opened(step.equation.params["jaxpr"])
-    structure = None if consts else structure_of(body)
+    body, consts = opened(primal_jaxpr(step.equation))
+    structure = None if consts else structure_of(body, exact=True)
     masks, avals = (*map(state_of, fed), *map(state_of, demanded)), tuple(map(jax.typeof, known))
     settings = step.equation.params["policy"], step.equation.params["prevent_cse"]
-    key = None if structure is None else (structure[0], settings, tuple(step.linear), masks, avals)
+    key = None if structure is None else (structure, settings, tuple(step.linear), masks, avals)
     if key not in _checkpoints:
         new = _new_checkpoint(step, fed, demanded, known, guard)
-        if key is None or structure is None or any(isinstance(c, jax.core.Tracer) for c in new.masks.consts):
+        if key is None or any(isinstance(c, jax.core.Tracer) for c in new.masks.consts):
             return new
-        _checkpoints[key] = new, structure[1]
+        _checkpoints[key] = new
         if len(_checkpoints) > _CHECKPOINTS_SIZE:
             _checkpoints.popitem(last=False)
     _checkpoints.move_to_end(key)
-    return _checkpoints[key][0]
+    return _checkpoints[key]
 
 
 def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Operands, guard: Guard) -> _Checkpoint:
@@ -190,7 +191,7 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
     def trimmed(known: Operands) -> tuple[list[Mask], Emit]:
         masks = iter(known[count:])
         fed_inside, demanded_inside = restored(fed, masks), restored(demanded, masks)
-        program = LinearProgram.at(step.equation.params["jaxpr"], step.linear, known[:count])
+        program = LinearProgram.at(primal_jaxpr(step.equation), step.linear, known[:count])
         return trim(program, feed(program, fed_inside), demanded_inside, Guard(guard.protected))
 
     def masks_inside(known: Operands) -> Operands:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from .._programs import Operands, evaluate, opened, scan_counts, scan_like, varying_axes
+from .._programs import Operands, evaluate, opened, scan_like, scan_parts, varying_axes
 from .backward import settled
 from .body import State, TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
 from .known import remembering
@@ -29,8 +29,8 @@ class _Scan:
     """
 
     def __init__(self, step: Step):
-        self.step, self.body = step, step.equation.params["jaxpr"]
-        self.consts, self.carried = scan_counts(step.equation)
+        self.step = step
+        self.body, self.consts, self.carried, *_ = scan_parts(step.equation)
         self.linear = settled(self.body, step.linear, self.consts, self.carried)
         self.avals = [variable.aval for variable in opened(self.body)[0].invars]
         consts, carry, xs = (self._known(section) for section in self._sections(list(step.operands)))
@@ -204,7 +204,7 @@ class _MaskedScan:
 
 
 def _scan_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-    if step.equation.params["length"] == 0:
+    if scan_parts(step.equation).length == 0:
         return [True] * len(step.wires), guard.whole(step).run
     scan = _Scan(step)
     # A step needs a mask of its own.

@@ -92,8 +92,10 @@ from .primitives import (
     scan_counts as scan_counts,
     scan_parts as scan_parts,
     solve_jaxpr as solve_jaxpr,
+    solve_parts as solve_parts,
     varying_axes as varying_axes,
     while_parts as while_parts,
     written_window as written_window,
 )
+from .same import structure_of as structure_of
 from .trace import Run as Run, refuse_uncallable as refuse_uncallable, rewritten as rewritten

@@ -143,10 +143,10 @@ def any_equation(jaxpr: Jaxpr, predicate: Callable[[JaxprEqn], bool]) -> bool:
 
 
 def primal_jaxpr(equation: JaxprEqn) -> Any:
-    """The jaxpr, open or closed, by which a call, a checkpoint or a custom rule computes its results.
+    """The jaxpr, open or closed, by which a call, a checkpoint, a `shard_map` or a custom rule computes its results.
 
-    None for an equation that contains none. `jit` and checkpoints call it `jaxpr`, a custom rule and `closed_call`
-    `call_jaxpr`, and the `custom_vjp` of earlier versions `fun_jaxpr`.
+    None for an equation that contains none. `jit`, `shard_map` and checkpoints call it `jaxpr`, a custom rule and
+    `closed_call` `call_jaxpr`, and the `custom_vjp` of earlier versions `fun_jaxpr`.
     """
     parameters = equation.params
     return next((parameters[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in parameters), None)
@@ -264,13 +264,26 @@ def branches_of(equation: JaxprEqn) -> tuple[Any, ...]:
     return tuple(equation.params["branches"])
 
 
+def solve_parts(equation: JaxprEqn, operands: Operands) -> tuple[dict[str, tuple[Any, Operands]], Operands]:
+    """What a `custom_linear_solve` is made of.
+
+    Returns:
+        By name, the jaxpr of each function that it has and the operands that are its constants; and the operands that
+        are right-hand sides, which come last.
+    """
+    jaxprs, counts = equation.params["jaxprs"], equation.params["const_lengths"]
+    parts, rest = {}, list(operands)
+    for name in jaxprs._fields:
+        count = getattr(counts, name)
+        parts[name], rest = (getattr(jaxprs, name), rest[:count]), rest[count:]
+    return {name: part for name, part in parts.items() if part[0] is not None}, rest
+
+
 def solve_jaxpr(equation: JaxprEqn, operands: Operands) -> tuple[Any, Operands]:
     """The jaxpr by which a `custom_linear_solve` solves, and its operands."""
-    counts = equation.params["const_lengths"]
-    before = counts.matvec + counts.vecmat
-    constants = operands[before : before + counts.solve]
-    right_sides = operands[before + counts.solve + counts.transpose_solve :]
-    return equation.params["jaxprs"].solve, [*constants, *right_sides]
+    parts, right_sides = solve_parts(equation, operands)
+    jaxpr, constants = parts["solve"]
+    return jaxpr, [*constants, *right_sides]
 
 
 # --- reads and writes by index ---------------------------------------------------------------------------------------

@@ -1,20 +1,21 @@
 """A Python function as a jaxpr of its array arguments, traced on every call, and rewritten once for each jaxpr."""
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr
 
 from .._compat import is_staging
 from .._message import word
 from .._trees import held_by
 from ..errors import ArgumentError
 from .interpreter import as_array
-from .primitives import CUSTOM_RULES, HIGH, Operands, opened
+from .primitives import Operands, opened
+from .same import structure_of
 
 # From the values of a jaxpr's constants and of its inputs to the values of its outputs.
 Run = Callable[[Operands, Operands], Operands]
@@ -44,8 +45,8 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
         operands = [leaf for leaf in leaves if is_traced(leaf)]
         closed, shape = jax.make_jaxpr(functools.partial(_flat, function, given), return_shape=True)(*operands)
         jaxpr, consts = opened(closed)
-        keyed = _Keyed(jaxpr)
-        outputs = (rewrites(keyed) if keyed.key is not None else rewrite(jaxpr))(consts, operands)
+        keyed = structure_of(jaxpr, exact=False)
+        outputs = (rewrite(jaxpr) if keyed is None else rewrites(keyed))(consts, operands)
         outputs = [as_array(output, atom.aval) for output, atom in zip(outputs, jaxpr.outvars, strict=True)]
         outcome = jax.tree.structure(shape).unflatten(outputs)
         return outcome.result.put(outcome.arrays)
@@ -82,8 +83,13 @@ def _called(function: Callable[..., Any], args: Any, kwargs: Any, leaves: list[A
     return function(*args, **kwargs)
 
 
-def refuse_uncallable(wrapper: str, found: object) -> None:
-    """Refuse what cannot be called, where `partgrad.<wrapper>` needs a function.
+def refuse_uncallable(
+    wrapper: str,
+    found: object,
+    expected: str = "a function of arrays",
+    fix: str = "pass the function itself: partgrad.{0}(f)(x), not partgrad.{0}(f(x)).",
+) -> None:
+    """Refuse what cannot be called, where `partgrad.<wrapper>` needs a function; in the fix, `{0}` is the wrapper.
 
     Raises:
         ArgumentError: It cannot be called.
@@ -92,8 +98,8 @@ def refuse_uncallable(wrapper: str, found: object) -> None:
         raise ArgumentError(
             word(
                 f"`partgrad.{wrapper}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
-                "Expected a function of arrays.",
-                fix=f"pass the function itself: partgrad.{wrapper}(f)(x), not partgrad.{wrapper}(f(x)).",
+                f"Expected {expected}.",
+                fix=fix.format(wrapper),
             )
         )
 
@@ -164,71 +170,3 @@ def _flat(function: Callable[..., Any], given: _Mixed, *operands: Any) -> _Outco
     leaves, treedef = jax.tree.flatten(function(*args, **kwargs))
     constants = [_TRACED if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
     return _Outcome([leaf for leaf in leaves if isinstance(leaf, jax.Array)], _Mixed(treedef, constants))
-
-
-# --- which jaxprs are the same ---------------------------------------------------------------------------------------
-
-
-class _Keyed:
-    """A jaxpr that equals another of the same equations.
-
-    Attributes:
-        jaxpr: An open jaxpr.
-        key: What another must agree in; None where a rule runs Python code of the user's.
-    """
-
-    def __init__(self, jaxpr: Jaxpr):
-        self.jaxpr = jaxpr
-        try:
-            self.key: Hashable = _key(jaxpr)
-            self._hash = hash(self.key)
-        except TypeError:
-            self.key, self._hash = None, 0
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Keyed) and self.key == other.key
-
-
-def _key(jaxpr: Jaxpr) -> Hashable:
-    """All that a jaxpr says but its lines: equal for two whose values are the same functions of constants and inputs.
-
-    Raises:
-        TypeError: There is a custom rule, which may read what has changed since.
-    """
-    numbers: dict[Any, int] = {}
-
-    def new(variable: Any) -> Hashable:
-        numbers[variable] = len(numbers)
-        return variable.aval
-
-    def used(atom: Any) -> Hashable:
-        # `repr` tells -0.0 from 0.0 and takes NaN for itself.
-        return (atom.aval, repr(atom.val)) if isinstance(atom, Literal) else numbers[atom]
-
-    def key(equation: JaxprEqn) -> Hashable:
-        if equation.primitive.name in CUSTOM_RULES | HIGH:
-            raise TypeError
-        parameters = tuple((name, _parameter_key(value)) for name, value in equation.params.items())
-        operands, results = tuple(map(used, equation.invars)), tuple(map(new, equation.outvars))
-        return equation.primitive, equation.ctx, operands, parameters, results
-
-    inputs = tuple(map(new, jaxpr.constvars)), tuple(map(new, jaxpr.invars))
-    return inputs, tuple(map(key, jaxpr.eqns)), tuple(map(used, jaxpr.outvars))
-
-
-def _parameter_key(value: Any) -> Hashable:
-    if isinstance(value, tuple | list):
-        return type(value), tuple(map(_parameter_key, value))
-    inner, consts = opened(value)
-    if not isinstance(inner, Jaxpr):
-        return type(value), value
-    if consts:
-        raise TypeError
-    try:
-        return _key(inner)
-    except TypeError:
-        # Equal to itself only: JAX keeps the jaxpr of a function that it has compiled.
-        return inner

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._message import listed, near_misses, word
+from .._programs import refuse_uncallable
 from .._selection import Form, Selection, Target, as_selection
 from ..errors import ArgumentError, NotDifferentiableError
 
@@ -163,16 +164,10 @@ def dressed(transform: str, f: F, title: str, implementation: F) -> F:
     return wrapped
 
 
-def refuse_uncallable(transform: str, f: Any) -> None:
+def refuse_no_function(transform: str, f: Any) -> None:
     """Raise if what should be differentiated cannot be called."""
-    if not callable(f):
-        raise ArgumentError(
-            word(
-                f"`partgrad.{transform}` got {type(f).__name__} {f!r:.60}, which cannot be called.",
-                "Expected the function to differentiate.",
-                fix=f"write partgrad.{transform}(f, wrt=...)(model), or @partgrad.{transform}(wrt=...).",
-            )
-        )
+    fix = "write partgrad.{0}(f, wrt=...)(model), or @partgrad.{0}(wrt=...)."
+    refuse_uncallable(transform, f, "the function to differentiate", fix)
 
 
 def refuse_empty(targets: Sequence[Target]) -> None:

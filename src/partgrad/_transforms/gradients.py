@@ -22,7 +22,7 @@ from .arguments import (
     dressed,
     paths,
     refuse_empty,
-    refuse_uncallable,
+    refuse_no_function,
     selected,
 )
 from .opened import OfSelected
@@ -114,7 +114,7 @@ def grad(
     options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
     if f is None:
         return functools.partial(grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
-    refuse_uncallable("grad", f)
+    refuse_no_function("grad", f)
     both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), unused=unused, **options)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -192,7 +192,7 @@ def value_and_grad(
     options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
     if f is None:
         return functools.partial(value_and_grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
-    refuse_uncallable("value_and_grad", f)
+    refuse_no_function("value_and_grad", f)
     both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), unused=unused, **options)
     return dressed("value_and_grad", f, "Value and gradient", both)
 

@@ -8,7 +8,7 @@ import jax
 
 from .._double_where import taken_paths
 from .._selection import Selector, Target, as_selection
-from .arguments import Argnames, Argnums, Arguments, F, dressed, refuse_empty, refuse_uncallable, selected
+from .arguments import Argnames, Argnums, Arguments, F, dressed, refuse_empty, refuse_no_function, selected
 from .opened import OfSelected
 
 P = ParamSpec("P")
@@ -216,7 +216,7 @@ def _jacobian(transform: Any, f: F | None, **options: Any) -> F:
     """A Jacobian, or a Hessian, by the transform of JAX of the same name; without a function, a decorator."""
     if f is None:
         return functools.partial(transform, **options)
-    refuse_uncallable(transform.__name__, f)
+    refuse_no_function(transform.__name__, f)
     return _jacobian_of(f, transform.__name__, **options)
 
 
@@ -285,7 +285,7 @@ def hvp(
         >>> print(a, b)
         6.0 4.0
     """
-    refuse_uncallable("hvp", f)
+    refuse_no_function("hvp", f)
     arguments, taken = Arguments(f, as_selection(wrt), None, None), taken_paths(f, double_where)
 
     def product(x: X, v: Any, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -12,7 +12,7 @@ from .._marks import alike, close
 from .._message import word
 from .._selection import Form, Selector, Target, as_selection
 from ..errors import ArgumentError, PartsError
-from .arguments import forms_of, refuse_empty, refuse_uncallable, selected, shaped, wrong_number_of_selectors
+from .arguments import forms_of, refuse_empty, refuse_no_function, selected, shaped, wrong_number_of_selectors
 from .opened import OfSelected
 
 A = TypeVar("A")
@@ -21,7 +21,7 @@ Primals = TypeVarTuple("Primals")
 
 
 def _targets(f: Any, transform: str, primals: Sequence[Any], wrt: Any) -> list[Target]:
-    refuse_uncallable(transform, f)
+    refuse_no_function(transform, f)
     if not isinstance(primals, tuple | list):
         raise ArgumentError(
             word(

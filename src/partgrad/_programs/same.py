@@ -1,0 +1,139 @@
+"""When two jaxprs are the same program, so that what was made of the first serves for the second."""
+
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from .primitives import CUSTOM_RULES, HIGH, opened
+
+_LARGEST_LITERAL = 64
+# JAX hands out the same jaxpr for each call of a function under `jit`.
+_keys: dict[bool, weakref.WeakKeyDictionary[Jaxpr, Hashable]] = {
+    exact: weakref.WeakKeyDictionary() for exact in (False, True)
+}
+
+
+class KeyedJaxpr:
+    """A jaxpr that equals another which computes the same; it keeps alive what it tells apart by identity."""
+
+    def __init__(self, jaxpr: Jaxpr, key: Hashable):
+        self.jaxpr, self._key, self._hash = jaxpr, key, hash(key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KeyedJaxpr) and self._key == other._key
+
+
+class _Identity:
+    """What equals itself only."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+
+def structure_of(jaxpr: Jaxpr, *, exact: bool) -> KeyedJaxpr | None:
+    """A jaxpr as something that equals another which computes the same of constants and inputs.
+
+    Args:
+        jaxpr: An open jaxpr.
+        exact: Whether the lines of the user's code count too, and each Python function, such as a custom rule, equals
+            itself only. Without, a compiled function that cannot be compared equals itself, as JAX keeps its jaxpr.
+
+    Returns:
+        The jaxpr with its key; None where it cannot be told: it contains what cannot be hashed, or, if not exact,
+        a custom rule, which may read what has changed since.
+    """
+    try:
+        return KeyedJaxpr(jaxpr, (_jaxpr(jaxpr, exact), jax.config.jax_enable_x64))
+    except TypeError:
+        return None
+
+
+def _jaxpr(jaxpr: Jaxpr, exact: bool) -> Hashable:
+    keys = _keys[exact]
+    if jaxpr not in keys:
+        keys[jaxpr] = _new_key(jaxpr, exact)
+    return keys[jaxpr]
+
+
+def _new_key(jaxpr: Jaxpr, exact: bool) -> Hashable:
+    numbers: dict[Any, int] = {}
+
+    def named(atom: Any) -> Hashable:
+        return _literal(atom) if isinstance(atom, Literal) else numbers.setdefault(atom, len(numbers))
+
+    def key(equation: JaxprEqn) -> Hashable:
+        if not exact and equation.primitive.name in CUSTOM_RULES | HIGH:
+            raise TypeError
+        operands = tuple(map(named, equation.invars))
+        results = tuple((named(variable), variable.aval) for variable in equation.outvars)
+        parameters = _parameters(equation.params, exact)
+        return equation.primitive, operands, results, parameters, equation.ctx, _line(equation) if exact else None
+
+    inputs = tuple((named(variable), variable.aval) for variable in (*jaxpr.constvars, *jaxpr.invars))
+    return len(jaxpr.constvars), inputs, tuple(map(key, jaxpr.eqns)), tuple(map(named, jaxpr.outvars))
+
+
+def _literal(literal: Literal) -> Hashable:
+    value = np.asarray(literal.val)
+    if value.size > _LARGEST_LITERAL:
+        raise TypeError
+    return type(literal.val), literal.aval, value.dtype, value.tobytes()
+
+
+def _parameters(parameters: dict[Any, Any], exact: bool) -> Hashable:
+    return tuple((name, _parameter(value, exact)) for name, value in sorted(parameters.items()))
+
+
+def _parameter(value: Any, exact: bool) -> Hashable:
+    inner, consts = opened(value)
+    if isinstance(inner, Jaxpr):
+        if consts:
+            # Arrays or tracers, which must not be kept alive.
+            raise TypeError
+        return _inner(inner, exact)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(_parameter(item, exact) for item in value)
+    if isinstance(value, dict):
+        return _parameters(value, exact)
+    if isinstance(value, float):
+        return float, repr(value)
+    return _Identity(value) if exact and callable(value) else (type(value), value)
+
+
+def _inner(jaxpr: Jaxpr, exact: bool) -> Hashable:
+    try:
+        return _jaxpr(jaxpr, exact)
+    except TypeError:
+        if exact:
+            raise
+        return jaxpr
+
+
+def _line(equation: JaxprEqn) -> Hashable:
+    """Where in the user's code an equation comes from."""
+    frames = getattr(equation.source_info.traceback, "raw_frames", None)
+    names = str(equation.source_info.name_stack)
+    if frames is None:
+        return names
+    pairs = zip(*frames(), strict=True)
+    return names, next(((code, place) for code, place in pairs if not _is_jax(code.co_filename)), None)
+
+
+_JAX = str(jax.__file__).removesuffix("__init__.py")
+
+
+def _is_jax(path: str) -> bool:
+    return path.startswith(_JAX)
