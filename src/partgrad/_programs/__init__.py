@@ -89,7 +89,6 @@ from .primitives import (
     primal_jaxpr as primal_jaxpr,
     reading_dimensions as reading_dimensions,
     residual_count as residual_count,
-    scan_counts as scan_counts,
     scan_parts as scan_parts,
     solve_jaxpr as solve_jaxpr,
     solve_parts as solve_parts,

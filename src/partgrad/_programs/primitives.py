@@ -227,12 +227,6 @@ def scan_parts(equation: JaxprEqn) -> ScanParts:
     return ScanParts(body, len(equation.invars) - scanned - carried, carried, outer["length"], outer["reverse"])
 
 
-def scan_counts(equation: JaxprEqn) -> tuple[int, int]:
-    """How many of a scan's operands are the same at every step, and how many are carried."""
-    parts = scan_parts(equation)
-    return parts.consts, parts.carried
-
-
 def _has_more_axes(outside: Any, inside: Any) -> bool:
     return len(outside.aval.shape) > len(inside.aval.shape)
 
