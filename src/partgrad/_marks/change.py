@@ -97,7 +97,7 @@ class _Visitor:
         if not passed and self._changed.isdisjoint(numbers):
             return node, mark
         if isinstance(node, NonDiff):
-            if cover_of(node) is None and not passed and all(self._after[i] for i in numbers):
+            if cover_of(node) is None and all(self._after[i] for i in numbers):
                 return node, mark
             inner = cover_of(node) if mark is _FREE else mark
             return self.visit(node.value, self._below(route, 0), start, inner, passed, in_module)
