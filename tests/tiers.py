@@ -1,15 +1,20 @@
 """What runs by default and what only with everything (`python -m pytest -m ""`).
 
 A parametrised test marked `share(6, kind=...)` runs every sixth case of each kind by default, beginning with the first,
-so that no kind is without one; a row that is marked `long` itself is passed over. `kind` maps the parameters, by name, to what the case is a case of. A law draws
-`examples(n)`: all of them with everything, and a sixth by default.
+so that no kind is without one; a row that is marked `long` itself is passed over. `kind` maps the parameters, by name,
+to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a sixth by default.
+
+With everything, `.ci/run` lets its two lanes take turns in these tables: TESTS_TURN is 0 or 1, and `-m "not elsewhere"`
+passes over what the other lane runs. The first case of each kind runs on both.
 """
 
 import collections
+import os
 
 import pytest
 
 SHARE = 6
+TURN = os.environ.get("TESTS_TURN")
 _everything = False
 
 
@@ -35,4 +40,7 @@ def share_out(items):
         family = (item.path, item.originalname, kind)
         if counts[family] % (mark.args[0] if mark.args else SHARE):
             item.add_marker(pytest.mark.long)
+        # What `turns` shares out is half of its cases already.
+        if TURN and counts[family] and counts[family] % 2 == int(TURN) and not hasattr(item.module, "is_mine"):
+            item.add_marker(pytest.mark.elsewhere)
         counts[family] += 1
