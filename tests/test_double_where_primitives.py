@@ -1,6 +1,8 @@
 """Every primitive through which JAX can send a tangent has a rule of `double_where`, or a reason for having none."""
 
 import jax
+import jax.experimental.multihost_utils
+import jax.experimental.pallas  # These two define primitives of their own, whatever test runs before.
 import pytest
 from jax._src.interpreters import ad
 
@@ -19,9 +21,13 @@ REASONS = {
         *("addupdate", "get", "swap", "box_get", "box_set", "new_box", "log_extend", "log_read", "new_log"),
     ],
     "foreign code, of which nothing is known": [
-        *("debug_callback", "debug_print", "ffi_call", "io_callback", "pure_callback"),
+        *("debug_callback", "debug_print", "ffi_call", "io_callback", "mpmd_map", "pallas_call", "pure_callback"),
     ],
     "it orders operations and computes nothing": ["dce_sink", "tie"],
+    "it names an operation for the compiler": ["xla_metadata_call", "xla_metadata_value"],
+    "it moves arrays between processes, outside of jit": [
+        *("global_array_to_host_local_array", "host_local_array_to_global_array"),
+    ],
     "a random key has no tangent": ["from_edtype", "to_edtype"],
     "what it reads depends on data": ["ragged_dot_general"],
     "JAX's own derivatives have its tangent in one operand, and its factors are known only together": [
