@@ -1,6 +1,6 @@
 """The exceptions of partgrad.
 
-Every message says what went wrong, where (the key path), what was expected and what was found, and how to mend it, in
+Every message says what went wrong, where (the key path), what was expected and what was found, and how to fix it, in
 that order. Every class also derives from the builtin that a caller would catch::
 
     PartgradError

@@ -24,10 +24,10 @@ class Finding(NamedTuple):
     Attributes:
         kind: `value`, `mismatch`, `nan`, `oob`, `zero`, `draw`, `tie`, `precision`, `nondeterminism` or `scale`.
         severity: `error` where the gradient cannot be trusted, `warning` where it may not mean what one thinks, `info`
-            where there is nothing to mend.
+            where there is nothing to fix.
         leaf: The path of the leaf, as `partgrad.summary` writes it; empty for what is true of the whole function.
         where: The line of the user's code, as `file.py:42`; empty where there is none.
-        message: What was found, what was expected, and how to mend it.
+        message: What was found, what was expected, and how to fix it.
     """
 
     kind: str

@@ -185,9 +185,9 @@ def _stopped(path: str, derivative: LeafDerivative) -> str:
     mark = mark_of(derivative.stopped[0])
     lines = ", ".join(dict.fromkeys(filter(None, map(line, derivative.stopped))))
     by = f"`{path}` is held by {mark}" if mark else f"`stop_gradient` at {lines} stops a part of it"
-    mend = REBUILT if mark else "remove it, unless it is intentional"
+    remedy = REBUILT if mark else "remove it, unless it is intentional"
     got, expected = _number(derivative.got), _number(derivative.expected)
     return (
         f"the gradient is {got} where the function changes by {expected}; {by}, and without that the two agree. "
-        f"Fix: {mend}."
+        f"Fix: {remedy}."
     )

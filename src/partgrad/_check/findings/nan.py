@@ -140,7 +140,7 @@ def _is_floating(value: Any) -> bool:
 
 
 class _Remedies:
-    """What would mend a gradient, tried one after the other; each gradient is computed once."""
+    """What would fix a gradient, tried one after the other; each gradient is computed once."""
 
     def __init__(self, evidence: Evidence, births: list[Answer]):
         self._evidence, self._program = evidence, evidence.program

@@ -133,7 +133,7 @@ def _words(answers: list[Answer]) -> str:
 def _meaning(equation: JaxprEqn, wrong: bool) -> str:
     if wrong:
         return (
-            "The gradient disagrees with the value because of it. Fix: mend the index; or differentiate "
+            "The gradient disagrees with the value because of it. Fix: correct the index; or differentiate "
             "`partgrad.consistent_indexing(f)`, whose gradient is another."
         )
     mode = equation.params.get("mode")
@@ -141,5 +141,5 @@ def _meaning(equation: JaxprEqn, wrong: bool) -> str:
         word = {GatherScatterMode.CLIP: "clipped"}.get(
             mode, "filled" if equation.primitive.name == "gather" else "dropped"
         )
-        return f"It is {word}, in the value and in the derivative alike. Fix: mend the index, unless that is meant."
-    return "It is moved inside, in the value and in the derivative alike. Fix: mend the index, unless that is meant."
+        return f"It is {word}, in the value and in the derivative alike. Fix: correct the index, unless that is meant."
+    return "It is moved inside, in the value and in the derivative alike. Fix: correct the index, unless that is meant."

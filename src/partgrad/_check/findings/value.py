@@ -25,9 +25,9 @@ def value(evidence: Evidence, rules: Rules) -> Iterator[Finding]:
     wrong = rules.wrong_values()
     for blame in wrong:
         reason = f"the rule of {at(blame.chain)} computes another value"
-        mend = "Fix: return from the rule what the function itself returns."
+        remedy = "Fix: return from the rule what the function itself returns."
         for path in [evidence.program.paths[leaf] for leaf in evidence.leaves_into(blame.chain)] or [""]:
-            yield Finding("value", "error", path, line(blame.chain), f"{what}; {reason}. {mend}")
+            yield Finding("value", "error", path, line(blame.chain), f"{what}; {reason}. {remedy}")
     if not wrong:
         reason = "Python takes another path where it is traced, or a rule knows that it is"
         yield Finding("value", "error", "", "", f"{what}; {reason}. Fix: compute the same value in every mode.")
