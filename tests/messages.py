@@ -6,7 +6,7 @@ from partgrad import errors
 
 
 def refused(call, error, *fragments):
-    """A call raises partgrad's error, which is also this one, says these things, and how to mend it."""
+    """A call raises partgrad's error, which is also this one, says these things, and how to fix it."""
     with pytest.raises(error) as caught:
         call()
     assert isinstance(caught.value, errors.PartgradError)

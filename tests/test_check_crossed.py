@@ -153,16 +153,16 @@ def safe_norm(p):
 
 
 @pytest.mark.parametrize(
-    ("f", "point", "word", "mended"),
+    ("f", "point", "word", "remedied"),
     [
         (masked, {"a": 0.7, "b": 1.3}, "partgrad.double_where(f)", pg.double_where(masked)),
         (norm, {"a": np.zeros(2, np.float32), "b": 1.3}, "partgrad.safe.norm", safe_norm),
     ],
     ids=["double_where", "safe"],
 )
-def test_the_remedy_makes_the_report_clean(f, point, word, mended):
+def test_the_remedy_makes_the_report_clean(f, point, word, remedied):
     assert word in str(pg.check(f, progress=False)(point))
-    assert pg.check(mended, progress=False)(point).ok
+    assert pg.check(remedied, progress=False)(point).ok
 
 
 # --- options ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests:src pytest -p wrapped_suites --wrapped double_where  .../tests/custom_api_test.py
 
-A suite is no part of this repository: take it from its own, at the version that is installed. What passes with
+The suites are not part of this repository: take each from its own, at the version that is installed. What passes with
 `--wrapped jit` should pass with `double_where` and `consistent_indexing`. At the end stand the counts of the tests that
 differentiate anything.
 """
