@@ -6,7 +6,7 @@ import re
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "partgrad"
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "develop" / "architecture.md").read_text()
 
 
 def room_of(file):
@@ -33,8 +33,8 @@ def test_every_file_that_the_page_names_exists():
     named = re.findall(r"`([\w/]+\.py)`", PAGE)
     assert named
     assert [name for name in named if not (PACKAGE / name).is_file()] == []
-    for page in re.findall(r"\]\((\w+\.md)\)", PAGE):
-        assert (ROOT / "docs" / page).is_file()
+    for page in re.findall(r"\]\(([\w./]+\.md)\)", PAGE):
+        assert (ROOT / "docs" / "develop" / page).is_file()
 
 
 def test_every_room_is_in_the_picture_and_on_a_floor():

@@ -1,6 +1,6 @@
 """Every public function of JAX that takes and returns floats has JAX's own derivatives, wherever JAX's are finite.
 
-`docs/double_where_tested.md` lists the functions; run this file as a script to write it anew. A function that the page
+`docs/develop/double_where_tested.md` lists the functions; run this file as a script to write it anew. A function that the page
 does not know, because JAX is newer, is tested if it can be called.
 """
 
@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 import partgrad as pg
 from turns import OLDER, is_mine
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "double_where_tested.md"
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "develop" / "double_where_tested.md"
 MODULES = [
     "jax.numpy",
     "jax.numpy.linalg",

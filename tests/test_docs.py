@@ -9,13 +9,15 @@ import pkgutil
 import re
 import tomllib
 
+import jax
 import pytest
 
 import partgrad
 
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = ["partgrad", *(module.name for module in pkgutil.walk_packages(partgrad.__path__, "partgrad."))]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EVERY_PAGE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in EVERY_PAGE if "```python" in page.read_text()]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -42,21 +44,38 @@ def assert_printed(printed, expected):
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages(page):
-    """Python blocks of a page run in turn, in one scope; a `text` block right after one is what it prints."""
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages(page, tmp_path, monkeypatch):
+    """Python blocks of a page run in turn, in one scope; a `text` block right after one is what it prints.
+
+    They run in an empty folder, and may switch on 64 bits as a user's script does.
+    """
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     scope, printed = {"__name__": "page"}, None
-    for language, block in blocks:
-        if language == "python":
-            output = io.StringIO()
-            with contextlib.redirect_stdout(output):
-                exec(compile(block, page.name, "exec"), scope)
-            printed = output.getvalue()
-        elif language == "text" and printed is not None:
-            assert_printed(printed, block)
-            printed = None
-    assert any(language == "python" for language, _ in blocks)
+    try:
+        for language, block in blocks:
+            if language == "python":
+                output = io.StringIO()
+                with contextlib.redirect_stdout(output):
+                    exec(compile(block, page.name, "exec"), scope)
+                printed = output.getvalue()
+            elif language == "text" and printed is not None:
+                assert_printed(printed, block)
+                printed = None
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+def test_the_reference_has_every_public_name():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    named = set(re.findall(r"^\.\. auto\w+:: (partgrad[\w.]*)$", pages, re.MULTILINE))
+    documented = {"errors", "safe", "testing"}  # modules, with a page each
+    public = {f"partgrad.{name}" for name in set(partgrad.__all__) - documented}
+    public |= {f"partgrad.safe.{name}" for name in partgrad.safe.__all__}
+    public |= {f"partgrad.testing.{name}" for name in partgrad.testing.__all__}
+    public |= {f"partgrad.errors.{name}" for name, found in vars(partgrad.errors).items() if isinstance(found, type)}
+    assert named - {"partgrad.errors", "partgrad.safe", "partgrad.testing"} == public
 
 
 def test_the_two_commands_of_the_readme():

@@ -566,7 +566,7 @@ def test_where_refuses():
 
 # --- the page ----------------------------------------------------------------------------------------------------
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "safe.md"
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "guide" / "safe.md"
 CASES = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| `([^`]+)` \| `([^`]+)` \|", PAGE.read_text(), re.MULTILINE)
 
 

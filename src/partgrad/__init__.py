@@ -48,7 +48,7 @@ from ._transforms import (
     vjp as vjp,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Diff",
     "Finding",

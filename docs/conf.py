@@ -1,0 +1,65 @@
+"""The documentation site: Sphinx with MyST and the PyData theme. CONTRIBUTING says why, and how to build it.
+
+Sphinx runs no code: `tests/test_docs.py` executes every block of the pages and compares what it prints.
+"""
+
+import os
+
+import partgrad
+
+project = "partgrad"
+author = "The partgrad authors"
+copyright = "The partgrad authors, Apache-2.0"
+release = partgrad.__version__
+version = ".".join(release.split(".")[:2])
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+source_suffix = {".md": "markdown"}
+nitpicky = True
+default_role = "code"
+highlight_language = "default"
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 80
+add_module_names = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"partgrad {version}"
+html_static_path = ["_static"]
+html_css_files = ["partgrad.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "logo": {"text": "partgrad"},
+    "navbar_end": ["version-switcher", "theme-switcher"],
+    "navbar_align": "left",
+    "header_links_before_dropdown": 6,
+    "show_toc_level": 2,
+    "show_nav_level": 1,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "tango",
+    "pygments_dark_style": "github-dark",
+    # Each version stands in a folder of its own, with one switcher.json beside them all.
+    "switcher": {
+        "json_url": os.environ.get("DOCS_SWITCHER", "_static/switcher.json"),
+        "version_match": version,
+    },
+    "check_switcher": False,
+}
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div.highlight-python pre, div.highlight-sh pre"
+
+
+def setup(app):
+    """Show mermaid pictures as text, as Pygments has no lexer for them."""
+    from pygments.lexers.special import TextLexer
+
+    app.add_lexer("mermaid", TextLexer)
