@@ -18,7 +18,7 @@ def test_public_names():
         *("partition", "combine", "apply_updates", "ravel"),
         *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
         *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
-        *("double_where", "consistent_indexing", "draw", "expectation", "safe", "summary", "errors"),
+        *("double_where", "consistent_indexing", "draw", "expectation", "safe", "show", "summary", "errors"),
         *("check", "GradientReport", "Finding", "testing"),
     }
     for name in public - {"errors"}:

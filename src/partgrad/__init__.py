@@ -3,7 +3,7 @@
 from . import errors as errors, safe as safe, testing as testing
 from ._check import Finding as Finding, GradientReport as GradientReport, check as check
 from ._consistent_indexing import consistent_indexing as consistent_indexing
-from ._display import summary as summary
+from ._display import show as show, summary as summary
 from ._double_where import double_where as double_where
 from ._marks import (
     Diff as Diff,
@@ -89,6 +89,7 @@ __all__ = [
     "replace",
     "safe",
     "select",
+    "show",
     "stop_gradient",
     "summary",
     "testing",

@@ -8,7 +8,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .._display import COLUMNS, GAP, ROOT, columns, printable, shortened, table, within
+from .._display import (
+    COLUMNS,
+    GAP,
+    ROOT,
+    cells,
+    columns,
+    printable,
+    shortened,
+    styled,
+    symbol,
+    table,
+    within,
+)
 from .._message import word
 from ..errors import CheckError
 from .finding import Finding, severity_of
@@ -16,8 +28,7 @@ from .finding import Finding, severity_of
 # The most that types, verdicts, gradients and what was found take of a line; the path has the rest.
 _WIDEST = (12, 14, 9, 24)
 _SAID = {"error": "error", "warning": "warning", "info": "note"}
-# Legible on a light and on a dark page.
-_COLOURS = {"error": "#d33", "warning": "#b80", "inconclusive": "#888", "ok": "#393"}
+_VERDICTS = ("error", "warning", "inconclusive", "ok")
 # So many leaves in a row with nothing to tell are shown in part.
 _FOLDED = 200
 _SHOWN = 10
@@ -190,8 +201,7 @@ def _verdict(row: LeafRow, findings: list[Finding]) -> str:
 
 
 def _rank(verdict: str) -> int:
-    order = ["error", "warning", "inconclusive"]
-    return order.index(verdict) if verdict in order else len(order)
+    return _VERDICTS.index(verdict) if verdict in _VERDICTS else len(_VERDICTS) - 1
 
 
 def _located(finding: Finding) -> str:
@@ -290,30 +300,22 @@ def _glued(text: str, *whole: str) -> str:
 
 
 def _markup(report: GradientReport) -> str:
-    """The report as HTML: coloured verdicts, and messages that unfold."""
-    cells = lambda tag, line: "".join(f"<{tag} style='text-align: left'>{cell}</{tag}>" for cell in line)
+    """The report as HTML: verdicts with their symbols, and messages that unfold."""
     rows = [
-        cells("td", (html.escape(line.path), html.escape(line.type), _coloured(line.verdict), line.gradient, found))
+        [html.escape(printable(line.path)), html.escape(line.type), _marked(line.verdict), line.gradient, found]
         for line in _lines(report)
         for found in [html.escape(line.found)]
     ]
-    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    parts = [
-        f"<p><strong>{html.escape(_title(report))}</strong></p>",
-        f"<table>\n<thead><tr>{cells('th', _HEAD)}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>",
-    ]
+    parts = [f'<div class="pg-head"><strong>{html.escape(_title(report))}</strong></div>', cells(_HEAD, rows)]
     for entry in _entries(report):
         is_open = " open" if entry.finding.severity == "error" else ""
-        title = html.escape(entry.title())
         message = html.escape(entry.finding.message.strip())
         parts.append(
-            f"<details{is_open}><summary>{_coloured(entry.finding.severity, title)}</summary>"
-            f"<p style='white-space: pre-wrap'>{message}</p></details>"
+            f'<details class="pg-message"{is_open}><summary>{_marked(entry.finding.severity, entry.title())}</summary>'
+            f"<p>{message}</p></details>"
         )
-    return "\n".join(["<div>", *parts, f"<pre>{html.escape(_below(report))}</pre>", "</div>"])
+    return styled("\n".join([*parts, f"<pre>{html.escape(_below(report))}</pre>"]))
 
 
-def _coloured(verdict: str, text: str = "") -> str:
-    colour = _COLOURS.get(verdict)
-    text = text or html.escape(verdict)
-    return f"<span style='color: {colour}'>{text}</span>" if colour else text
+def _marked(verdict: str, text: str = "") -> str:
+    return f"{symbol(verdict)} {html.escape(text or verdict)}"

@@ -1,5 +1,7 @@
-"""Display: summaries, the status of leaves, tables."""
+"""Display: pictures, summaries, the status of leaves, tables."""
 
+from .markup import cells as cells, styled as styled, symbol as symbol
+from .picture import Picture as Picture, show as show
 from .status import status_of as status_of
 from .summary import summary as summary
 from .table import (

@@ -1,12 +1,42 @@
-"""What a leaf is that is not differentiated."""
+"""What a leaf is, in words and as one of a few kinds that are drawn alike."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._marks import Place
+from .._marks import Layout, Place, open_leaves
+from .._selection import Plan
 from .._trees import describe, is_differentiable
+
+_KINDS = {
+    "differentiated": "differentiated",
+    "not selected": "not selected",
+    "held by a mark": "held",
+    "static array": "static",
+    "open": "open",
+}
+
+
+def kind_of(status: str) -> str:
+    """The kind of a status, which has a look: of all that has no derivative, one."""
+    return _KINDS.get(status, "no derivative")
+
+
+def statuses(layout: Layout, leaves: Iterable[Any], plan: Plan) -> list[str]:
+    """What each leaf is.
+
+    Args:
+        layout: The layout of the tree.
+        leaves: Its leaves.
+        plan: What is selected of it.
+    """
+    chosen, opened = frozenset(plan.indices), open_leaves(layout)
+    return [
+        "differentiated" if i in chosen else "open" if i in opened else status_of(place, leaf)
+        for i, (place, leaf) in enumerate(zip(layout.leaves, leaves, strict=True))
+    ]
 
 
 def status_of(place: Place, leaf: Any) -> str:

@@ -2,22 +2,20 @@
 
 import html
 import itertools
-import math
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 from jax.tree_util import SequenceKey
 
 from .._marks import Layout
 from .._selection import Target, as_selection
-from .._trees import describe, dtype_of, is_array, is_differentiable, paths, shape_of
-from .status import status_of
-from .table import COLUMNS, GAP, ROOT, html_row, shortened, table
+from .._trees import describe, paths
+from .markup import cells, styled, symbol
+from .status import statuses
+from .table import COLUMNS, GAP, ROOT, shortened, table
+from .values import Size, in_bytes, size_of, value_of
 
 # The most that a type and a status take of a line; the path has the rest.
 _WIDEST = 24
-_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
 class Row(NamedTuple):
@@ -26,8 +24,8 @@ class Row(NamedTuple):
     Attributes:
         path: Its path; empty where the tree is one leaf.
         type: Its shape and dtype, as `f32[3,4]`, or the name of its type.
-        status: What it is: `differentiated`, `held by a mark`, `static array`, `not selected`, `integer`, `bool`,
-            `key`, `string`, `function`, or the name of its type.
+        status: What it is: `differentiated`, `open`, `held by a mark`, `static array`, `not selected`,
+            `integer`, `bool`, `key`, `string`, `function`, or the name of its type.
         value: Of a number its value, of a floating array its mean and its spread (the standard deviation), as text;
             empty for other leaves, and where the values are not known.
     """
@@ -61,19 +59,6 @@ class _Folded(NamedTuple):
         return path or ROOT, self.type, self.status, self.value
 
 
-class _Size(NamedTuple):
-    """How much some leaves hold, and how large a gradient of them is."""
-
-    leaves: int
-    entries: int
-    gradient: int
-
-    @property
-    def adam(self) -> int:
-        """The bytes of Adam's two moments."""
-        return 2 * self.gradient
-
-
 class Summary:
     """What each leaf of a tree is, as `partgrad.summary` returns it; it prints as a table.
 
@@ -83,7 +68,7 @@ class Summary:
         rows: One row a leaf, in the order of `jax.tree.leaves`; nothing is folded in it.
     """
 
-    def __init__(self, rows: tuple[Row, ...], lines: tuple[_Folded, ...], selected: _Size, everything: _Size):
+    def __init__(self, rows: tuple[Row, ...], lines: tuple[_Folded, ...], selected: Size, everything: Size):
         self.rows = rows
         self._lines = lines
         self._selected = selected
@@ -116,14 +101,15 @@ class Summary:
         return str(self)
 
     def _repr_html_(self) -> str:
-        head = html_row("th", Row._fields)
-        body = "\n".join(html_row("td", line) for line in self._cells())
+        rows = [
+            [html.escape(path), html.escape(type), f"{symbol(status)} {html.escape(status)}", value]
+            for path, type, status, value in self._cells()
+        ]
         foot = "\n".join(
             f"<tr><th>{html.escape(name)}</th><td colspan='3'>{html.escape(total)}</td></tr>"
             for name, total in self._totals()
         )
-        parts = (("thead", head), ("tbody", body), ("tfoot", foot))
-        return "\n".join(["<table>", *(f"<{tag}>\n{rows}\n</{tag}>" for tag, rows in parts), "</table>"])
+        return styled(cells(Row._fields, rows, foot))
 
     def _cells(self) -> list[tuple[str, str, str, str]]:
         return [line.cells() for line in _folded(list(self._lines))]
@@ -136,8 +122,8 @@ class Summary:
                 "differentiated",
                 f"{here.leaves:,} of {everything.leaves:,} leaves, {here.entries:,} of {everything.entries:,} entries",
             ),
-            ("gradient", f"{_bytes(here.gradient)} ({_bytes(everything.gradient)} {without})"),
-            ("Adam state", f"{_bytes(here.adam)} ({_bytes(everything.adam)} {without})"),
+            ("gradient", f"{in_bytes(here.gradient)} ({in_bytes(everything.gradient)} {without})"),
+            ("Adam state", f"{in_bytes(here.adam)} ({in_bytes(everything.adam)} {without})"),
         ]
 
 
@@ -173,49 +159,14 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
         Adam state      144 B (152 B without marks and selection)
     """
     target, layout = Target(tree, as_selection(wrt)), Layout(tree)
-    chosen = frozenset(target.plan.indices)
+    known = statuses(layout, target.leaves, target.plan)
     described = [
-        (place.steps, describe(leaf), "differentiated" if i in chosen else status_of(place, leaf), _value(leaf))
-        for i, (place, leaf) in enumerate(zip(layout.leaves, target.leaves, strict=True))
+        (place.steps, describe(leaf), status, value_of(leaf))
+        for place, leaf, status in zip(layout.leaves, target.leaves, known, strict=True)
     ]
     rows = tuple(Row(paths.write(steps), *cells) for steps, *cells in described)
     lines = tuple(_Folded(tuple(map(_line_step, steps)), *cells) for steps, *cells in described)
-    return Summary(rows, lines, _size(target.selected), _size(target.leaves))
-
-
-def _value(leaf: Any) -> str:
-    """A number, or the mean and the spread of a floating array."""
-    if isinstance(leaf, jax.core.Tracer) or not (
-        isinstance(leaf, int | float | complex | np.generic) or is_array(leaf)
-    ):
-        return ""
-    if not is_differentiable(leaf):
-        is_number = shape_of(leaf) == () and not jax.dtypes.issubdtype(dtype_of(leaf), jax.dtypes.extended)
-        return str(np.asarray(leaf).item()) if is_number else ""
-    array = np.asarray(leaf)
-    array = array.astype(complex if np.iscomplexobj(array) else float)
-    if array.size == 1:
-        return f"{array.item():.4g}"
-    with np.errstate(all="ignore"):
-        return f"{array.mean():.3g} ± {array.std():.2g}" if array.size else ""
-
-
-def _size(leaves: list[Any]) -> _Size:
-    gradient = sum(_entries(leaf) * _itemsize(leaf) for leaf in leaves if is_differentiable(leaf))
-    return _Size(len(leaves), sum(map(_entries, leaves)), gradient)
-
-
-def _entries(leaf: Any) -> int:
-    """How many numbers or keys a leaf holds."""
-    try:
-        return math.prod(shape_of(leaf))
-    except (AttributeError, TypeError):
-        return 0
-
-
-def _itemsize(leaf: Any) -> int:
-    # A gradient has the dtype that JAX gives the leaf: float32 for a float64 of numpy, where x64 is off.
-    return jax.dtypes.canonicalize_dtype(dtype_of(leaf)).itemsize
+    return Summary(rows, lines, size_of(target.selected), size_of(target.leaves))
 
 
 def _line_step(step: Any) -> str | _Indices:
@@ -255,16 +206,3 @@ def _folded_at(lines: list[_Folded], depth: int) -> list[_Folded]:
             above, index, below = prefix[:depth], step, kinds
         folded += [line._replace(steps=(*above, index, *line.steps)) for line in inner]
     return folded
-
-
-def _bytes(count: int) -> str:
-    """Write a number of bytes, in powers of 1000."""
-    if count < 1000:
-        return f"{count} B"
-    size, units = float(count), list(_UNITS)
-    while units:
-        size, unit = size / 1000, units.pop(0)
-        # What rounds to 1000.0 belongs to the next unit.
-        if size < 999.95:
-            break
-    return f"{size:,.1f} {unit}"

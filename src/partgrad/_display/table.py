@@ -1,6 +1,5 @@
-"""Tables of text and of HTML: how wide a text is, and how it is made to fit a column."""
+"""Tables of text: how wide a text is, and how it is made to fit a column."""
 
-import html
 import itertools
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -53,11 +52,6 @@ def padded(text: str, width: int) -> str:
 def fitted(text: str, width: int) -> str:
     """Make a text just as wide, by blanks or by cutting its middle out."""
     return padded(shortened(text, width), width)
-
-
-def html_row(tag: str, cells: Iterable[str]) -> str:
-    """Write a row of texts, escaped."""
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], widest: Sequence[int]) -> list[str]:

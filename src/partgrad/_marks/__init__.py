@@ -22,6 +22,7 @@ from .opening import (
     closed as closed,
     is_open as is_open,
     next_level as next_level,
+    open_leaves as open_leaves,
     opened as opened,
     united as united,
     without_marks as without_marks,

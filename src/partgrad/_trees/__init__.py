@@ -18,5 +18,6 @@ from .leaf import (
     is_differentiable as is_differentiable,
     shape_of as shape_of,
 )
+from .look import LOOKS as LOOKS, Look as Look
 from .reach import held_by as held_by, reaches_array as reaches_array
 from .show import show_fields as show_fields, show_wrapped as show_wrapped

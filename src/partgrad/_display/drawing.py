@@ -1,0 +1,139 @@
+"""Pictures of trees as SVG."""
+
+import html
+
+from .._trees import LOOKS
+from .table import columns, printable, shortened
+from .twigs import Twig
+
+_LINE = 22
+_STEP = 20
+_MARGIN = 16
+# The width of a character of a monospaced font of 13 pixels.
+_CHARACTER = 7.85
+_NAMES, _TYPES, _STATUSES, _VALUES = 44, 24, 28, 24
+_STYLE = """\
+.pgv{--paper:#fff;--ink:#1c1e21;--line:#c6cad0;font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",\
+monospace}
+@media (prefers-color-scheme:dark){.pgv{--paper:#16181c;--ink:#e3e6ea;--line:#4a4f57}}
+.pgv text{fill:var(--ink);white-space:pre}
+.pgv .node{font-weight:600}
+.pgv .quiet{opacity:.72}
+.pgv .guide{stroke:var(--line);fill:none}
+.pgv .paper{fill:var(--paper);stroke:var(--line)}
+"""
+
+Line = tuple[tuple[bool, ...], Twig, bool]
+
+
+def drawn(lines: list[Line], legend: list[tuple[str, str]], title: str) -> str:
+    """An SVG document.
+
+    Args:
+        lines: The rows, as `Twig.lines` gives them.
+        legend: Kinds and what is said of them.
+        title: What stands below.
+    """
+    texts = [_texts(twig, is_open) for _, twig, is_open in lines]
+    names = max(len(last) * _STEP + _width(name) for (last, _, _), (name, *_) in zip(lines, texts, strict=True))
+    rest = [max(_width(row[i]) for row in texts) for i in (1, 2, 3)]
+    lefts = [_MARGIN + 20 + names + 24]
+    for width in rest[:2]:
+        lefts.append(lefts[-1] + width + (24 if width else 0))
+    wide = max(lefts[-1] + rest[2], _MARGIN + _width(title), _MARGIN + _legend(legend, 0)[1]) + _MARGIN
+    parts = [_row(number, line, row, lefts) for number, (line, row) in enumerate(zip(lines, texts, strict=True))]
+    below = _MARGIN + len(lines) * _LINE + 12
+    parts += [f'<path class="guide" d="M{_MARGIN} {below - 6}H{wide - _MARGIN:.0f}"/>', _legend(legend, below + 12)[0]]
+    parts.append(_text(_MARGIN, below + 12 + _LINE, title, "quiet"))
+    high = below + 2 * _LINE + 10
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="pgv" width="{wide:.0f}" height="{high}" '
+        f'viewBox="0 0 {wide:.0f} {high}" role="img">\n<title>{html.escape(printable(title))}</title>\n'
+        f"<style>\n{_STYLE}</style>\n"
+        f'<rect class="paper" x=".5" y=".5" width="{wide - 1:.0f}" height="{high - 1}" rx="8"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def _texts(twig: Twig, is_open: bool) -> tuple[str, str, str, str]:
+    more = " ..." if twig.is_left_out or (twig.below and not is_open) else ""
+    cut = lambda text, width: shortened(printable(text), width)
+    counts = "  ".join(f"  {twig.counts[kind]:,}" for kind in LOOKS if twig.counts[kind])
+    return (
+        cut(twig.name + more, _NAMES),
+        cut(twig.type, _TYPES),
+        cut(twig.status, _STATUSES) if twig.status else counts,
+        cut(twig.value, _VALUES),
+    )
+
+
+def _row(number: int, line: Line, texts: tuple[str, ...], lefts: list[float]) -> str:
+    (last, twig, _), middle = line, _MARGIN + number * _LINE + _LINE / 2
+    parts = []
+    for level, flag in enumerate(last):
+        x = _MARGIN + level * _STEP + 5
+        top, low = middle - _LINE / 2, middle + _LINE / 2
+        if level == len(last) - 1:
+            parts.append(f'<path class="guide" d="M{x} {top}V{middle if flag else low}M{x} {middle}h{_STEP - 10}"/>')
+        elif not flag:
+            parts.append(f'<path class="guide" d="M{x} {top}V{low}"/>')
+    x = _MARGIN + len(last) * _STEP
+    if twig.kind:
+        parts.append(_symbol(twig.kind, x + 5, middle))
+        x += 18
+    name, kind, status, value = texts
+    parts.append(_text(x, middle, name, "" if twig.kind else "node", twig.path))
+    parts.append(_text(lefts[0], middle, kind, "quiet"))
+    if twig.status:
+        parts.append(_text(lefts[1], middle, status, "quiet" if twig.kind == "no derivative" else ""))
+    else:
+        parts.append(_counts(twig, lefts[1], middle))
+    parts.append(_text(lefts[2], middle, value, ""))
+    return "".join(parts)
+
+
+def _counts(twig: Twig, x: float, middle: float) -> str:
+    parts = []
+    for kind in LOOKS:
+        if twig.counts[kind]:
+            text = f"{twig.counts[kind]:,}"
+            parts += [_symbol(kind, x + 5, middle), _text(x + 14, middle, text, "quiet")]
+            x += _width(text) + 30
+    return "".join(parts)
+
+
+def _legend(legend: list[tuple[str, str]], middle: float) -> tuple[str, float]:
+    """The symbols with what they mean, and how wide that is."""
+    parts, x = [], float(_MARGIN)
+    for kind, text in legend:
+        parts += [_symbol(kind, x + 5, middle), _text(x + 18, middle, text, "")]
+        x += 18 + _width(text) + 24
+    return "".join(parts), x
+
+
+def _symbol(kind: str, x: float, y: float) -> str:
+    look = LOOKS[kind]
+    square = f'x="{x - 4}" y="{y - 4}" width="8" height="8"'
+    shape = {
+        "disc": f'<circle cx="{x}" cy="{y}" r="4.5" fill="{look.colour}"/>',
+        "ring": f'<circle cx="{x}" cy="{y}" r="3.7" fill="none" stroke="{look.colour}" stroke-width="1.8"/>',
+        "square": f'<rect {square} fill="{look.colour}"/>',
+        "half": f'<rect {square} fill="none" stroke="{look.colour}" stroke-width="1.4"/>'
+        f'<rect x="{x - 4}" y="{y - 4}" width="4" height="8" fill="{look.colour}"/>',
+        "diamond": f'<path d="M{x} {y - 5.3}l5.3 5.3l-5.3 5.3l-5.3 -5.3z" fill="{look.colour}"/>',
+        "dot": f'<circle cx="{x}" cy="{y}" r="2" fill="{look.colour}"/>',
+    }
+    return shape[look.style]
+
+
+def _text(x: float, middle: float, text: str, style: str, title: str = "") -> str:
+    if not text:
+        return ""
+    hint = f"<title>{html.escape(printable(title))}</title>" if title else ""
+    named = f' class="{style}"' if style else ""
+    return f'<text x="{x:.0f}" y="{middle + 4.5:.1f}"{named}>{html.escape(printable(text))}{hint}</text>'
+
+
+def _width(text: str) -> float:
+    return columns(text) * _CHARACTER

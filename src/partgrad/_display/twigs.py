@@ -1,0 +1,235 @@
+"""What is drawn of a tree: few enough nodes and leaves to look at, with counts of what is left out."""
+
+import dataclasses
+import math
+import reprlib
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from jax.tree_util import GetAttrKey, SequenceKey
+
+from .._marks import Layout, Place, Static
+from .._selection import Plan
+from .._trees import describe, paths
+from .status import kind_of, statuses
+from .table import ROOT
+from .values import value_of
+
+# More nodes and leaves than these: neighbours that are alike are drawn once.
+_FOLDED = 60
+# So many rows are drawn at most, and so many children of one node: the first and the last of them.
+_ROWS = 1000
+_FIRST, _LAST = 20, 5
+_DEPTH = 40
+# Of larger arrays no mean is computed.
+_ENTRIES = 10**6
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 40
+
+
+@dataclasses.dataclass
+class Twig:
+    """A row of a picture: a leaf, a node, or a number of them that are left out.
+
+    Attributes:
+        name: The step that leads here, as a path has it.
+        path: The path.
+        type: The type of a leaf, the class of a node.
+        status: What a leaf is.
+        value: Its value.
+        kind: Its look; of a node empty.
+        counts: Of a node how many leaves of each kind are in it.
+        below: What is in a node.
+        is_left_out: Whether a node has more in it, which is not drawn.
+    """
+
+    name: str
+    path: str
+    type: str
+    status: str = ""
+    value: str = ""
+    kind: str = ""
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    below: "list[Twig]" = dataclasses.field(default_factory=list)
+    is_left_out: bool = False
+
+    def lines(self, rows: int) -> "Iterator[tuple[tuple[bool, ...], Twig, bool]]":
+        """The rows from here on, of which there are at most so many: those near to the root.
+
+        Yields:
+            Of each node that is above it and itself, from below the root on, whether it is the last in its node; the
+            row; and whether what is in it follows.
+        """
+        shown, waiting = {id(self)}, deque([self])
+        opened = set()
+        while waiting:
+            twig = waiting.popleft()
+            if twig.below and len(shown) + len(twig.below) <= max(rows, 1 + len(self.below)):
+                opened.add(id(twig))
+                shown.update(map(id, twig.below))
+                waiting.extend(twig.below)
+        pending: list[tuple[tuple[bool, ...], Twig]] = [((), self)]
+        while pending:
+            last, twig = pending.pop()
+            yield last, twig, id(twig) in opened
+            if id(twig) in opened:
+                flags = [False] * (len(twig.below) - 1) + [True]
+                pending += reversed([((*last, flag), below) for flag, below in zip(flags, twig.below, strict=True)])
+
+
+class _Constant(NamedTuple):
+    """A field that is static: part of the structure, not a place in the tree."""
+
+    name: str
+    value: Any
+
+
+class _Stretch(NamedTuple):
+    """Neighbours in a list that are alike."""
+
+    first: Place
+    last: Place
+
+
+class Grower:
+    """Makes the rows of a picture.
+
+    Args:
+        layout: The layout of the tree.
+        leaves: Its leaves.
+        plan: What is selected of it.
+        depth: So many levels below the root are drawn; None for as many as there is room for.
+    """
+
+    def __init__(self, layout: Layout, leaves: list[Any], plan: Plan, depth: int | None):
+        self._depth = _DEPTH if depth is None else min(depth, _DEPTH)
+        self._leaves = leaves
+        self._elements = {
+            i: f"{own.size:,} of {leaves[i].size:,} elements"
+            for i, own in zip(plan.indices, plan.elements, strict=True)
+            if own is not None
+        }
+        self._statuses = statuses(layout, leaves, plan)
+        self.kinds = [kind_of(status) for status in self._statuses]
+        for i in plan.thaw:
+            self._statuses[i], self.kinds[i] = "opened by wrt", "open"
+        self._below: dict[Place, list[Place]] = {}
+        for place in layout.places[1:]:
+            assert place.parent is not None
+            self._below.setdefault(place.parent, []).append(place)
+        self._alike = self._signatures(layout) if len(layout.places) > _FOLDED else {}
+        self.root = self._grown(layout.root)
+
+    def _signatures(self, layout: Layout) -> dict[Place, int]:
+        """A number for each place; two that differ in nothing but values have the same."""
+        known: dict[Any, int] = {}
+        found: dict[Place, int] = {}
+        for place in reversed(layout.places):
+            if place.is_leaf:
+                key: Any = describe(place.value), self._statuses[place.start]
+            else:
+                key = type(place.value), *((below.key, found[below]) for below in self._below.get(place, ()))
+            found[place] = known.setdefault(key, len(known))
+        return found
+
+    def _grown(self, root: Place) -> Twig:
+        top = self._twig(root, is_alone=True)
+        top.name, top.type = (ROOT, top.type) if top.kind else (top.type, "")
+        waiting, room = deque([(top, root, 0, True)]), _ROWS
+        while waiting:
+            twig, place, depth, is_alone = waiting.popleft()
+            below = self._inside(place)
+            room -= len(below)
+            if below and (depth == self._depth or room < 0):
+                twig.is_left_out, room = True, room + len(below)
+                continue
+            for item in below:
+                if isinstance(item, Twig):
+                    twig.below.append(item)
+                    continue
+                own = is_alone and item.first is item.last
+                twig.below.append(self._twig(item.first, item.last, own))
+                waiting.append((twig.below[-1], item.first, depth + 1, own))
+        return top
+
+    def _twig(self, place: Place, last: Place | None = None, is_alone: bool = True) -> Twig:
+        """The row of a place, or of a run of them."""
+        last, step = last or place, place.step
+        name = paths.write([step]) if step is not None else ""
+        path = place.path
+        if last is not place:
+            path = path.removesuffix(name)
+            name = f"[{place.step.idx}..{last.step.idx}]"
+            path += name
+        inner = self._unwrapped(place)
+        if inner.is_leaf:
+            i = inner.start
+            status = self._elements.get(i, self._statuses[i])
+            is_small = math.prod(getattr(self._leaves[i], "shape", ())) <= _ENTRIES
+            value = value_of(self._leaves[i]) if is_alone and is_small else ""
+            return Twig(name, path, describe(self._leaves[i]), status, value, self.kinds[i])
+        if isinstance(inner.value, Static):
+            return _constant(name, path, inner.value.value)
+        if inner.is_static and inner.start == inner.stop:
+            # What is no array in static data: its value is in the structure.
+            return Twig(name, path, "", "static", "", "static")
+        cls, size = type(inner.value).__name__, len(self._below.get(inner, ()))
+        cls = f"{cls}[{size}]" if type(inner.value) in (list, tuple) else "None" if inner.value is None else cls
+        many = "" if last is place else f"{last.step.idx - place.step.idx + 1:,} x "
+        return Twig(name, path, many + cls, counts=Counter(self.kinds[place.start : last.stop]))
+
+    def _unwrapped(self, place: Place) -> Place:
+        while place.is_wrapper and place in self._below:
+            (place,) = self._below[place]
+        return place
+
+    def _inside(self, place: Place) -> "list[Twig | _Stretch]":
+        """What is in a node: runs of places, static fields, and what stands for those that are left out."""
+        place = self._unwrapped(place)
+        if place.is_leaf or place.is_wrapper:
+            return []
+        runs: list[_Stretch] = []
+        for below in self._below.get(place, ()):
+            if runs and self._continues(runs[-1], below):
+                runs[-1] = _Stretch(runs[-1].first, below)
+            else:
+                runs.append(_Stretch(below, below))
+        items: list[Twig | _Stretch] = list(_with_constants(place, runs))
+        if len(items) <= _FIRST + _LAST + 1:
+            return items
+        hidden = items[_FIRST:-_LAST]
+        counts: Counter[str] = Counter()
+        for item in hidden:
+            counts.update([item.kind] if isinstance(item, Twig) else self.kinds[item.first.start : item.last.stop])
+        return [*items[:_FIRST], Twig(f"... {len(hidden):,} more", place.path, "", counts=counts), *items[-_LAST:]]
+
+    def _continues(self, run: _Stretch, place: Place) -> bool:
+        return (
+            bool(self._alike)
+            and isinstance(place.step, SequenceKey)
+            and self._alike[run.last] == self._alike[place]
+            and place.step.idx == run.last.step.idx + 1
+        )
+
+
+def _with_constants(place: Place, runs: list[_Stretch]) -> "Iterator[Twig | _Stretch]":
+    """The runs in a node, with the fields that are in its structure where the class declares them."""
+    if not dataclasses.is_dataclass(place.value):
+        yield from runs
+        return
+    children = {run.first.step.name: run for run in runs if isinstance(run.first.step, GetAttrKey)}
+    for field in dataclasses.fields(place.value):
+        if field.name in children:
+            yield children.pop(field.name)
+        elif field.name in getattr(place.value, "__dict__", {}):
+            path = paths.write([*place.steps, GetAttrKey(field.name)])
+            yield _constant(field.name, path, getattr(place.value, field.name))
+    named = {id(run) for run in children.values()}
+    yield from (run for run in runs if id(run) in named or not isinstance(run.first.step, GetAttrKey))
+
+
+def _constant(name: str, path: str, value: Any) -> Twig:
+    is_named = callable(value) and hasattr(value, "__name__")
+    text = str(value.__name__) if is_named else _REPR.repr(value)
+    return Twig(name, path, describe(value), "static", text, "static")

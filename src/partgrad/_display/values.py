@@ -1,0 +1,75 @@
+"""The values of leaves and the sizes of trees, as text."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .._trees import dtype_of, is_array, is_differentiable, shape_of
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+
+
+class Size(NamedTuple):
+    """How much some leaves hold, and how large a gradient of them is."""
+
+    leaves: int
+    entries: int
+    gradient: int
+
+    @property
+    def adam(self) -> int:
+        """The bytes of Adam's two moments."""
+        return 2 * self.gradient
+
+
+def value_of(leaf: Any) -> str:
+    """A number, or the mean and the spread of a floating array."""
+    if isinstance(leaf, jax.core.Tracer) or not (
+        isinstance(leaf, int | float | complex | np.generic) or is_array(leaf)
+    ):
+        return ""
+    if isinstance(leaf, jax.Array) and (leaf.is_deleted() or not leaf.is_fully_addressable):
+        return "deleted" if leaf.is_deleted() else ""
+    if not is_differentiable(leaf):
+        is_number = shape_of(leaf) == () and not jax.dtypes.issubdtype(dtype_of(leaf), jax.dtypes.extended)
+        return str(np.asarray(leaf).item()) if is_number else ""
+    array = np.asarray(leaf)
+    array = array.astype(complex if np.iscomplexobj(array) else float)
+    if array.size == 1:
+        return f"{array.item():.4g}"
+    with np.errstate(all="ignore"):
+        return f"{array.mean():.3g} ± {array.std():.2g}" if array.size else ""
+
+
+def in_bytes(count: int) -> str:
+    """Write a number of bytes, in powers of 1000."""
+    if count < 1000:
+        return f"{count} B"
+    size, units = float(count), list(_UNITS)
+    while units:
+        size, unit = size / 1000, units.pop(0)
+        # What rounds to 1000.0 belongs to the next unit.
+        if size < 999.95:
+            break
+    return f"{size:,.1f} {unit}"
+
+
+def size_of(leaves: list[Any]) -> Size:
+    """How much some leaves hold."""
+    gradient = sum(_entries(leaf) * _itemsize(leaf) for leaf in leaves if is_differentiable(leaf))
+    return Size(len(leaves), sum(map(_entries, leaves)), gradient)
+
+
+def _entries(leaf: Any) -> int:
+    """How many numbers or keys a leaf holds."""
+    try:
+        return math.prod(shape_of(leaf))
+    except (AttributeError, TypeError):
+        return 0
+
+
+def _itemsize(leaf: Any) -> int:
+    # A gradient has the dtype that JAX gives the leaf: float32 for a float64 of numpy, where x64 is off.
+    return jax.dtypes.canonicalize_dtype(dtype_of(leaf)).itemsize
