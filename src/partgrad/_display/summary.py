@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import SequenceKey
 
-from .._marks import Layout
 from .._selection import Target, as_selection
 from .._trees import describe, paths
 from .markup import cells, styled, symbol
@@ -68,9 +67,9 @@ class Summary:
         rows: One row a leaf, in the order of `jax.tree.leaves`; nothing is folded in it.
     """
 
-    def __init__(self, rows: tuple[Row, ...], lines: tuple[_Folded, ...], selected: Size, everything: Size):
+    def __init__(self, rows: tuple[Row, ...], steps: list[list[Any]], selected: Size, everything: Size):
         self.rows = rows
-        self._lines = lines
+        self._steps = steps
         self._selected = selected
         self._everything = everything
 
@@ -112,7 +111,11 @@ class Summary:
         return styled(cells(Row._fields, rows, foot))
 
     def _cells(self) -> list[tuple[str, str, str, str]]:
-        return [line.cells() for line in _folded(list(self._lines))]
+        lines = [
+            _Folded(tuple(map(_line_step, steps)), *cells)
+            for steps, (_, *cells) in zip(self._steps, self.rows, strict=True)
+        ]
+        return [line.cells() for line in _folded(lines)]
 
     def _totals(self) -> list[tuple[str, str]]:
         here, everything = self._selected, self._everything
@@ -158,15 +161,15 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
         gradient        72 B (76 B without marks and selection)
         Adam state      144 B (152 B without marks and selection)
     """
-    target, layout = Target(tree, as_selection(wrt)), Layout(tree)
-    known = statuses(layout, target.leaves, target.plan)
-    described = [
-        (place.steps, describe(leaf), status, value_of(leaf))
-        for place, leaf, status in zip(layout.leaves, target.leaves, known, strict=True)
-    ]
-    rows = tuple(Row(paths.write(steps), *cells) for steps, *cells in described)
-    lines = tuple(_Folded(tuple(map(_line_step, steps)), *cells) for steps, *cells in described)
-    return Summary(rows, lines, size_of(target.selected), size_of(target.leaves))
+    target = Target(tree, as_selection(wrt))
+    layout = target.structure.layout
+    rows = tuple(
+        Row(place.path, describe(leaf), status, value_of(leaf))
+        for place, leaf, status in zip(
+            layout.leaves, target.leaves, statuses(layout, target.leaves, target.plan), strict=True
+        )
+    )
+    return Summary(rows, [place.steps for place in layout.leaves], size_of(target.selected), size_of(target.leaves))
 
 
 def _line_step(step: Any) -> str | _Indices:

@@ -9,7 +9,7 @@ import itertools
 from typing import Any
 
 import jax
-from jax.tree_util import GetAttrKey
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from .._message import word
 from .._trees import paths
@@ -21,6 +21,7 @@ from .nondiff import NonDiff, cover_of
 from .static import Static
 
 _VALUE = GetAttrKey("value")
+_NOTHING: frozenset[KeyPath] = frozenset()
 _without_marks: set[type] = set()
 
 
@@ -31,9 +32,9 @@ class Place:
         value: The node or leaf.
         parent: The place above, or None at the root.
         step: The key entry that leads here, or None for the root and for what a wrapper holds.
-        key: The same in JAX's key path, where a wrapper takes a step.
         below: Where marks above hold only a part of their value, the key paths from here to what they hold.
         number, siblings: Which child of its parent it is, and of how many.
+        index, end: The range of places from here to the last one below.
         depth: How many places are above.
         mark: The depth of the lowest marked place from the root down to here, or -1.
         start, stop: The range of its leaves.
@@ -41,28 +42,42 @@ class Place:
     """
 
     __slots__ = (
-        *("below", "depth", "is_leaf", "key", "mark", "number", "parent", "siblings"),
-        *("start", "step", "stop", "value"),
+        *("_text", "below", "depth", "end", "index", "is_leaf", "mark", "number"),
+        *("parent", "siblings", "start", "step", "stop", "value"),
     )
 
-    def __init__(self, value: Any, parent: "Place | None", step: Any, mark: "bool | Cover"):
+    def __init__(
+        self,
+        value: Any,
+        parent: "Place | None" = None,
+        step: Any = None,
+        mark: "bool | Cover" = False,
+        number: int = 0,
+        siblings: int = 1,
+    ):
         self.value = value
         self.parent = parent
         self.step = step
-        self.key = _VALUE if step is None else step
-        self.number = self.siblings = 0
+        self.number = number
+        self.siblings = siblings
+        self.is_leaf = False
+        self.start = self.stop = self.index = self.end = 0
+        self._text: str | None = None
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.below: frozenset[KeyPath] = frozenset()
+        self.below: frozenset[KeyPath] = _NOTHING
         if parent is not None and parent.below:
             self.below = frozenset(path[1:] for path in parent.below if path[0] == self.key)
         if isinstance(mark, Cover):
-            self.below |= mark.held or frozenset()
+            self.below |= mark.held or _NOTHING
             mark = mark.held is None
         if () in self.below:
-            mark, self.below = True, frozenset()
+            mark, self.below = True, _NOTHING
         self.mark: int = self.depth if mark else -1 if parent is None else parent.mark
-        self.start = self.stop = 0
-        self.is_leaf = False
+
+    @property
+    def key(self) -> Any:
+        """The key entry that leads here in JAX's key path, where a wrapper takes a step."""
+        return _VALUE if self.step is None else self.step
 
     @property
     def steps(self) -> list[Any]:
@@ -86,7 +101,14 @@ class Place:
     @property
     def path(self) -> str:
         """The path from the root to here, as text."""
-        return paths.write(self.steps)
+        parent = self.parent
+        if parent is None:
+            return ""
+        if parent._text is None:
+            # Kept, for leaves are many and their nodes are few.
+            parent._text = paths.write(parent.steps)
+        own = "" if self.step is None else paths.write_step(self.step)
+        return parent._text + own if parent._text else own.removeprefix(".")
 
     @property
     def foreign_mark(self) -> "Place | None":
@@ -124,56 +146,79 @@ class Layout:
     Attributes:
         places: The nodes and leaves.
         leaves: The leaves, by number.
+        data: The auxiliary data of its nodes.
     """
 
     def __init__(self, tree: Any):
         self.places: list[Place] = []
         self.leaves: list[Place] = []
-        pending = [Place(tree, None, None, False)]
+        self.data: list[Any] = []
+        pending = [Place(tree)]
         while pending:
             place = pending.pop()
-            place.start = len(self.leaves)
+            place.index, place.start = len(self.places), len(self.leaves)
             self.places.append(place)
-            children = _children(place.value)
+            children = _children(place.value, self.data)
             if children is None:
                 place.is_leaf = True
                 self.leaves.append(place)
                 continue
-            below = [Place(value, place, step, mark) for step, value, mark in children]
-            for number, child in enumerate(below):
-                child.number, child.siblings = number, len(below)
+            count = len(children)
+            below = [Place(value, place, step, mark, n, count) for n, (step, value, mark) in enumerate(children)]
             pending += reversed(below)
         for place in reversed(self.places):
-            place.stop = max(place.stop, place.start + place.is_leaf)
-            if place.parent is not None:
-                place.parent.stop = max(place.parent.stop, place.stop)
+            if not place.end:
+                place.end, place.stop = place.index + 1, place.start + place.is_leaf
+            if place.parent is not None and not place.parent.end:
+                # The last of its children.
+                place.parent.end, place.parent.stop = place.end, place.stop
 
     @property
     def root(self) -> Place:
         """The place of the tree itself."""
         return self.places[0]
 
+    def children(self, place: Place) -> list[Place]:
+        """The places right below one."""
+        # They are not kept, for then every layout would be a cycle, which holds its leaves for a while.
+        found, index = [], place.index + 1
+        while index < place.end:
+            found.append(self.places[index])
+            index = self.places[index].end
+        return found
+
     def paths(self) -> list[str]:
         """The paths of all leaves."""
         return [leaf.path for leaf in self.leaves]
 
 
-def _children(node: Any) -> list[tuple[Any, Any, bool | Cover]] | None:
-    """The children of a node, each as step, value and its mark; None for a leaf."""
+def _children(node: Any, data: list[Any]) -> list[tuple[Any, Any, bool | Cover]] | None:
+    """The children of a node, each as step, value and its mark, while its auxiliary data is noted; None for a leaf."""
+    kind = type(node)
+    # Plain containers make up most of a large tree, and JAX takes longer over one level of one than over the tree.
+    if kind is dict:
+        keys = sorted(node)
+        data += [key for key in keys if key.__class__ is not str]
+        return [(DictKey(key), node[key], False) for key in keys]
+    if kind is list or kind is tuple:
+        return [(SequenceKey(number), child, False) for number, child in enumerate(node)]
+    if not jax.tree_util.is_tree_node(kind):
+        return None
     if isinstance(node, NonDiff):
         return [(None, node.value, cover_of(node) or True)]
     if isinstance(node, Static):
+        data.append(node.data)
         return [(None, node.data.child(node.value), True)] if node.data.arrays else []
     if schema_of(node) is not None:
         marks = getattr(node, MARKS)
+        data += marks.static
         return [
-            (GetAttrKey(name), child, data is not None or _mark(marks, name)) for name, child, data in children_of(node)
+            (GetAttrKey(name), child, held is not None or _mark(marks, name)) for name, child, held in children_of(node)
         ]
-    if not jax.tree_util.is_tree_node(type(node)):
-        return None
-    _refuse_ignored_marks(type(node))
-    mark = is_foreign_mark(node)
-    return [(step, child, mark) for step, child in flatten_one_level(node)[0]]
+    _refuse_ignored_marks(kind)
+    mark, (keyed, structure) = is_foreign_mark(node), flatten_one_level(node)
+    data.append(structure.node_data())
+    return [(step, child, mark) for step, child in keyed]
 
 
 def _refuse_ignored_marks(cls: type) -> None:

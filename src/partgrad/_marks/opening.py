@@ -86,7 +86,7 @@ def open_leaves(layout: Layout) -> dict[int, int]:
     """The leaves that are open, each with the highest level at which a mark above it was opened."""
     levels: dict[int, int] = {}
     for number, leaf in enumerate(layout.leaves):
-        for _, path, cover in _marks_above(leaf):
+        for _, path, cover in _marks_above(leaf) if leaf.mark >= 0 else ():
             for opened, level in cover.open if cover is not None else ():
                 if path[: len(opened)] == opened:
                     levels[number] = max(level, levels.get(number, 0))

@@ -10,6 +10,7 @@ from .._marks import Place, refuse_forgotten
 from .._message import listed, near_misses, word
 from ..errors import ElementError, NoMatchError, SelectionError, SlotError
 from .choose import LEAF
+from .patterns import names_of
 from .slots import ElementSlot, Pick, Slot, Structure, computed
 
 _TRACED = (
@@ -133,9 +134,7 @@ def _to_places(returned: Any, structure: Structure) -> Any:
 
 def _fits_nowhere(structure: Structure, misfit: _Misfit, nodes: int) -> NoMatchError:
     refuse_forgotten(structure.leaves, structure.path)
-    steps = [place.step for place in structure.layout.places if place.step is not None]
-    names = [name for step in steps if isinstance(name := getattr(step, "name", getattr(step, "key", None)), str)]
-    near = near_misses(misfit.name, dict.fromkeys(names)) if misfit.name else []
+    near = near_misses(misfit.name, names_of(structure.layout.places)) if misfit.name else []
     root = type(structure.layout.root.value).__name__
     details = [f"On the tree itself: {misfit}.", f"Tried on {root} and the {nodes} nodes below it."]
     if near:

@@ -20,22 +20,32 @@ def masked_places(mask: Layout, chosen: Sequence[bool], structure: Structure) ->
     Raises:
         SelectionError: If the mask has another structure.
     """
-    # Wrappers take no step, so the last place of a path is what they hold.
-    places = {place.path: place for place in structure.layout.places}
-    covered: set[int] = set()
-    for place in mask.places:
-        path = place.path
-        if path not in places:
-            raise _other_structure(path, "nothing there", "a mask entry")
-        there = places[path]
+    found = []
+    pending = [(mask.root, structure.layout.root)]
+    while pending:
+        place, there = pending.pop()
+        place, there = _inside_wrappers(mask, place), _inside_wrappers(structure.layout, there)
         if place.is_leaf:
-            covered.update(range(there.start, there.stop))
-        elif not place.is_wrapper and place.value is not None and type(place.value) is not type(there.value):
-            raise _other_structure(path, _class_name(there.value, place.value), _class_name(place.value, None))
-    for number, leaf in enumerate(structure.layout.leaves):
-        if number not in covered:
-            raise _other_structure(leaf.path, "True or False", "nothing")
-    return [places[leaf.path] for leaf, on in zip(mask.leaves, chosen, strict=True) if on]
+            found += [there] * chosen[place.start]
+            continue
+        if place.value is not None and type(place.value) is not type(there.value):
+            raise _other_structure(place.path, _class_name(there.value, place.value), _class_name(place.value, None))
+        entries = {child.step: child for child in mask.children(place)}
+        below = {child.step: child for child in structure.layout.children(there)}
+        for step, child in entries.items():
+            if step not in below:
+                raise _other_structure(child.path, "nothing there", "a mask entry")
+        for left_out in [there] if there.is_leaf else [child for step, child in below.items() if step not in entries]:
+            if left_out.start < left_out.stop:
+                raise _other_structure(structure.path(left_out.start), "True or False", "nothing")
+        pending += [(child, below[step]) for step, child in reversed(entries.items())]
+    return found
+
+
+def _inside_wrappers(layout: Layout, place: Place) -> Place:
+    while place.is_wrapper and (inside := layout.children(place)):
+        (place,) = inside
+    return place
 
 
 def _class_name(value: Any, other: Any) -> str:

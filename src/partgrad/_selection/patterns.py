@@ -13,6 +13,8 @@ from ..errors import NoMatchError
 from .slots import Pick, Structure
 
 _NAME = re.compile(r"[^\W\d]\w*")
+# In how many places every path is compared with one that is misspelled.
+_COMPARED = 2000
 
 
 class PatternStep(NamedTuple):
@@ -149,19 +151,17 @@ def is_exact(steps: Iterable[PatternStep]) -> bool:
 
 def matching_places(layout: Layout, steps: Sequence[PatternStep]) -> list[Place]:
     """The places that a pattern matches; of a wrapper, what it holds."""
-    # For each place, the positions in the pattern that its path may have reached.
-    reached: dict[int, frozenset[int]] = {}
     found = []
-    for place in layout.places:
-        if place.parent is None:
-            positions = _skipping(steps, {0})
-        elif place.step is None:
-            positions = reached[id(place.parent)]
-        else:
-            positions = frozenset(_advance(steps, reached[id(place.parent)], place))
-        reached[id(place)] = positions
+    # Places, each with the positions in the pattern that its path may have reached.
+    pending = [(layout.root, _skipping(steps, {0}))]
+    while pending:
+        place, positions = pending.pop()
         if len(steps) in positions and not place.is_wrapper:
             found.append(place)
+        for child in reversed(layout.children(place)):
+            reached = positions if child.step is None else frozenset(_advance(steps, positions, child))
+            if reached:
+                pending.append((child, reached))
     return found
 
 
@@ -208,7 +208,7 @@ def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) 
     refuse_forgotten(structure.leaves, structure.path)
     details, fix = _instead(structure.layout, pattern, steps)
     if not fix:
-        near = near_misses(pattern, [place.path for place in structure.layout.places if place.step is not None])
+        near = near_misses(pattern, [place.path for place in _told_apart(structure.layout.places)])
         if near:
             details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
         fix = f"write {near[0]!r}." if near else "start at the tree itself, not with the argument's name."
@@ -229,36 +229,50 @@ def _instead(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> tupl
             return [what], "make it a field of its own that is not static."
     below = matching_places(layout, [PatternStep("**", None, "**"), *steps])
     if below:
-        several = [repr(place.path) for place in below]
+        several = [repr(place.path) for place in below[:3]]
         every = f", or '**.{pattern}' for all of them" if not pattern.startswith("[") else ""
-        details = [
-            f"It starts at the tree itself; deeper there {'is' if len(several) == 1 else 'are'} {listed(several)}."
-        ]
-        return details, f"write {several[0]}." if len(several) == 1 else f"write {' or '.join(several[:3])}{every}."
+        known = listed((repr(place.path) for place in below), len(below))
+        details = [f"It starts at the tree itself; deeper there {'is' if len(below) == 1 else 'are'} {known}."]
+        return details, f"write {several[0]}." if len(below) == 1 else f"write {' or '.join(several)}{every}."
     if step.kind != "name":
         return [], ""
-    inside = {id(place) for place in reached}
-    names = {n: None for place in layout.places if id(_node_above(place)) in inside and (n := _name(place.step))}
-    near = near_misses(step.value, names)
+    near = near_misses(step.value, names_of(child for place in reached for child in _below(layout, place)))
     if not near:
         return [], ""
     texts = [other.text for other in steps]
     texts[count] = near[0]
     fixed = "".join(text if text.startswith("[") else f".{text}" for text in texts).removeprefix(".")
-    near_paths = [place.path for place in matching_places(layout, parse(fixed))]
-    known = [f"Near names: {listed(f'`{n}`' for n in near_paths or near)}."]
-    return known, f"write {fixed!r}." if near_paths else f"write `{near[0]}` for `{step.value}`."
+    there = matching_places(layout, parse(fixed))
+    if not there:
+        return [f"Near names: {listed(f'`{name}`' for name in near)}."], f"write `{near[0]}` for `{step.value}`."
+    return [f"Near names: {listed((f'`{place.path}`' for place in there), len(there))}."], f"write {fixed!r}."
 
 
-def _node_above(place: Place) -> Place | None:
-    above = place.parent
-    while above is not None and above.is_wrapper and above.step is None:
-        above = above.parent
-    return above
+def _below(layout: Layout, place: Place) -> Iterator[Place]:
+    """The places one step below; a wrapper takes none."""
+    for child in layout.children(place):
+        if child.step is None:
+            yield from _below(layout, child)
+        else:
+            yield child
+
+
+def _told_apart(places: Sequence[Place]) -> Iterable[Place]:
+    """The places that take a step; one for each name where they are many, for each path is text to be compared."""
+    if len(places) <= _COMPARED:
+        return [place for place in places if place.step is not None]
+    return {name: place for place in reversed(places) if (name := _name(place.step))}.values()
+
+
+def names_of(places: Iterable[Place]) -> dict[str, None]:
+    """The different names of places: attributes, and keys that are strings."""
+    return {name: None for place in places if (name := _name(place.step))}
 
 
 def _name(step: Any) -> str | None:
-    name = getattr(step, "name", getattr(step, "key", None))
+    if isinstance(step, GetAttrKey):
+        return str(step.name)
+    name = getattr(step, "key", None)
     return name if isinstance(name, str) else None
 
 

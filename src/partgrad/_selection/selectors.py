@@ -332,9 +332,8 @@ class _Mask(Selection):
     """A tree of bools, or a prefix of one."""
 
     def __init__(self, tree: Any):
-        self._layout = Layout(tree)
-        self._treedef = jax.tree.structure(tree)
-        self._chosen = tuple(bool(leaf.value) for leaf in self._layout.leaves)
+        leaves, self._treedef = jax.tree.flatten(tree)
+        self._chosen = tuple(map(bool, leaves))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Mask) and self._chosen == other._chosen and self._treedef == other._treedef
@@ -346,7 +345,8 @@ class _Mask(Selection):
         return "the mask"
 
     def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        return tuple((place,) for place in masked_places(self._layout, self._chosen, structure)), None
+        layout = Layout(self._treedef.unflatten(self._chosen))
+        return tuple((place,) for place in masked_places(layout, self._chosen, structure)), None
 
     def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
         return leaves_of(structure, [place for several in answer[0] for place in several], purpose)

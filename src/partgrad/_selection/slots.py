@@ -215,13 +215,14 @@ class Structure:
     """
 
     def __init__(self, tree: Any, treedef: Any):
-        self.holds_arrays = reaches_array(treedef)
         self._bound = _Bound()
         self.slots = [Slot(self, number) for number in range(treedef.num_leaves)]
         self.plans: dict[str, dict[Hashable, Plan]] = collections.defaultdict(dict)
         self.failure: Exception | None = None
+        self.holds_arrays = False
         try:
             self.layout = Layout(self._build(tree, treedef))
+            self.holds_arrays = self.holds_arrays or reaches_array(self.layout.data)
         except Exception as error:
             # A class that loses its leaves when it is built. Callables cannot be asked, all else can.
             self.layout, self.holds_arrays = Layout(tree), True

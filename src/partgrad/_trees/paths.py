@@ -11,11 +11,12 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 def write_step(step: Any) -> str:
     """Write one key entry: `.name`, `['key']` or `[0]`."""
-    if isinstance(step, GetAttrKey):
+    kind = type(step)
+    if kind is GetAttrKey:
         return f".{step.name}"
-    if isinstance(step, SequenceKey):
+    if kind is SequenceKey:
         return f"[{step.idx}]"
-    if isinstance(step, DictKey | FlattenedIndexKey):
+    if kind is DictKey or kind is FlattenedIndexKey:
         return f"[{step.key!r}]"
     return str(step)
 

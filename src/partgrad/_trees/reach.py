@@ -39,7 +39,7 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, tuple | list | set | frozenset):
         return list(value)
     if isinstance(value, jax.tree_util.PyTreeDef):
-        return [value.node_data(), *value.children()]
+        return [value.node_data(), *(child for child in value.children() if child.num_nodes > 1)]
     return [held for _, held in held_by(value)]
 
 
