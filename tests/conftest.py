@@ -1,9 +1,22 @@
 """Fixtures shared by the tests, and how many of them run: see `tiers.py`."""
 
+import os
+from pathlib import Path
+
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 
 import tiers
+
+# No test fails because a machine is slow.
+settings.register_profile(
+    "patient",
+    settings.get_profile(settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("patient")
 
 
 def _names_tests(config):
@@ -33,8 +46,15 @@ def x64(request):
         yield request.param
 
 
+def _resident_gigabytes():
+    """What this process holds in memory; infinite where there is no /proc."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30 if pages.exists() else float("inf")
+
+
 @pytest.fixture(scope="module", autouse=True)
-def no_compiled_programs_of_other_files():
-    """Compiled programs take gigabytes by the end of a run."""
+def compiled_programs_of_other_files():
+    """Keep what other files compiled, until it takes gigabytes: a tenth of a run goes into compiling it again."""
     yield
-    jax.clear_caches()
+    if _resident_gigabytes() > 2:
+        jax.clear_caches()

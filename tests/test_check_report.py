@@ -204,7 +204,7 @@ def reports(draw):
     return GradientReport(draw(ANY_TEXT), tuple(rows), tuple(draw(st.lists(findings, max_size=6))), {})
 
 
-@settings(deadline=None, max_examples=50, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=50, phases=[Phase.explicit, Phase.generate])
 @given(reports())
 def test_no_line_is_wider_than_a_terminal_and_every_leaf_has_one(found):
     """Whatever the names: each leaf has its verdict, the worst come first, and nothing breaks a line."""

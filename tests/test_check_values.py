@@ -253,6 +253,7 @@ def right(name):
     assert not found.disagreements
 
 
+@pytest.mark.share(2)
 def test_a_large_ill_conditioned_likelihood_has_no_fault_and_shows_one(x64):
     function, point = likelihood(200 if x64 else 521), jnp.array([3.0, 3.0, 1.0, -1.0])
     traced, found = checked(function, point)
@@ -312,7 +313,8 @@ def test_what_rounds_nothing_has_no_noise(x64):
     assert not any(np.any(noise) for noise in rounding_noise(traced.jaxpr, traced.leaves))
 
 
-@settings(max_examples=examples(8), deadline=None)
+@pytest.mark.long
+@settings(max_examples=examples(8))
 @given(st.integers(0, 10**6), st.integers(1, 20), st.sampled_from([1e-3, 1.0, 1e4]))
 def test_the_order_of_a_sum_is_rounding_and_more_is_not(seed, size, spread):
     generator = np.random.default_rng(seed)

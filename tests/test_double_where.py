@@ -461,6 +461,7 @@ def test_a_number_that_is_zero_is_no_selection(f, x):
     assert not np.isfinite(jax.grad(pg.double_where(f))(x))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["max", "min", "reduce", "clip", "scatter", "cummax", "pool", "abs", "sort"])
 def test_ties_are_shared_as_jax_shares_them(name):
     functions = {
@@ -492,6 +493,7 @@ def test_a_constant_part_of_a_backward_pass_stays():
     assert jax.grad(pg.double_where(lambda x: f(2 * x, x**2)))(3.0) == 8
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("solve", ["solve", "inv", "positive", "masked", "likelihood"])
 def test_second_derivatives_of_linear_solves(solve):
     y = jnp.array([1.0, 2.0])
@@ -541,6 +543,7 @@ def test_mutable_references_are_jaxs():
     close(jax.jit(jax.grad(pg.double_where(f)))(x), [5, 23])
 
 
+@pytest.mark.long
 def test_no_tracer_outlives_its_trace():
     cond = lambda x: lax.cond(x > 0, jnp.sin, jnp.cos, x)
     scan = lambda x: lax.scan(lambda c, v: (jnp.where(v > 0, c * x, c), None), x, jnp.arange(3.0))[0]
@@ -624,6 +627,7 @@ def test_closing_over_what_is_differentiated():
     close(jax.grad(scanned)(2.0), 1)
 
 
+@pytest.mark.long
 def test_values_from_numpy_that_the_function_needs():
     keep = np.array([True, False, True])
     select = pg.double_where(lambda x, keep, n: (x[keep] ** 2).sum() + x[: int(n)].sum())

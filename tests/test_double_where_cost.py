@@ -102,6 +102,7 @@ def test_rows_of_padding_in_both_factors():
     np.testing.assert_allclose(jax.grad(f)(jnp.ones((2, 3))), expected)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     "mask",
     [
@@ -133,6 +134,7 @@ def test_functions_of_one_structure_keep_their_own_masks_and_numbers():
         np.testing.assert_array_equal(jax.grad(made(mask, number))(x), jnp.where(mask, 1 / x, number))
 
 
+@pytest.mark.long
 def test_checkpoints_of_one_structure():
     block = jax.checkpoint(lambda x, w: x + jnp.where(x > 0.1, jnp.log(x * w), 0.0))
     by_hand = lambda x, w: x + jnp.where(x > 0.1, jnp.log(jnp.where(x > 0.1, x * w, 1.0)), 0.0)

@@ -309,21 +309,21 @@ def check_transformed(steps, end, x):
     assert_unchanged(jax.jit(gradient)(x), compiled, 1e-7, 1e-6)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(steps, st.sampled_from(list(ENDS)), points)
 def test_what_is_finite_is_unchanged_and_values_are_bit_equal(steps, end, x):
     with jax.enable_x64(True):
         check_finite_is_unchanged(steps, end, jnp.array(x))
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15))
 @given(steps, st.sampled_from(list(ENDS)), tame_points)
 def test_reverse_is_forward(steps, end, x):
     with jax.enable_x64(True):
         check_forward(steps, end, jnp.array(x))
 
 
-@settings(max_examples=examples(6), deadline=None)
+@settings(max_examples=examples(6))
 @given(steps, st.sampled_from(list(ENDS)), tame_points)
 def test_transforms_commute(steps, end, x):
     with jax.enable_x64(True):
@@ -340,7 +340,7 @@ def check_second(steps, end, x):
             assert_unchanged(outer(jax.grad(pg.double_where(f)))(x), expected, 1e-7, 1e-6)
 
 
-@settings(max_examples=examples(24), deadline=None)
+@settings(max_examples=examples(24))
 @given(steps, st.sampled_from(list(ENDS)), tame_points)
 def test_second_derivatives_are_unchanged(steps, end, x):
     with jax.enable_x64(True):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.optimize
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import partgrad as pg
 from messages import refused
@@ -63,7 +63,6 @@ def test_replace_of_another_shape():
 
 
 @given(mixed, st.sampled_from([None, "**", pg.each(lambda n: n["variance"]), lambda t: t]))
-@settings(deadline=None)
 def test_what_is_selected_goes_back_to_where_it_was(tree, wrt):
     try:
         selected = pg.select(tree, wrt)
@@ -237,6 +236,7 @@ OPTIMISERS = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_training_loop_leaves_what_is_frozen_bit_identical(name):
     model = pg.freeze({"k": jax.tree.map(jnp.float32, composite()), "n": 3}, "k.b.a")
@@ -290,6 +290,7 @@ def test_ravel_and_unravel():
     refused(lambda: pg.ravel({"a": 1.0})[1](jnp.ones(2)), ValueError, "Expected shape (1,), got (2,)")
 
 
+@pytest.mark.share(2)
 def test_unravel_under_jit_and_grad_and_with_scipy(x64):
     model = Sum(RBF(0.5, 0.7), Periodic(1.0, 1.3, 1.0))
     vector, unravel = pg.ravel(model)

@@ -22,6 +22,7 @@ def f(k):
 FULL = np.array([4.0, 8.0, 12.0])
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("wrt", "index"),
     [
@@ -98,7 +99,7 @@ def test_edits_of_elements():
 
 
 @given(st.integers(0, 7))
-@settings(deadline=None, max_examples=examples(8))
+@settings(max_examples=examples(8))
 def test_the_names_of_ravel_are_selectors(number):
     tree = {"k": KERNEL, "w": [jnp.arange(4.0).reshape(2, 2)]}
     vector, unravel = pg.ravel(tree)

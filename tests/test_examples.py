@@ -111,6 +111,7 @@ def test_log_marginal_likelihood_at_the_values_of_the_book():
     assert abs(mauna_loa.log_marginal_likelihood(mauna_loa.book_kernel(), t, y) - -116.98344547) < 1e-7
 
 
+@pytest.mark.long
 def test_gradient_is_the_central_difference():
     t, y = (values[:100] for values in data())
     kernel = pg.thaw(mauna_loa.book_kernel(), lambda k: k.period)
@@ -142,6 +143,7 @@ def test_components_add_up_to_the_signal():
 # The tests below share one run of the script on all the data, about fifteen seconds on two cores.
 
 
+@pytest.mark.long
 def test_script_reproduces_every_published_number(finished):
     _, run = finished
     # A check that takes long says so.

@@ -168,6 +168,7 @@ def test_value_gradient_and_hessian_are_unbiased(name):
         assert z_score(estimates[order], exactly[order]) < 4, order
 
 
+@pytest.mark.share(2)
 def test_forward_and_reverse_agree_and_the_value_is_the_plain_mean(x64):
     mean = pg.expectation(branches, samples=50)
 
@@ -182,6 +183,7 @@ def test_forward_and_reverse_agree_and_the_value_is_the_plain_mean(x64):
     np.testing.assert_allclose(pg.grad(mean, argnums=1)(KEY, 0.4), reverse, rtol=1e-9 if x64 else 1e-3)
 
 
+@pytest.mark.long
 def test_one_sample_is_the_score_function_written_by_hand():
     def score(p):
         x = discrete(KEY1, p)
@@ -202,11 +204,13 @@ def test_leave_one_out_baseline_by_hand():
     assert jax.grad(pg.expectation(discrete, samples=5), 1)(KEY, 0.4) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.long
 def test_the_baseline_does_not_care_for_an_offset():
     gradient = lambda offset: jax.grad(pg.expectation(lambda *at: discrete(*at) + offset, samples=2000), 1)(KEY, 0.4)
     np.testing.assert_allclose(gradient(1e3), gradient(0.0), rtol=1e-3)
 
 
+@pytest.mark.long
 def test_categorical_with_trees_of_outputs_and_parameters():
     def f(key, model):
         choice = choose(key, model["logits"])
@@ -267,6 +271,7 @@ def test_log_prob_gets_the_arguments_but_shape_and_dtype():
     assert seen == [((0.5,), {"maxval": 2.0}), ((), {"p": 3.0}), ((4.0,), {})]
 
 
+@pytest.mark.long
 def test_transforms_of_an_expectation():
     mean = pg.expectation(walk, samples=20)
     gradient = jax.jit(jax.grad(mean, 1))
@@ -292,6 +297,7 @@ def test_other_words_inside():
     refused(lambda: mean("error")(KEY, 2.0), errors.DrawError, "`location`", "`mean`", f"At: {HERE}:")
 
 
+@pytest.mark.long
 def test_low_precision_and_complex_outputs():
     low = pg.expectation(lambda key, p: flip(key, p).astype(jnp.bfloat16), samples=100)
     assert low(KEY, jnp.bfloat16(0.4)).dtype == jax.grad(low, 1)(KEY, jnp.bfloat16(0.4)).dtype == jnp.bfloat16

@@ -63,6 +63,7 @@ def key(leaf):
     return np.shape(leaf), tuple(np.asarray(leaf, float).ravel())
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("wrt", SELECTORS, ids=range(len(SELECTORS)))
 def test_each_transform_is_that_of_jax_on_the_function_closed_over_the_rest(wrt):
     closed, leaves = split(wrt)
@@ -106,8 +107,9 @@ def test_a_jacobian_over_a_part_has_the_parts_structure():
     assert pg.hessian(lambda k: k.variance**2 * k.lengthscale)(RBF(2.0, 3.0)).variance.lengthscale == 4.0
 
 
+@pytest.mark.long
 @given(st.data())
-@settings(deadline=None, max_examples=examples(30))
+@settings(max_examples=examples(30))
 def test_transforms_nest(data):
     names = st.sampled_from(["a", "b", "c"])
     outer, middle, inner = data.draw(names), data.draw(names), data.draw(names)

@@ -173,6 +173,7 @@ def solved(adjoint):
 HALF = np.float32(0.5)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("f", "x"),
     [

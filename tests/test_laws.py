@@ -82,7 +82,7 @@ def test_combine_undoes_partition(tree):
 
 
 @given(smooth.filter(lambda t: jax.tree.leaves(t) and not has_static_arrays(t)))
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 def test_it_equals_jax_on_trees_of_floats(tree):
     tree = pg.thaw(tree, None)
     got, want = pg.value_and_grad(f)(tree), jax.value_and_grad(f)(tree)
@@ -93,7 +93,7 @@ def test_it_equals_jax_on_trees_of_floats(tree):
 
 
 @given(mixed, st.data())
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tree, data):
     leaves = jax.tree.leaves(tree)
     places = [(i, p) for i, p in enumerate(paths(tree)) if is_differentiable(leaves[i]) and not p.is_static]
@@ -142,7 +142,7 @@ def test_replace_keeps_marks_and_values(variance, lengthscale, marked):
 
 
 @given(smooth, st.data())
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 def test_every_transform_is_that_of_jax_closed_over_the_rest(tree, data):
     leaves, places = jax.tree.leaves(tree), paths(tree)
     free = [place.path for place, leaf in zip(places, leaves, strict=True) if place.mark < 0 and jnp.size(leaf)]

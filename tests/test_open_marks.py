@@ -17,6 +17,7 @@ from models import RBF, Flax, Linear, Periodic, Point, Sum
 from partgrad import NonDiff, Static, errors
 from partgrad._marks import Layout, is_open
 from partgrad._trees import is_differentiable
+from tiers import examples
 
 pytestmark = pytest.mark.internal
 
@@ -114,9 +115,10 @@ RUNS = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("run", RUNS)
 @given(trees, st.data())
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=examples(12))
 def test_the_value_and_the_gradient_do_not_depend_on_wrt(run, tree, data):
     with jax.enable_x64(True):
         places = [place for place in Layout(tree).leaves if place.path]
@@ -137,7 +139,7 @@ def test_the_value_and_the_gradient_do_not_depend_on_wrt(run, tree, data):
 
 
 @given(trees, st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 def test_freezing_marks_what_was_named_in_any_order(tree, data):
     places = [place for place in Layout(tree).places if any(map(is_differentiable, jax.tree.leaves(place.value)))]
     paths = sorted({place.path for place in places if place.path})

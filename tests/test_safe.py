@@ -156,6 +156,7 @@ ROWS = jnp.array([[3.0, 4, 0.5], [0, 0, 0], [2, -2, 2], [0, -0.0, 0], [1, 5, 0],
 ORDERS = [None, 1, 2, 1.5, 0.5, 0, -1, INF, -INF]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("order", ORDERS)
 def test_norms_of_vectors(order):
     singular = np.asarray((ROWS == 0).all(1, keepdims=True) | jnp.zeros((1, 3), bool))
@@ -179,6 +180,7 @@ def test_norms_of_vectors(order):
     np.testing.assert_allclose(forward, slope, rtol=1e-6)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("order", [None, 1, 3, 1.5, 0.5, -1])
 def test_second_derivatives_of_norms(order):
     rows = jnp.array([[3.0, 4, 0.5], [0, 0, 0], [1, 5, 0]])
@@ -190,6 +192,7 @@ def test_second_derivatives_of_norms(order):
         assert np.isfinite(hessian[2]).all()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("order", [None, "fro", "nuc", 1, 2, -2, -INF])
 def test_norms_of_matrices(order):
     some = jnp.array([[-3.0, 1], [2, 3], [4, 5.5]])
@@ -229,6 +232,7 @@ def test_a_norm_that_underflows_is_not_at_its_singular_point():
 SPREAD = jnp.array([[3.0, 4, 0.5], [0.1, 0.1, 0.1], [1, NAN, 2], [INF, INF, INF], [-0.0, 0, 0], [INF, 1, 2]])
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     "options",
     [{}, {"ddof": 3}, {"correction": 0.5, "keepdims": True}, {"dtype": jnp.float16}],
@@ -322,6 +326,7 @@ def test_logsumexp_with_factors():
 # --- complex -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_complex_numbers():
     z = jnp.array([0, 1 + 1j, -2j, 3, -1, 1e-3j], complex)
     for name in ("sqrt", "log", "arccos"):
@@ -344,6 +349,7 @@ def test_complex_numbers():
             np.testing.assert_array_equal(slope[singular], 0)
 
 
+@pytest.mark.long
 def test_complex_reductions():
     z = jnp.array([[0, 0], [1j, 2], [3, 1j], [1 + 1j, 1 + 1j]])
     for order in (None, 0.5):
@@ -366,6 +372,7 @@ def test_complex_reductions():
 # --- what goes in ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_types_are_those_of_jax_numpy():
     """Python numbers, integers, bools, NumPy arrays and mixed dtypes promote as they do in jax.numpy."""
     half = jnp.array([0.5, 0], jnp.float16)
@@ -478,7 +485,7 @@ def test_real_nans_are_not_hidden():
     st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.5, 3.0, 1e30, 1e-30, INF, -INF, NAN]), min_size=6, max_size=6),
     st.sampled_from(["norm", "std", "var", "logsumexp"]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_law_values_are_those_of_jax_numpy(numbers, name):
     """To the bit, beside a gradient too; and a row of which JAX has the gradient keeps it, or is a zero vector."""
     x = jnp.array(numbers).reshape(2, 3)
@@ -511,6 +518,7 @@ def test_where_gives_functions_only_what_is_selected_for_them():
     assert seen[2].shape == (0, 4)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_derivatives_of_where(wrap):
     """jax#1052: the functions are those of the thread, and each derivative is that of the function selected."""

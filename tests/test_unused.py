@@ -278,7 +278,7 @@ def test_under_jit(name):
 
 @pytest.mark.share(3)
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(values=st.lists(st.floats(0.25, 2.5, width=32), min_size=4, max_size=4))
 def test_an_unused_leaf_has_a_zero_gradient(name, values):
     function, _ = CASES[name]
