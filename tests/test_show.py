@@ -252,3 +252,30 @@ def test_selectors_are_named():
     ]
     for wrt, title in titles:
         assert str(pg.show(kernel, wrt)).splitlines()[-1].startswith(title + ":")
+
+
+@pg.dataclass
+class Everything:
+    free: jax.Array
+    kernel: Periodic
+    held: Periodic = pg.field(nondiff=True)
+    name: str = pg.field(static=True)
+    opened: float = pg.field(nondiff=True)
+    steps: int = 3
+
+
+def test_treescope_shows_the_same_symbols_and_colours():
+    treescope = pytest.importorskip("treescope")
+    model = Everything(jnp.ones(2), Periodic(1.0, 2.0, 3.0), Periodic(4.0, 5.0, 6.0), "a", pg.Diff(7.0))
+    tree = {"model": model, "wrapped": pg.NonDiff({"x": 1.0}), "static": pg.Static("s")}
+    text = treescope.render_to_text(tree)
+    assert " ".join(text.split()) == (
+        "{ 'model': Everything( ● free=<jax.Array([1., 1.], dtype=float32)>, "
+        "kernel=Periodic( ● variance=1.0, ● lengthscale=2.0, ■ period=NonDiff(3.0), ), "
+        "■ held=NonDiff(Periodic( ■ variance=4.0, ■ lengthscale=5.0, ■ period=NonDiff(6.0), )), "
+        "◆ name='a', ● opened=Diff(7.0), steps=3, ), "
+        "'wrapped': ■ NonDiff({'x': 1.0}), 'static': ◆ Static('s'), }"
+    )
+    assert treescope.render_to_text(model.kernel, roundtrip_mode=True).count("●") == 0
+    colour = re.search(r"\.pg-is-held\{--pg:(#\w+)\}", pg.show(tree).html())[1]
+    assert colour in treescope.render_to_html(tree, compressed=False)

@@ -22,6 +22,7 @@ from .instance import (
     mutable_hash,
     mutable_setattr,
     show,
+    treescope_repr,
     wrap_own_init,
 )
 
@@ -212,6 +213,7 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
         generated["__delattr__"] = mutable_delattr
     if repr:
         generated["__repr__"] = show
+        generated["__treescope_repr__"] = treescope_repr
     if eq:
         generated["__eq__"] = equal
         if "__eq__" not in own:

@@ -17,6 +17,7 @@ from .diff import Diff, diff_refused
 from .fields import MARKS, SCHEMA, Marks, Schema
 from .hold import hold
 from .nondiff import NonDiff, cover_of
+from .scope import render_fields
 from .static import Static, StaticData
 
 _BUILDING = "_partgrad_building"
@@ -275,12 +276,22 @@ def frozen_hash(self: Any) -> int:
     return hash((type(self), jax.tree.structure(self)))
 
 
-def show(self: Any) -> str:
-    schema, marks = getattr(self, SCHEMA), getattr(self, MARKS)
+def wrappers_of(instance: Any) -> dict[str, str]:
+    """The fields that are not as the class says, or that are held: what was put around their values."""
+    schema, marks = getattr(instance, SCHEMA), getattr(instance, MARKS)
     static = frozenset(name for name, _ in marks.static) - frozenset(schema.static)
     wrappers: dict[str, str] = dict.fromkeys(static, "Static")
     wrappers |= dict.fromkeys(marks.nondiff, "NonDiff")
     wrappers |= {name: "Diff" for name in schema.nondiff if name not in marks.nondiff and name not in static}
+    return wrappers
+
+
+def treescope_repr(self: Any, path: "str | None", subtree_renderer: Any) -> Any:
+    return render_fields(self, wrappers_of(self), getattr(self, SCHEMA).static, path, subtree_renderer)
+
+
+def show(self: Any) -> str:
+    schema, marks, wrappers = getattr(self, SCHEMA), getattr(self, MARKS), wrappers_of(self)
     covers = {name: cover.of for name, cover in marks.covers}
     names = [name for name in schema.names if name not in schema.hidden]
     shown = [(name, self.__dict__.get(name, ...), wrappers.get(name), covers.get(name, "")) for name in names]

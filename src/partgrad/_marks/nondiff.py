@@ -12,6 +12,7 @@ from jax.tree_util import GetAttrKey
 from .._trees import show_wrapped
 from .cover import Cover, hold_part
 from .hold import EXPLICIT, WRAPPER, hold
+from .scope import render_wrapper
 
 T = TypeVar("T")
 
@@ -64,6 +65,8 @@ class NonDiff(Generic[T]):
 
     def __repr__(self) -> str:
         return show_wrapped("NonDiff", self.value, "" if self._cover is None else self._cover.of)
+
+    __treescope_repr__ = render_wrapper
 
     def __reduce__(self) -> Any:
         return covering, (self.value, self._cover)

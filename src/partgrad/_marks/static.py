@@ -11,6 +11,7 @@ from .._message import word
 from .._trees import is_array, trees_equal
 from ..errors import StaticError
 from .hold import hold
+from .scope import render_wrapper
 
 T = TypeVar("T")
 
@@ -206,6 +207,8 @@ class Static(Generic[T]):
 
     def __hash__(self) -> int:
         return hash(self._data)
+
+    __treescope_repr__ = render_wrapper
 
     def __repr__(self) -> str:
         return f"Static({self._value!r})"
