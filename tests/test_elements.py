@@ -148,3 +148,20 @@ def test_bad_elements():
             "works on whole leaves",
             "elements of `lengthscale`",
         )
+
+
+def test_elements_of_a_leaf_that_memory_cannot_hold_are_not_numbered_one_by_one():
+    huge = np.broadcast_to(np.float32(2.0), (10**6, 10**6))
+    assert pg.select({"w": huge}, lambda m: m["w"][5, ::300_000]).tolist() == [2.0] * 4
+    assert pg.items({"w": huge}, "w[-1, :2]")[0][0] == "['w'][999999,0]"
+
+
+@pytest.mark.parametrize("index", [np.s_[0], np.s_[:, 1], np.s_[1:3, ::2], np.s_[-1, -1], np.s_[:, None, 2]])
+def test_elements_in_a_row_are_read_and_written_as_slices(index):
+    x = jnp.arange(12.0).reshape(4, 3)
+    gradient = pg.grad(lambda m: (m["x"] ** 2).sum(), wrt=lambda m: m["x"][index])
+    np.testing.assert_array_equal(gradient({"x": x}), 2 * x[index])
+    # No numbers of entries, and the leaf is never flattened: devices would have to send it around.
+    program = jax.make_jaxpr(gradient)({"x": x})
+    assert not program.consts
+    assert "f32[12]" not in str(program)

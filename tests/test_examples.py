@@ -1,4 +1,4 @@
-"""The Mauna Loa example: its kernels, its gradients, and a whole run on the real data."""
+"""The examples. Mauna Loa: its kernels, its gradients, and a whole run on the real data. Fits on many devices."""
 
 import re
 import subprocess
@@ -189,3 +189,15 @@ def test_script_fails_where_a_number_is_missed(capsys):
     out = capsys.readouterr().out
     assert out.count("MISSED") > 3
     assert out.count("  ok\n") >= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sharded_fit.py", "multihost_fit.py"])
+def test_fits_on_many_devices_have_the_numbers_of_one(name):
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(SCRIPT.with_name(name))], capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    losses = re.findall(r"^(\w[\w ]+?)  +loss (\S+) -> (\S+)  ok$", run.stdout, re.MULTILINE)
+    assert [found[0] for found in losses] == ["one device", "data split", "parameters split too"]
+    assert len({found[1:] for found in losses}) == 1

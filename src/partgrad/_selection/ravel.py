@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._message import word
 from .._trees import dtype_of, shape_of
@@ -27,6 +28,7 @@ class Unravel:
         self._target = target
         self._shapes = [shape_of(leaf) for leaf in target.selected]
         self._dtypes = [dtype_of(leaf) for leaf in target.selected]
+        self._shardings = [_explicit(leaf) for leaf in target.selected]
         self.size = sum(map(math.prod, self._shapes))
 
     @property
@@ -54,11 +56,12 @@ class Unravel:
                 )
             )
         values, start = [], 0
-        for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
+        for shape, dtype, sharding in zip(self._shapes, self._dtypes, self._shardings, strict=True):
             piece = vector[start : start + math.prod(shape)]
             if jnp.iscomplexobj(piece) and not jnp.issubdtype(dtype, jnp.complexfloating):
                 piece = piece.real
-            values.append(piece.astype(dtype).reshape(shape))
+            value = piece.astype(dtype).reshape(shape)
+            values.append(value if sharding is None else jax.reshard(value, sharding))
             start += math.prod(shape)
         return self._target.with_selected(values)
 
@@ -73,7 +76,8 @@ def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
     Returns:
         The pair `(vector, unravel)`. The vector, of shape (n,), has the dtype to which those of the leaves promote.
         `unravel(vector)` is the tree with these entries, thawed where a held leaf was named; it works under `jit` and
-        `grad`. `unravel.names` labels the n entries with paths that are selectors.
+        `grad`. `unravel.names` labels the n entries with paths that are selectors. On a mesh with explicit axes the
+        vector is whole on every device, and `unravel` puts each leaf where it was.
 
     Raises:
         SelectionError: If the selector does not go with the tree.
@@ -87,8 +91,21 @@ def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
         [10. 20.]
     """
     target = Target(tree, as_selection(wrt))
-    selected = [jnp.asarray(leaf) for leaf in target.selected]
+    selected = [_whole(jnp.asarray(leaf)) for leaf in target.selected]
     if not selected:
         return jnp.zeros(0), Unravel(target)
     dtype = jnp.result_type(*selected)
     return jnp.concatenate([leaf.ravel().astype(dtype) for leaf in selected]), Unravel(target)
+
+
+def _explicit(leaf: Any) -> Any:
+    """The sharding of an array that is split over explicit axes of a mesh, else None."""
+    sharding = getattr(jax.typeof(leaf), "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    return sharding if mesh is not None and mesh.explicit_axes else None
+
+
+def _whole(leaf: jax.Array) -> jax.Array:
+    # JAX flattens and joins no arrays that are split over explicit axes.
+    sharding = _explicit(leaf)
+    return leaf if sharding is None else jax.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec()))

@@ -4,6 +4,7 @@ A set of elements is an array of positions in the flattened leaf, in the shape t
 None stands for the whole leaf.
 """
 
+import math
 from typing import Any, TypeAlias
 
 import jax
@@ -15,15 +16,42 @@ from ..errors import PartsError
 
 Elements: TypeAlias = np.ndarray | None
 
+_LARGE = 2**16
+
 
 def positions(shape: tuple[int, ...], index: Any) -> np.ndarray:
     """The positions that an index selects, as NumPy indexes; an IndexError where there are none."""
-    return np.asarray(np.arange(int(np.prod(shape, dtype=int))).reshape(shape)[index])
+    size = math.prod(shape)
+    if size <= _LARGE:
+        return np.asarray(np.arange(size).reshape(shape)[index])
+    # A number for each entry of a large leaf would take twice its memory and more.
+    axes = (np.broadcast_to(axis, shape)[index] for axis in np.ogrid[tuple(map(slice, shape))])
+    return np.asarray(np.ravel_multi_index(tuple(axes), shape))
 
 
 def take(leaf: Any, elements: Elements) -> Any:
     """The elements of a leaf."""
-    return leaf if elements is None else leaf.reshape(-1)[elements]
+    if elements is None:
+        return leaf
+    window = _window(jnp.shape(leaf), elements)
+    return leaf.reshape(-1)[elements] if window is None else leaf[window[0]].reshape(elements.shape)
+
+
+def _window(shape: tuple[int, ...], elements: np.ndarray) -> tuple[tuple[slice, ...], tuple[int, ...]] | None:
+    """The slices that take elements out, and the shape of what they take; None if no slices do.
+
+    Devices that share a leaf take slices of their parts, and tell each other nothing.
+    """
+    flat = elements.ravel()
+    if not (flat.size and shape):
+        return None
+    slices = []
+    for axis in np.unravel_index(flat, shape):
+        first, last = int(axis[0]), int(axis[-1])
+        beyond = axis[axis > first]
+        slices.append(slice(first, last + 1, int(beyond.min()) - first if beyond.size else 1))
+    taken = np.ravel_multi_index(np.ix_(*(np.r_[own] for own in slices)), shape)
+    return (tuple(slices), taken.shape) if np.array_equal(taken.ravel(), flat) else None
 
 
 def put(leaf: Any, elements: Elements, value: Any) -> Any:
@@ -43,10 +71,13 @@ def put(leaf: Any, elements: Elements, value: Any) -> Any:
         new = leaf.astype(np.result_type(leaf, value))
         new.reshape(-1)[elements] = value
         return new
-    flat = jnp.asarray(leaf).reshape(-1)
-    if jnp.iscomplexobj(value) and not jnp.iscomplexobj(flat):
-        flat = flat.astype(jnp.result_type(flat, value))
-    return flat.at[elements].set(value, unique_indices=True).reshape(leaf.shape)
+    new = jnp.asarray(leaf)
+    if jnp.iscomplexobj(value) and not jnp.iscomplexobj(new):
+        new = new.astype(jnp.result_type(new, value))
+    window = _window(new.shape, elements)
+    if window is None:
+        return new.reshape(-1).at[elements].set(value, unique_indices=True).reshape(new.shape)
+    return new.at[window[0]].set(jnp.reshape(value, window[1]), unique_indices=True)
 
 
 def overlap(several: list[Elements]) -> bool:
