@@ -17,7 +17,13 @@ import partgrad
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = ["partgrad", *(module.name for module in pkgutil.walk_packages(partgrad.__path__, "partgrad."))]
 EVERY_PAGE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [page for page in EVERY_PAGE if "```python" in page.read_text()]
+# What takes more than two seconds, nearly all of it compiling.
+LONG = {"adapters", "constrain", "ensembles", "error_bars", "nan", "sample", "solvers"}
+PAGES = [
+    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.long] * (page.stem in LONG))
+    for page in EVERY_PAGE
+    if "```python" in page.read_text()
+]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -44,7 +50,7 @@ def assert_printed(printed, expected):
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES)
 def test_pages(page, tmp_path, monkeypatch):
     """Python blocks of a page run in turn, in one scope; a `text` block right after one is what it prints.
 
