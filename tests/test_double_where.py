@@ -290,6 +290,14 @@ CASES = [
         [0, -0.25],
     ),
     Case(
+        "multiply",
+        lambda x: kept_sum(
+            x > 0, jnp.log(x).at[np.array([0, 1])].multiply(np.array([np.inf, 2.0]), unique_indices=True)
+        ),
+        [0, 1, 2],
+        [0, 2, 0.5],
+    ),
+    Case(
         "custom_vjp that clips large cotangents",
         lambda x: kept_sum(x > 0, 3 * clipped(lambda c: jnp.where(jnp.abs(c) > 1, jnp.sign(c), c))(jnp.sqrt(x))),
         [0, 4],
@@ -530,6 +538,43 @@ def test_a_loop_that_is_not_selected_comes_to_an_end():
         return jnp.where(x > 10, lax.while_loop(lambda c: c > 0.5, lambda c: c * c, x), 2 * x)
 
     close(jax.jvp(pg.double_where(f), (0.9,), (1.0,)), (1.8, 2.0))
+
+
+def on_explicit_axes(x):
+    """Selections whose masks go through what a mesh of explicit axes is particular about."""
+    rows, columns = (lambda y: jax.sharding.reshard(y, PartitionSpec("i", None))), PartitionSpec(None, "j")
+    kept = lambda y: jnp.where(y > 0, jnp.log(y), 0.0)
+    product = jnp.einsum("ki,kj->ij", kept(x), rows(kept(x)), out_sharding=columns)
+    flat = lax.reshape(kept(x), (x.size,), out_sharding=PartitionSpec("i"))
+    scanned = lax.scan(lambda c, _: (kept(c) + 1.0, kept(c)), x, None, length=2)[1]
+    chosen = lax.cond(x[0, 0] > 5, lambda x: kept(x), lambda x: jnp.sqrt(kept(x) + x), x)
+    mapped = jax.shard_map(kept, in_specs=PartitionSpec("i", "j"), out_specs=PartitionSpec("i", "j"))(x)
+    parts = kept(product), kept(flat), scanned, chosen, mapped, jnp.max(kept(x), 0), jax.checkpoint(kept)(x)
+    return sum(part.sum() for part in parts) + jnp.where(jnp.arange(2) > 0, kept(x).T, 0.0).sum()
+
+
+def test_a_mesh_of_explicit_axes():
+    mesh = jax.make_mesh((1, 1), ("i", "j"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    regular, singular = np.array([[1.5, 2.0], [3.0, 4.0]]), np.array([[1.5, 0.0], [3.0, 4.0]])
+    with jax.set_mesh(mesh):
+        plain, gradient = (jax.jit(jax.grad(f)) for f in (on_explicit_axes, pg.double_where(on_explicit_axes)))
+        place = lambda x: jax.device_put(x, PartitionSpec("i", "j"))
+        close(gradient(place(regular)), plain(place(regular)))
+        found, slope = gradient(place(singular)), np.ones_like(regular)
+        assert np.isfinite(found).sum() == 3, "only chosen's square root of zero has no derivative"
+        forward = jax.jvp(jax.grad(pg.double_where(on_explicit_axes)), (place(regular),), (place(slope),))[1]
+        close(forward, jax.jvp(jax.grad(on_explicit_axes), (place(regular),), (place(slope),))[1])
+
+
+def test_tokens_have_no_derivative():
+    def f(x, token):
+        lax.after_all(token)
+        return jnp.sin(x)
+
+    token = lax.create_token()
+    close(jax.grad(pg.double_where(lambda x: f(x, token)))(0.5), np.cos(0.5))
+    inside = lambda x, token: jax.grad(pg.double_where(lambda x: f(x, token)))(x)
+    close(jax.jit(lambda x: inside(x, lax.create_token()))(0.5), np.cos(0.5))
 
 
 def test_mutable_references_are_jaxs():

@@ -82,9 +82,8 @@ TABLE |= {f"read {mode} {place}": read(PLACES[place], mode) for mode, place in i
 TABLE |= {
     f"{name} {mode} {place}{' unique' * unique}": write(PLACES[place], mode, name, unique)
     for name, mode, place, unique in itertools.product(WRITES, MODES, PLACES, (False, True))
-    # JAX differentiates a product only where it may take the places for different ones, which clamping can make equal:
-    # a unique set that is clamped has no transpose after `consistent_indexing`.
-    if unique == (name == "multiply") or (name == "set" and mode != "clip")
+    # JAX differentiates a product only where it may take the places for different ones, which clamping can make equal.
+    if unique == (name == "multiply") or name == "set"
 }
 
 

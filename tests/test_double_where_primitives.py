@@ -30,9 +30,7 @@ REASONS = {
     ],
     "a random key has no tangent": ["from_edtype", "to_edtype"],
     "what it reads depends on data": ["ragged_dot_general"],
-    "JAX's own derivatives have its tangent in one operand, and its factors are known only together": [
-        *("scatter-mul", "polynomial"),
-    ],
+    "its factors are known only together": ["polynomial"],
     "forward mode only, and it carries values beside tangents": ["while"],
     "experimental sparse arrays": [
         *("bcoo_dot_general", "bcoo_dot_general_sampled", "bcoo_extract", "bcoo_fromdense", "bcoo_todense"),

@@ -293,9 +293,30 @@ def _dropping_write(equation: JaxprEqn, operands: Operands) -> Operands:
 def _clipped_write(equation: JaxprEqn, operands: Operands) -> Operands:
     operand, indices, updates = operands
     with source_of(equation):
-        indices = lax.clamp(indices.dtype.type(0), indices, _upper_bound(equation, indices))
-    unique = equation.params["unique_indices"] and (equation.primitive.name != "scatter" or _count(equation) <= 1)
-    return bind(equation, [operand, indices, updates], mode=GatherScatterMode.FILL_OR_DROP, unique_indices=unique)
+        return _dropping_write(equation, [operand, _clamped(equation, indices), updates])
+
+
+def _clamped(equation: JaxprEqn, indices: Any) -> Any:
+    return lax.clamp(indices.dtype.type(0), indices, _upper_bound(equation, indices))
+
+
+def _colliding_set(equation: JaxprEqn, operands: Operands) -> Operands:
+    """Add to nothing, at each place, the one update that lasts there.
+
+    JAX transposes no set at places that clamping may make equal, and a derivative that is itself a program of tangents
+    has to be transposed.
+    """
+    operand, indices, updates = operands
+    numbers, options = equation.params["dimension_numbers"], {"mode": GatherScatterMode.FILL_OR_DROP}
+    with source_of(equation):
+        indices = _clamped(equation, indices)
+        names = jnp.arange(1, updates.size + 1, dtype=jnp.int32).reshape(updates.shape)
+        last = lax.scatter(jnp.zeros(operand.shape, jnp.int32), indices, names, numbers, **options)
+        lasts = names == _at_places(equation, last, indices)
+        # Minus zero is what leaves every number that is added to it as it is, minus zero too.
+        nothing = -jnp.zeros_like(operand)
+        kept = jnp.where(lasts, updates, -jnp.zeros_like(updates))
+        return [jnp.where(last > 0, lax.scatter_add(nothing, indices, kept, numbers, **options), operand)]
 
 
 def _upper_bound(equation: JaxprEqn, indices: Any) -> Any:
@@ -314,7 +335,7 @@ def _colliding_product(equation: JaxprEqn, operands: Operands) -> Operands:
     return [_product(equation)(operand, indices, updates)]
 
 
-_COLLIDING_WRITES = {"scatter": _clipped_write, "scatter-mul": _colliding_product}
+_COLLIDING_WRITES = {"scatter": _colliding_set, "scatter-mul": _colliding_product}
 
 
 def _product(equation: JaxprEqn) -> Callable[..., Any]:
@@ -340,14 +361,14 @@ def _product(equation: JaxprEqn) -> Callable[..., Any]:
 
 def _places(equation: JaxprEqn, indices: Any) -> Any:
     """For each element of the updates, where in the flattened array it is written."""
-    numbers, operand = equation.params["dimension_numbers"], equation.invars[0].aval
-    return lax.gather(
-        jnp.arange(operand.size).reshape(operand.shape),
-        indices,
-        reading_dimensions(numbers),
-        slice_sizes=written_window(equation),
-        mode=GatherScatterMode.CLIP,
-    )
+    operand = equation.invars[0].aval
+    return _at_places(equation, jnp.arange(operand.size).reshape(operand.shape), indices)
+
+
+def _at_places(equation: JaxprEqn, array: Any, indices: Any) -> Any:
+    """For each element of the updates, the element of an array at the place where it is written."""
+    numbers, window = reading_dimensions(equation.params["dimension_numbers"]), written_window(equation)
+    return lax.gather(array, indices, numbers, window, mode=GatherScatterMode.CLIP)
 
 
 def _products_of_others(updates: Any, places: Any) -> Any:

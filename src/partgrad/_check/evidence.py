@@ -14,8 +14,8 @@ from .._programs import (
     by_value,
     custom_rule_body,
     differentiably,
-    has_tangent,
     inner_jaxprs,
+    is_floating,
     line,
     of_cotangents,
     of_draws,
@@ -108,7 +108,7 @@ class Evidence:
     def is_into(self, leaf: int, chain: Chain) -> bool:
         """Whether a leaf flows differentiably into an operand of an equation that has a tangent."""
         operands = zip(chain[-1].invars, self.smooth.into(chain), strict=True)
-        return any(mask >> leaf & 1 and has_tangent(atom) for atom, mask in operands)
+        return any(mask >> leaf & 1 and is_floating(atom.aval) for atom, mask in operands)
 
     def is_out_of(self, leaf: int, chain: Chain) -> bool:
         """Whether a leaf flows differentiably out of an equation."""

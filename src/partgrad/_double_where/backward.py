@@ -30,6 +30,7 @@ from .._programs import (
     while_parts,
 )
 from .mask import Mask, either
+from .products import is_scaling
 from .program import Step, Wire, linear_outputs
 from .trim import POINTWISE, RULES, Guard, fed_rule, rule_of
 
@@ -101,6 +102,8 @@ def is_linear_step(step: Step) -> bool:
         return False
     if step.name in POINTWISE:
         return step.name == "select_n" and not isinstance(step.operands[0], Wire)
+    if step.name == "scatter-mul":
+        return is_scaling(step)
     if step.name in {"mul", "div", "dot_general", "conv_general_dilated"}:
         return len(step.wires) == 1 and (step.name != "div" or isinstance(step.operands[0], Wire))
     return True

@@ -12,7 +12,7 @@ import jax
 from jax.extend.core import Jaxpr
 
 from .._programs import Operands, opened, with_constants_as_inputs, zeros_like_aval
-from .mask import Mask, full
+from .mask import Mask, full_like
 from .program import LinearProgram
 from .trim import Emit, Guard, Recorder, feed, trim
 
@@ -38,10 +38,10 @@ def joined(states: Sequence[State]) -> State:
     return states[0] if all(state is states[0] for state in states) else None
 
 
-def as_arrays(masks: Sequence[Mask], states: Sequence[State], shapes: Sequence[Any]) -> list[jax.Array]:
-    """As arrays, the masks of which no more is known."""
-    triples = zip(masks, states, shapes, strict=True)
-    return [full(mask, tuple(shape)) for mask, state, shape in triples if state is None]
+def as_arrays(masks: Sequence[Mask], states: Sequence[State], avals: Sequence[Any]) -> list[jax.Array]:
+    """As arrays spread over devices as tangents are, the masks of which no more is known."""
+    triples = zip(masks, states, avals, strict=True)
+    return [full_like(mask, aval) for mask, state, aval in triples if state is None]
 
 
 def filled(states: Sequence[State], arrays: Sequence[Any]) -> list[Mask]:
@@ -72,8 +72,7 @@ class TrimmedBody:
 
     def forgotten(self) -> "TrimmedBody":
         """What is left of it when the trace of the body has ended: shapes in the place of its tracers."""
-        shape = lambda value: jax.ShapeDtypeStruct(value.shape, value.dtype)
-        left = lambda values: [shape(value) if isinstance(value, jax.core.Tracer) else value for value in values]
+        left = lambda values: [value.aval if isinstance(value, jax.core.Tracer) else value for value in values]
         masks = {"operands": left(self.operands), "needed": left(self.needed)}
         return dataclasses.replace(self, coefficients=left(self.coefficients), **masks)
 
@@ -96,7 +95,7 @@ class TrimmedBody:
 
 
 def _is_own(coefficient: Any, origin: int | None) -> bool:
-    return origin is None and isinstance(coefficient, jax.core.Tracer | jax.ShapeDtypeStruct)
+    return origin is None and isinstance(coefficient, jax.core.Tracer | jax.core.ShapedArray)
 
 
 def trimmed_body(

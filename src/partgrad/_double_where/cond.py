@@ -61,8 +61,8 @@ def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     states = [joined(of_branches) for of_branches in zip(*found, strict=True)]
     if None not in states:
         return list(states)
-    shapes = [wire.shape for wire in branches.results]
-    arrays = branches.masks(lambda _, jaxpr, *values: as_arrays(one(jaxpr, *values), states, shapes), *given)
+    avals = [wire.aval for wire in branches.results]
+    arrays = branches.masks(lambda _, jaxpr, *values: as_arrays(one(jaxpr, *values), states, avals), *given)
     return filled(states, arrays)
 
 
@@ -83,10 +83,10 @@ def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
     def masks_of(number: int, jaxpr: Any, *values: Any) -> Any:
         trimmed = one(jaxpr, *values)
         found[number] = trimmed.forgotten()
-        of_all = [[jnp.ones(c.shape, c.dtype) for c in of_branch] for of_branch in own]
+        of_all = [[varying_like(jnp.ones(c.shape, c.dtype), c) for c in of_branch] for of_branch in own]
         of_all[number] = trimmed.own
-        in_wires = as_arrays(trimmed.operands, operands, [wire.shape for wire in branches.wires])
-        in_known = as_arrays(trimmed.needed, needed, [jnp.shape(value) for value in branches.known])
+        in_wires = as_arrays(trimmed.operands, operands, [wire.aval for wire in branches.wires])
+        in_known = as_arrays(trimmed.needed, needed, list(map(jax.typeof, branches.known)))
         return in_wires, in_known, of_all
 
     in_wires, in_known, of_all = [], [], [list[Any]() for _ in found]

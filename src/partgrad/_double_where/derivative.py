@@ -174,5 +174,5 @@ def is_double_where(equation: JaxprEqn) -> bool:
 
 def _unfolded(const: Any) -> Any:
     # XLA would compute while compiling, slowly, all the masks that follow from a big constant one.
-    is_mask = const.dtype == bool and const.size >= _BIG
+    is_mask = hasattr(const, "dtype") and const.dtype == bool and const.size >= _BIG
     return jax.lax.optimization_barrier(const) if is_mask else const

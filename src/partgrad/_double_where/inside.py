@@ -26,7 +26,6 @@ from .._programs import (
     primal_jaxpr,
     shard_map_like,
     structure_of,
-    varying_like,
     with_constants_as_inputs,
     zeros_like_aval,
 )
@@ -34,7 +33,7 @@ from .backward import is_linear_step, pulled
 from .batched import pulled_only
 from .body import State, filled, split, state_of
 from .known import remembering
-from .mask import Mask, arrays_in, either, full, restored
+from .mask import Mask, arrays_in, either, full_like, restored
 from .program import LinearProgram, Step, Wire, transposed, whole, without_dead_code
 from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, trim
 
@@ -153,7 +152,7 @@ def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Op
         operands, emit = trim(program, feed(program, of_wires), of_results, Guard(guard.protected))
         linear, coefficients = split(emit, avals)
         found[:] = [linear, list(map(state_of, operands))]
-        return coefficients, [full(mask, wire.shape) for mask, wire in _arrays(operands, step.wires)]
+        return coefficients, [full_like(mask, wire.aval) for mask, wire in _arrays(operands, step.wires)]
 
     closed, shapes = jax.make_jaxpr(parts, return_shape=True)(*known)
     jaxpr, consts = opened(closed)
@@ -196,7 +195,7 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
 
     def masks_inside(known: Operands) -> Operands:
         pairs = zip(trimmed(known)[0], avals, strict=True)
-        return [varying_like(full(mask, aval.shape), aval) for mask, aval in pairs]
+        return [full_like(mask, aval) for mask, aval in pairs]
 
     inside = [*of_known, *of_masks]
     operands = shard_map_like(step.equation, masks_inside, (inside,), of_wires)(known)

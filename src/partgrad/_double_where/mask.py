@@ -5,14 +5,16 @@ it says the same of every element. The first two are known while tracing and cos
 """
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
-from .._programs import varying_axes
+from .._programs import explicit_sharding, varying_axes, varying_like
 from .known import lifted, once, reshaped
 
 Mask: TypeAlias = bool | jax.Array
@@ -29,7 +31,7 @@ def _or(a: Mask, b: Mask) -> Mask:
         return True
     if a is False or b is False:
         return b if a is False else a
-    return a if a is b else lifted(lambda a, b: a | b)(a, b)
+    return a if a is b else lifted(lambda a, b: a | b)(*_together(a, b))
 
 
 def both(a: Mask, b: Mask) -> Mask:
@@ -38,7 +40,19 @@ def both(a: Mask, b: Mask) -> Mask:
         return False
     if a is True or b is True:
         return b if a is True else a
-    return a if a is b else lifted(lambda a, b: a & b)(a, b)
+    return a if a is b else lifted(lambda a, b: a & b)(*_together(a, b))
+
+
+def _together(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two masks, on every device if they lie on a mesh of explicit axes in ways that do not go together."""
+    placed = [explicit_sharding(jax.typeof(mask)) for mask in (a, b)]
+    if None in placed:
+        return a, b
+    pairs = list(itertools.zip_longest(*(sharding.spec[::-1] for sharding in placed)))
+    names = [name for one, other in pairs for name in np.atleast_1d(one or other or [])]
+    if all(None in (one, other) or one == other for one, other in pairs) and len(set(names)) == len(names):
+        return a, b
+    return jax.sharding.reshard(a, PartitionSpec()), jax.sharding.reshard(b, PartitionSpec())
 
 
 def anywhere(masks: Iterable[Mask], keep: int = 0) -> Mask:
@@ -56,6 +70,11 @@ def anywhere(masks: Iterable[Mask], keep: int = 0) -> Mask:
 def full(mask: Mask, shape: Shape) -> jax.Array:
     """A mask as an array."""
     return jnp.full(shape, mask) if isinstance(mask, bool) else jnp.broadcast_to(mask, shape)
+
+
+def full_like(mask: Mask, aval: Any) -> jax.Array:
+    """A mask as an array that is spread over devices as a tangent is."""
+    return varying_like(full(mask, tuple(aval.shape)), aval)
 
 
 def spread(mask: Mask, shape: Shape) -> Mask:

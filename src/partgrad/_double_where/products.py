@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .._programs import bind
+from .._programs import bind, reading_dimensions, written_window
 from .coupled import coupled_trim
 from .mask import Mask, any_along, anywhere, both, full, permuted, placed, spread
 from .program import Step
@@ -30,12 +30,12 @@ def _product(
     """
 
     def product_trim(step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-        if len(step.wires) != 1:
+        if len(step.wires) != 1 or (step.name == "scatter-mul" and not is_scaling(step)):
             return coupled_trim(step, masks, demanded, guard)
-        (coefficient,) = step.known
+        *others, coefficient = step.known
         mask = masks[step.position]
         needed = True if mask is True and demanded[0] is True else need(step, mask, demanded[0])
-        return demand(step, demanded), step.with_known([guard.coefficient(coefficient, needed)]).run
+        return demand(step, demanded), step.with_known([*others, guard.coefficient(coefficient, needed)]).run
 
     return Rule(fed, product_trim, loosely)
 
@@ -61,6 +61,26 @@ def _factors_loosely(
     if is_constant(coefficient) or not guard.is_apart(coefficient, step.shape):
         return None
     return lanes_demanded(step, demanded), step.with_known([guard.cut(coefficient, demanded[0])]).run, True
+
+
+def is_scaling(step: Step) -> bool:
+    """Whether a `scatter-mul` multiplies a tangent, as in JAX's derivatives."""
+    return step.linear == [True, False, False]
+
+
+def _scaled_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+    return [fed[0] if is_scaling(step) else spread(anywhere(fed), step.shape)]
+
+
+def _scaled_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
+    live = both(fed, demanded)
+    if isinstance(live, bool):
+        return live
+    # What is promised to be in bounds, and is not, is read here and written nowhere.
+    numbers, window = reading_dimensions(step.equation.params["dimension_numbers"]), written_window(step.equation)
+    return jax.lax.gather(
+        full(live, step.shape), step.operands[1], numbers, window, mode=jax.lax.GatherScatterMode.CLIP
+    )
 
 
 class _DotAxes:
@@ -166,6 +186,7 @@ def _cotangent(step: Step, mask: Mask) -> jax.Array:
 RULES.update(
     {
         **dict.fromkeys(("mul", "div"), _product(_factors_fed, lanes_demanded, _lanes_needed, _factors_loosely)),
+        "scatter-mul": _product(_scaled_fed, lambda step, demanded: demanded[:1], _scaled_needed),
         "dot_general": _product(_dot_fed, _dot_demanded, _dot_needed, _dot_loosely),
         "conv_general_dilated": _product(_convolution_fed, _convolution_demanded, _convolution_needed),
     }

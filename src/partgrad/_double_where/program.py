@@ -10,7 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from .._programs import CALLS, Operands, bind, is_floating, opened, primal_jaxpr, zeros_like_aval
 from .known import follow
-from .mask import Mask, Shape, full
+from .mask import Mask, Shape, full_like
 
 
 class Wire:
@@ -189,7 +189,7 @@ def number_in(literal: Literal) -> Any:
 
 def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:
     """Masks of the full shapes of some wires, as far as they are arrays."""
-    return [m if isinstance(m, bool) else full(m, wire.shape) for m, wire in zip(masks, wires, strict=True)]
+    return [m if isinstance(m, bool) else full_like(m, wire.aval) for m, wire in zip(masks, wires, strict=True)]
 
 
 def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:

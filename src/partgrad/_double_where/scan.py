@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 
 from .._programs import Operands, evaluate, opened, scan_like, scan_parts, varying_axes
@@ -116,7 +115,7 @@ class _MaskedScan:
         self.scan, self.fed, self.demanded, self.guard = scan, fed, demanded, guard
         consts, carry, xs = scan.tangents(scan.avals)
         self.consts, self.carries, self.scanned = len(consts), len(carry), len(xs)
-        self.carry_shapes = [tuple(aval.shape) for aval in carry]
+        self.carry_avals = carry
         avals = [*(wire.aval for wire in scan.step.wires), *map(jax.typeof, scan.known)]
         self.axes = frozenset[Any]().union(*map(varying_axes, avals))
         self.xs = (
@@ -134,7 +133,7 @@ class _MaskedScan:
         """
         states, one = self._settled()
         carried, summed, stacked = (list(map(state_of, masks)) for masks in self._kinds(one))
-        _, summed_shapes, stacked_shapes = (list(map(np.shape, masks)) for masks in self._kinds(one))
+        _, summed_avals, stacked_avals = self._kinds(one)
         own: Operands = []
         of_carry, of_summed, of_stacked = list(states), list(summed), list(stacked)
         if None in (*states, *carried, *summed, *stacked) or one.own:
@@ -144,15 +143,15 @@ class _MaskedScan:
                 step = self._one(filled(states, before[0]), x)
                 steps[:] = [step.forgotten()]
                 carried, in_any, in_each = self._kinds(step)
-                masks = self._arrays(carried, states, self.carry_shapes)
-                union = self._arrays(in_any, summed, summed_shapes)
+                masks = self._arrays(carried, states, self.carry_avals)
+                union = self._arrays(in_any, summed, summed_avals)
                 union = [old | new for old, new in zip(before[1], union, strict=True)]
-                return (masks, union), (as_arrays(in_each, stacked, stacked_shapes), step.own)
+                return (masks, union), (as_arrays(in_each, stacked, stacked_avals), step.own)
 
             none = [False] * len(summed)
             start = (
-                self._arrays(self.demanded[: self.carries], states, self.carry_shapes),
-                self._arrays(none, summed, summed_shapes),
+                self._arrays(self.demanded[: self.carries], states, self.carry_avals),
+                self._arrays(none, summed, summed_avals),
             )
             equation = self.scan.step.equation
             (masks, union), (each, own) = scan_like(equation, body, start, self.xs, backwards=True)
@@ -185,7 +184,7 @@ class _MaskedScan:
 
         def probe(xs: Any) -> None:
             x = jax.tree.map(lambda stacked: lax.index_in_dim(stacked, 0, keepdims=False), xs)
-            arrays = self._arrays([True] * len(states), states, self.carry_shapes)
+            arrays = self._arrays([True] * len(states), states, self.carry_avals)
             found.append(self._one(filled(states, arrays), x).forgotten())
 
         jax.eval_shape(probe, self.xs)
@@ -198,9 +197,9 @@ class _MaskedScan:
         demanded = [*carry, *restored(self.demanded[self.carries :], demanded_arrays)]
         return self.scan.trimmed([*self.scan.known[: self.scan.invariant], *known], fed, demanded, self.guard)
 
-    def _arrays(self, masks: list[Mask], states: list[State], shapes: list[Any]) -> list[jax.Array]:
+    def _arrays(self, masks: list[Mask], states: list[State], avals: list[Any]) -> list[jax.Array]:
         """As `as_arrays`; inside `shard_map`, varying over all that anything here varies over, as a carry must."""
-        return varying_over(self.axes, as_arrays(masks, states, shapes))
+        return varying_over(self.axes, as_arrays(masks, states, avals))
 
 
 def _scan_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:

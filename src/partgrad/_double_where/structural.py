@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import Operands, bind, is_floating, varying_like
+from .._programs import Operands, bind, is_floating
 from .known import reshaped, taken
 from .mask import (
     Mask,
@@ -18,7 +18,7 @@ from .mask import (
     either,
     expanded,
     filled_out,
-    full,
+    full_like,
     gathered,
     permuted,
     spread,
@@ -146,7 +146,7 @@ def _as_numbers(step: Step, masks: list[Mask]) -> Operands:
 
 def _as_number(step: Step, operand: Any, mask: Mask) -> Any:
     if isinstance(operand, Wire):
-        return varying_like(full(mask, operand.shape).astype(operand.aval.dtype), operand.aval)
+        return full_like(mask, operand.aval).astype(operand.aval.dtype)
     if step.name in _STEERED or not is_floating(jax.typeof(operand)):
         return operand
     return jnp.zeros_like(operand)
@@ -229,16 +229,14 @@ def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
         # In a custom backward pass. JAX does not say which of several writes to one place lasts.
         return [True] * len(step.wires)
     cotangents = [
-        varying_like(full(mask, wire.shape).astype(wire.aval.dtype), wire.aval)
-        for mask, wire in zip(demanded, step.results, strict=True)
+        full_like(mask, wire.aval).astype(wire.aval.dtype) for mask, wire in zip(demanded, step.results, strict=True)
     ]
     moved = step.with_known([_as_number(step, operand, False) for operand in step.known])
     return _united([read.transposed(cotangents) for read in _readings(moved)])
 
 
-def _reshaped(mask: Mask, old: Shape, new: Shape) -> Mask:
+def _reshaped(mask: jax.Array, old: Shape, new: Shape) -> Mask:
     """A mask through a reshape; axes that only come or go need not be spelled out."""
-    mask = full(mask, old) if isinstance(mask, bool) else mask
     kept = [size for size in old if size != 1], [size for size in new if size != 1]
     if kept[0] != kept[1] or 0 in old:
         return reshaped(filled_out(mask, old), new)

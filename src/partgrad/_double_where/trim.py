@@ -18,7 +18,7 @@ import numpy as np
 
 from .._programs import Operands, is_floating, varying_like, zeros_like_aval
 from .known import is_safe_outside, numbers_of
-from .mask import Mask, Shape, either, gathered, on_all_devices
+from .mask import Mask, Shape, either, full_like, gathered, on_all_devices
 from .program import LinearProgram, Step, Wire
 
 Emit = Callable[[Sequence[Any]], Operands]
@@ -129,7 +129,8 @@ class Recorder(Guard):
 
 def _of_one_shape(mask: Any, value: Any) -> tuple[Any, Any]:
     shape = np.broadcast_shapes(mask.shape, jnp.shape(value))
-    return _spelled_out(mask, shape), _spelled_out(value, shape)
+    value = _spelled_out(value, shape)
+    return varying_like(_spelled_out(mask, shape), jax.typeof(value)), value
 
 
 def _spelled_out(value: Any, shape: Shape) -> Any:
@@ -143,7 +144,7 @@ def only(mask: Mask, value: Any) -> Any:
     if mask is True:
         return value
     zeros = varying_like(jax.lax.full_like(value, 0), jax.typeof(value))
-    return zeros if mask is False else jax.lax.select(_spelled_out(mask, jnp.shape(value)), value, zeros)
+    return zeros if mask is False else jax.lax.select(full_like(mask, jax.typeof(value)), value, zeros)
 
 
 def is_constant(value: Any) -> bool:

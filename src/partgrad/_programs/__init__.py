@@ -75,7 +75,7 @@ from .primitives import (
     branches_of as branches_of,
     closed_over as closed_over,
     custom_rule_body as custom_rule_body,
-    has_tangent as has_tangent,
+    explicit_sharding as explicit_sharding,
     index_batching_axes as index_batching_axes,
     inner_jaxprs as inner_jaxprs,
     is_custom_rule as is_custom_rule,

@@ -26,9 +26,9 @@ from .primitives import (
     SUMS,
     Chain,
     branches_of,
-    has_tangent,
     inner_jaxprs,
     is_custom_rule,
+    is_floating,
     opened,
     scan_parts,
     while_parts,
@@ -240,8 +240,10 @@ def smoothly(chain: Chain, sources: Sources) -> Sources:
     """What the derivative of each result may depend on: nothing goes through integers, comparisons or stops."""
     equation = chain[-1]
     operands = zip(equation.invars, sources, strict=True)
-    total = 0 if equation.primitive.name in FLAT else union(source for atom, source in operands if has_tangent(atom))
-    return [total if has_tangent(result) else 0 for result in equation.outvars]
+    total = (
+        0 if equation.primitive.name in FLAT else union(source for atom, source in operands if is_floating(atom.aval))
+    )
+    return [total if is_floating(result.aval) else 0 for result in equation.outvars]
 
 
 def linearly(chain: Chain, sources: Sources) -> Sources:

@@ -28,6 +28,7 @@ from .primitives import (
     Operands,
     any_equation,
     branches_of,
+    explicit_sharding,
     inner_jaxprs,
     kind_of,
     name_of,
@@ -397,7 +398,7 @@ def as_array(value: Any, aval: Any) -> Any:
 
 
 def zeros_like_aval(aval: Any) -> Any:
-    """Zeros of a shape, dtype, weak type and, inside `shard_map`, the mesh axes over which they vary."""
+    """Zeros of a shape, dtype, weak type, sharding and, inside `shard_map`, the mesh axes over which they vary."""
     if aval.weak_type and jnp.issubdtype(aval.dtype, jnp.inexact):
         zeros = lax.full(aval.shape, 0j if jnp.issubdtype(aval.dtype, jnp.complexfloating) else 0.0)
         zeros = zeros if zeros.dtype == aval.dtype else jnp.zeros(aval.shape, aval.dtype)
@@ -407,9 +408,13 @@ def zeros_like_aval(aval: Any) -> Any:
 
 
 def varying_like(value: Any, aval: Any) -> Any:
-    """A value that, inside `shard_map`, varies over the mesh axes over which another does."""
+    """A value that, inside `shard_map`, varies over the mesh axes over which another does, or is sharded as that is."""
     missing = varying_axes(aval) - varying_axes(jax.typeof(value))
-    return lax.pcast(value, tuple(sorted(missing)), to="varying") if missing else value
+    if missing:
+        return lax.pcast(value, tuple(sorted(missing)), to="varying")
+    sharding = explicit_sharding(aval)
+    is_placed = sharding is None or jax.typeof(value).sharding.spec == sharding.spec
+    return value if is_placed else jax.sharding.reshard(value, sharding)
 
 
 def float0_zeros(value: Any) -> np.ndarray[Any, Any]:

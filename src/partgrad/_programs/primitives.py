@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
+from jax.sharding import AxisType
 
 Operands = list[Any]
 # An equation, and before it those that it is inside of, from the outermost in.
@@ -313,20 +314,17 @@ def written_window(equation: JaxprEqn) -> list[int]:
 
 
 def is_floating(aval: Any) -> bool:
-    """Whether values of this shape and dtype have tangents."""
-    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
-
-
-def has_tangent(atom: Any) -> bool:
-    """Whether a variable or literal of a jaxpr is floating or complex; a token, a key and a reference are not."""
-    aval: Any = atom.aval
-    try:
-        return is_floating(aval)
-    except (AttributeError, TypeError):
-        return False
+    """Whether values of this shape and dtype have tangents; a token and a key have none."""
+    return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:
     """The mesh axes over which a value varies inside `shard_map`."""
     # 0.11 moved them from `vma` to `mat.varying`.
     return frozenset(getattr(getattr(aval, "mat", None), "varying", None) or getattr(aval, "vma", None) or ())
+
+
+def explicit_sharding(aval: Any) -> Any:
+    """How a value lies on a mesh whose axes are part of its type; None elsewhere."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding if sharding is not None and AxisType.Explicit in sharding.mesh.axis_types else None
