@@ -1,14 +1,12 @@
 """Time a check, and count what XLA compiles for it, beside `jax.test_util.check_grads` and one `jit(grad)`.
 
-Run it with ``python benchmarks/check.py [name ...]``. Each case is timed as a user waits for it: the first call in a
+Run it with ``python -m benchmarks check [name ...]``. Each case is timed as a user waits for it: the first call in a
 process in which nothing like it was compiled before. Wall seconds depend on who else uses the machine; seconds of the
 processor do so less.
 """
 
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -20,7 +18,7 @@ from jax.test_util import check_grads
 
 import partgrad as pg
 
-sys.path.append(str(Path(__file__).parent.parent / "examples"))
+from .timing import environment, example
 
 RANDOM = np.random.default_rng(0)
 normal = lambda *shape: RANDOM.normal(size=shape).astype(np.float32)
@@ -51,8 +49,7 @@ def perceptron() -> tuple[Callable[..., Any], Any]:
 
 
 def carbon_dioxide() -> tuple[Callable[..., Any], Any]:
-    import mauna_loa
-
+    mauna_loa = example("mauna_loa")
     t, y = mauna_loa.load_co2()
     data = y - y.mean()
     return lambda kernel: mauna_loa.log_marginal_likelihood(kernel, t[::4], data[::4]), mauna_loa.book_kernel()
@@ -140,8 +137,9 @@ def report(case: Callable[[], tuple[Callable[..., Any], Any]]) -> None:
             print(f"{case.__name__:15} {way:12} {took}{verdict}", flush=True)
 
 
-if __name__ == "__main__":
-    print(f"JAX {jax.__version__}, {jax.default_backend()}")
+def main(names: list[str]) -> None:
+    """Measure the cases of these names, or all."""
+    print(environment())
     for each in CASES:
-        if not sys.argv[1:] or each.__name__ in sys.argv[1:]:
+        if not names or each.__name__ in names:
             report(each)

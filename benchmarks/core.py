@@ -1,230 +1,198 @@
-"""Time partgrad beside its peers, in one process, as ratios of medians.
+"""Building, reading, taking apart, differentiating; import and compiled size."""
 
-Run it with ``python benchmarks/core.py``; it needs equinox. What is compared is timed in turns, so a machine that slows
-down slows down both. The last column is the most that the project allows itself.
-"""
-
+import dataclasses
 import statistics
 import subprocess
 import sys
-import timeit
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
+import paramax
+from flax import nnx
 
 import partgrad as pg
 
-NODES = 20
-ROUNDS = 15
-SECONDS = 0.02
+from .models import CLASSES, NODES, RegisteredModel, loss, model
+from .timing import Effort, Row, compared
 
 
-@pg.dataclass
-class Kernel:
-    variance: jax.Array
-    lengthscale: jax.Array
-    noise: jax.Array
-
-
-@pg.dataclass
-class Model:
-    kernels: list[Kernel]
-
-
-class EquinoxKernel(eqx.Module):
-    variance: jax.Array
-    lengthscale: jax.Array
-    noise: jax.Array
-
-
-class EquinoxModel(eqx.Module):
-    kernels: list[EquinoxKernel]
-
-
-@dataclass(frozen=True)
-class RegisteredKernel:
-    variance: jax.Array
-    lengthscale: jax.Array
-    noise: jax.Array
-
-
-@dataclass(frozen=True)
-class RegisteredModel:
-    kernels: list[RegisteredKernel]
-
-
-jax.tree_util.register_dataclass(RegisteredKernel, ["variance", "lengthscale", "noise"], [])
-jax.tree_util.register_dataclass(RegisteredModel, ["kernels"], [])
-
-
-@jax.jit
-def loss(model: Any) -> jax.Array:
-    return sum(k.variance * k.lengthscale**2 + k.noise for k in model.kernels)
-
-
-def median_times(functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median seconds a call of each function, timed in turns."""
-    numbers = {}
-    for name, function in functions.items():
-        function()
-        once = max(timeit.timeit(function, number=3) / 3, 1e-8)
-        numbers[name] = max(1, int(SECONDS / once))
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(ROUNDS):
-        for name, function in functions.items():
-            times[name].append(timeit.timeit(function, number=numbers[name]) / numbers[name])
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def report(title: str, functions: dict[str, Callable[[], Any]], limits: dict[str, float]) -> None:
-    """Print the ratio of the first function to each of the others."""
-    times = median_times(functions)
-    ours = next(iter(functions))
-    for peer, limit in limits.items():
-        line(title, f"{times[ours] * 1e6:10.2f} us", peer, times[ours] / times[peer], limit)
-
-
-def line(title: str, cost: str, peer: str, ratio: float, limit: float) -> None:
-    """Print one comparison."""
-    verdict = "" if ratio <= limit else "  over"
-    print(f"{title:34} {cost}  / {peer:22} {ratio:6.3f}   (at most {limit}){verdict}", flush=True)
-
-
-def structure() -> None:
-    """Time building, reading, taking apart and putting together."""
+def structure(effort: Effort) -> Iterator[Row]:
+    """Building, reading, taking apart and putting together."""
     one = jnp.ones(())
-    ours, equinox = Kernel(one, one, one), EquinoxKernel(one, one, one)
-    report(
-        "construction",
-        {"partgrad": lambda: Kernel(one, one, one), "equinox": lambda: EquinoxKernel(one, one, one)},
-        {"equinox": 0.1},
-    )
-    report(
-        "construction, inline NonDiff",
-        {"partgrad": lambda: Kernel(pg.NonDiff(one), one, one), "equinox": lambda: EquinoxKernel(one, one, one)},
-        {"equinox": 0.3},
-    )
+    kernels = {name: kernel for name, (_, kernel) in CLASSES.items()}
+    build = {name: lambda kernel=kernel: kernel(one, one, one) for name, kernel in kernels.items()}
+    yield compared(effort, "construction", build, {"equinox": 0.1})
+    marked = {
+        "partgrad": lambda: kernels["partgrad"](pg.NonDiff(one), one, one),
+        "equinox": build["equinox"],
+        "paramax": lambda: kernels["equinox"](paramax.NonTrainable(one), one, one),
+    }
+    yield compared(effort, "construction, one field held", marked, {"equinox": 0.3})
     # Many reads a call, so that the call itself does not count.
-    read = {name: f"{name}.variance;" * 200 for name in ("ours", "equinox")}
-    compiled = {name: eval(f"lambda ours, equinox: [{code.replace(';', ',')}]") for name, code in read.items()}
-    report(
-        "attribute read (x200)",
-        {"partgrad": lambda: compiled["ours"](ours, equinox), "equinox": lambda: compiled["equinox"](ours, equinox)},
-        {"equinox": 0.25},
-    )
-    models = {"partgrad": our_model(), "equinox": equinox_model(), "register_dataclass": registered_model()}
-    flat = {name: jax.tree.flatten(model) for name, model in models.items()}
-    report(
-        f"flatten, {NODES} nodes",
-        {name: lambda model=model: jax.tree.flatten(model) for name, model in models.items()},
-        {"equinox": 0.4, "register_dataclass": 2.2},
-    )
-    report(
-        f"unflatten, {NODES} nodes",
-        {name: lambda flat=f: jax.tree.unflatten(flat[1], flat[0]) for name, f in flat.items()},
-        {"equinox": 0.7, "register_dataclass": 0.55},
-    )
-    report(
-        f"jit call, {NODES} nodes as argument",
-        {name: lambda model=model: loss(model) for name, model in models.items()},
-        {"equinox": 0.75, "register_dataclass": 1.25},
-    )
+    read = eval(f"lambda m: [{'m.variance,' * 200}]")
+    built = {name: make() for name, make in build.items() if name != "flax.nnx"}
+    reads = {name: lambda made=made: read(made) for name, made in built.items()}
+    yield compared(effort, "attribute read, 200 times", reads, {"equinox": 0.25})
+    models = {name: model(name) for name in CLASSES}
+    flat = {name: jax.tree.flatten(made) for name, made in models.items()}
+    apart = {name: lambda made=made: jax.tree.flatten(made) for name, made in models.items()}
+    yield compared(effort, f"flatten, {NODES} nodes", apart, {"equinox": 0.4, "register_dataclass": 2.2})
+    together = {name: lambda own=own: jax.tree.unflatten(own[1], own[0]) for name, own in flat.items()}
+    yield compared(effort, f"unflatten, {NODES} nodes", together, {"equinox": 0.7, "register_dataclass": 0.55})
+    calls = {name: lambda made=made: loss(made) for name, made in models.items()}
+    limits = {"equinox": 0.75, "register_dataclass": 1.25}
+    yield compared(effort, f"jit call, {NODES} nodes as argument", calls, limits)
 
 
-def our_model() -> Model:
-    return Model([Kernel(jnp.ones(()), jnp.ones(()), jnp.ones(())) for _ in range(NODES - 1)])
+def gradients(effort: Effort) -> Iterator[Row]:
+    """Eager gradients of a jitted loss; partition and combine."""
+    ours, others = model("partgrad"), {name: model(name) for name in CLASSES}
+    part = lambda m: m.kernels[3].variance
+    one_leaf, described = pg.grad(loss, wrt=part), pg.grad(loss, wrt=lambda k: k.variance)
+    by_path = pg.grad(loss, wrt="kernels[3].variance")
+    of_part = {
+        "partgrad": lambda: one_leaf(ours),
+        "closure by hand": _closure(others["register_dataclass"]),
+        "flax.struct, by hand": _replaced(others["flax.struct"]),
+        "equinox": _filtered(others["equinox"]),
+        "flax.nnx": _of_state(others["flax.nnx"]),
+        "paramax": _wrapped(others["equinox"]),
+    }
+    yield compared(effort, "eager gradient of one leaf", of_part, {"closure by hand": 1.05, "equinox": 0.45})
+    anew = {
+        "partgrad": lambda: pg.grad(loss, wrt=lambda m: m.kernels[3].variance)(ours),
+        "closure by hand": of_part["closure by hand"],
+        "equinox": of_part["equinox"],
+    }
+    yield compared(effort, "the same, pg.grad made every call", anew, {"closure by hand": 2.5})
+    of_path = {"partgrad": lambda: by_path(ours), "closure by hand": of_part["closure by hand"]}
+    yield compared(effort, "the same, by a path", of_path)
+    spread = {"partgrad": lambda: described(ours), "equinox": _filtered(others["equinox"], everywhere=True)}
+    yield compared(effort, "eager gradient of every variance", spread)
+    full, plain, filter_grad, of_nnx = pg.grad(loss), jax.grad(loss), eqx.filter_grad(loss), nnx.grad(loss)
+    of_all = {
+        "partgrad": lambda: full(ours),
+        "jax.grad": lambda: plain(ours),
+        "equinox": lambda: filter_grad(others["equinox"]),
+        "flax.struct": lambda: plain(others["flax.struct"]),
+        "flax.nnx": lambda: of_nnx(others["flax.nnx"]),
+    }
+    yield compared(effort, "eager gradient of all leaves", of_all, {"jax.grad": 1.05, "equinox": 0.8})
+    parts = {
+        "partgrad": lambda: pg.combine(*pg.partition(ours)),
+        "equinox": lambda: eqx.combine(*eqx.partition(others["equinox"], eqx.is_inexact_array)),
+        "flax.nnx": lambda: nnx.merge(*nnx.split(others["flax.nnx"], nnx.Param, ...)),
+    }
+    yield compared(effort, "partition + combine", parts, {"equinox": 0.25})
 
 
-def equinox_model() -> EquinoxModel:
-    return EquinoxModel([EquinoxKernel(jnp.ones(()), jnp.ones(()), jnp.ones(())) for _ in range(NODES - 1)])
-
-
-def registered_model() -> RegisteredModel:
-    return RegisteredModel([RegisteredKernel(jnp.ones(()), jnp.ones(()), jnp.ones(())) for _ in range(NODES - 1)])
-
-
-def gradients() -> None:
-    """Time eager gradients of a jitted loss."""
-    ours, equinox, registered = our_model(), equinox_model(), registered_model()
+def _closure(registered: Any) -> Callable[[], Any]:
+    """As it is written by hand: a function of the leaf alone, around the rest."""
 
     def closure() -> Any:
         def of_variance(variance: jax.Array) -> jax.Array:
             kernels = list(registered.kernels)
-            kernels[3] = replace(kernels[3], variance=variance)
+            kernels[3] = dataclasses.replace(kernels[3], variance=variance)
             return loss(RegisteredModel(kernels))
 
         return jax.grad(of_variance)(registered.kernels[3].variance)
 
+    return closure
+
+
+def _replaced(model: Any) -> Callable[[], Any]:
+    def closure() -> Any:
+        def of_variance(variance: jax.Array) -> jax.Array:
+            kernels = list(model.kernels)
+            kernels[3] = kernels[3].replace(variance=variance)
+            return loss(model.replace(kernels=kernels))
+
+        return jax.grad(of_variance)(model.kernels[3].variance)
+
+    return closure
+
+
+def _filtered(model: Any, everywhere: bool = False) -> Callable[[], Any]:
+    """With a mask by `tree_at`, `partition`, and `filter_grad` of the selected part."""
+    where = (lambda m: [k.variance for k in m.kernels]) if everywhere else (lambda m: [m.kernels[3].variance])
+
     def filtered() -> Any:
-        spec = jax.tree.map(lambda _: False, equinox)
-        spec = eqx.tree_at(lambda m: m.kernels[3].variance, spec, True)
-        selected, rest = eqx.partition(equinox, spec)
+        mask = jax.tree.map(lambda _: False, model)
+        mask = eqx.tree_at(where, mask, replace_fn=lambda _: True)
+        selected, rest = eqx.partition(model, mask)
         return eqx.filter_grad(lambda part: loss(eqx.combine(part, rest)))(selected)
 
-    one_leaf = pg.grad(loss, wrt=lambda m: m.kernels[3].variance)
-    report(
-        "eager gradient of one leaf",
-        {"partgrad": lambda: one_leaf(ours), "closure by hand": closure, "equinox": filtered},
-        {"closure by hand": 1.05, "equinox": 0.45},
-    )
-    report(
-        "the same, pg.grad made every call",
-        {"partgrad": lambda: pg.grad(loss, wrt=lambda m: m.kernels[3].variance)(ours), "closure by hand": closure},
-        {"closure by hand": 2.5},
-    )
-    full, plain, filter_grad = pg.grad(loss), jax.grad(loss), eqx.filter_grad(loss)
-    report(
-        "eager gradient of all leaves",
-        {"partgrad": lambda: full(ours), "jax.grad": lambda: plain(ours), "filter_grad": lambda: filter_grad(equinox)},
-        {"jax.grad": 1.05, "filter_grad": 0.8},
-    )
-    report(
-        "partition + combine",
-        {
-            "partgrad": lambda: pg.combine(*pg.partition(ours)),
-            "equinox": lambda: eqx.combine(*eqx.partition(equinox, eqx.is_inexact_array)),
-        },
-        {"equinox": 0.25},
-    )
+    return filtered
 
 
-def flops() -> None:
-    """Compare the compiled cost of the last of eight layers with a split by hand."""
-    layers = [jnp.ones((64, 64)) for _ in range(8)]
-    x = jnp.ones((32, 64))
+def _of_state(model: Any) -> Callable[[], Any]:
+    """With `DiffState`: the one parameter whose path matches."""
+    chosen = lambda path, value: tuple(path)[:3] == ("kernels", 3, "variance")
+    gradient = nnx.grad(loss, argnums=nnx.DiffState(0, chosen))
+    return lambda: gradient(model)
 
-    def network(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+
+def _wrapped(model: Any) -> Callable[[], Any]:
+    """With all other leaves in `NonTrainable`, which `unwrap` takes off in the loss; their gradients are zeros."""
+    mask = eqx.tree_at(lambda m: m.kernels[3].variance, jax.tree.map(lambda _: False, model), True)
+    wrapped = jax.tree.map(lambda leaf, free: leaf if free else paramax.NonTrainable(leaf), model, mask)
+    gradient = eqx.filter_grad(lambda m: loss(paramax.unwrap(m)))
+    return lambda: gradient(wrapped)
+
+
+def training(effort: Effort) -> Iterator[Row]:
+    """A compiled step of Adam on the last of eight layers: what is not selected costs neither gradient nor state."""
+    width = 32 if effort.is_quick else 256
+    layers = [jnp.full((width, width), 1.0 / width) for _ in range(8)]
+    x = jnp.ones((32, width))
+    adam = optax.adam(1e-3)
+
+    def network(weights: Any, x: Any) -> Any:
         for weight in weights:
             x = jnp.tanh(x @ weight)
-        return x.sum()
+        return jnp.mean(x**2)
 
-    def cost(function: Callable[..., Any]) -> float:
-        return jax.jit(function).lower(layers, x).compile().cost_analysis()["flops"]
+    def selected(layers: Any, state: Any) -> Any:
+        part, rest = pg.partition(layers, lambda w: w[-1])
+        gradient = jax.grad(lambda part: network(pg.combine(part, rest), x))(part)
+        updates, state = adam.update(gradient, state)
+        return pg.combine(optax.apply_updates(part, updates), rest), state
 
-    ours = cost(pg.grad(network, wrt=lambda weights: weights[-1]))
-    by_hand = cost(lambda weights, x: jax.grad(lambda last: network([*weights[:-1], last], x))(weights[-1]))
-    line("compiled FLOPs, last of 8 layers", f"{ours:10.0f}   ", "split by hand", ours / by_hand, 1.0)
+    labels = ["held"] * 7 + ["free"]
+    several = optax.multi_transform({"free": adam, "held": optax.set_to_zero()}, labels)
+
+    def masked(layers: Any, state: Any) -> Any:
+        updates, state = several.update(jax.grad(network)(layers, x), state)
+        return optax.apply_updates(layers, updates), state
+
+    states = adam.init(pg.partition(layers, lambda w: w[-1])[0]), several.init(layers)
+    steps = [
+        jax.jit(step).lower(layers, state).compile() for step, state in zip((selected, masked), states, strict=True)
+    ]
+    run = lambda step, state: lambda: jax.block_until_ready(step(layers, state))
+    functions = {name: run(*own) for name, *own in zip(("partgrad", "optax mask"), steps, states, strict=True)}
+    yield compared(effort, "Adam step, seven of eight layers held", functions, {"optax mask": 1.0})
+
+    def cost(gradient: Callable[..., Any]) -> float:
+        return jax.jit(gradient).lower(layers, x).compile().cost_analysis()["flops"]
+
+    by_hand = lambda weights, x: jax.grad(lambda last: network([*weights[:-1], last], x))(weights[-1])
+    costs = {"partgrad": cost(pg.grad(network, wrt=lambda w: w[-1])), "split by hand": cost(by_hand)}
+    yield Row("gradient of the last of eight layers", costs, {"split by hand": 1.0}, "FLOPs")
 
 
-def imports() -> None:
-    """Compare import times, in new interpreters that have imported JAX already."""
+def imports(effort: Effort) -> Iterator[Row]:
+    """Importing, in new interpreters that have imported JAX already."""
     code = "import jax, time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
-    times: dict[str, list[float]] = {"partgrad": [], "equinox": []}
-    for _ in range(7):
+    names = ("partgrad", "equinox", "flax.nnx")
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(1 if effort.is_quick else 7):
         for name, values in times.items():
             out = subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True)
             values.append(float(out.stdout))
-    ours, theirs = (statistics.median(values) for values in times.values())
-    line("import, after JAX", f"{ours * 1e6:10.0f} us", "equinox", ours / theirs, 0.35)
-
-
-if __name__ == "__main__":
-    print(f"Python {sys.version.split()[0]}, JAX {jax.__version__}, equinox {eqx.__version__}")
-    structure()
-    gradients()
-    flops()
-    imports()
+    costs = {name: statistics.median(values) for name, values in times.items()}
+    yield Row("import, after JAX", costs, {"equinox": 0.35})

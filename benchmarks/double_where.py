@@ -1,8 +1,8 @@
 """Measure the gradient of `double_where` beside `jax.grad`, and beside the double-where trick written by hand.
 
-Run it with ``python benchmarks/double_where.py``. The first table needs no quiet machine: what XLA counts, how long the
-program is, what devices communicate. ``--time`` adds running times: what is compared is timed in turns, so a machine
-that slows down slows down all, and ratios are medians of the ratios of single turns.
+Run it with ``python -m benchmarks double_where [name ...]``. The first table needs no quiet machine: what XLA counts,
+how long the program is, what devices communicate. ``--time`` adds running times: what is compared is timed in turns, so
+a machine that slows down slows down all, and ratios are medians of the ratios of single turns.
 """
 
 import pathlib
@@ -15,9 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from double_where_programs import ALL, Built
 
 import partgrad as pg
+
+from .double_where_programs import ALL, Built
+from .timing import environment
 
 ROUNDS = 31
 TRACES = 5
@@ -108,6 +110,9 @@ def eager() -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Measure the programs of these names, or all."""
+    jax.config.update("jax_enable_x64", True)
+    print(environment())
     names = [argument for argument in arguments if not argument.startswith("-")]
     chosen = {name: build for name, build in ALL.items() if not names or any(part in name for part in names)}
     for name, build in chosen.items():
@@ -118,8 +123,3 @@ def main(arguments: list[str]) -> None:
         for name, build in chosen.items():
             timed(name, build)
         eager()
-
-
-if __name__ == "__main__":
-    jax.config.update("jax_enable_x64", True)
-    main(sys.argv[1:])
