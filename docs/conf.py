@@ -16,7 +16,6 @@ version = ".".join(release.split(".")[:2])
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
-suppress_warnings = ["toc.empty_glob"]  # a section ends in `*`, for pages that are written by a run
 default_role = "code"
 highlight_language = "default"
 
