@@ -1,6 +1,10 @@
 """What a type checker must know of partgrad; each ignored error must be one. Run by mypy and by pyright."""
 
+# pyright: strict
+
 from typing import Any, assert_type
+
+import jax
 
 import partgrad as pg
 from partgrad import NonDiff, Static
@@ -64,3 +68,45 @@ pg.hvp(loss)(model, 1.0)  # type: ignore[call-arg]
 pg.vjp(loss, model)  # type: ignore[arg-type]
 pg.grad(loss, unused="errors")  # type: ignore[call-overload]
 gradient(model)  # type: ignore[call-arg]
+
+
+# --- selections, and what is done with them ----------------------------------------------------------------------
+
+chosen = pg.each(lambda m: m.weight) | "period" | pg.path("weight") - pg.of_type(Model)
+assert_type(chosen, pg.Selection)
+assert_type(~pg.exclude(Model) & pg.matching(lambda path, leaf: leaf.ndim == 0), pg.Selection)
+assert_type(pg.mask(model, chosen), Model)
+assert_type(pg.select(model, "weight"), Any)
+assert_type(pg.label(model, {"slow": "weight"}, default="fast"), Any)
+assert_type(pg.is_nondiff(model, "period"), bool)
+assert_type(pg.thaw(model, "period"), Model)
+assert_type(pg.stop_gradient(model, "weight", when=True), Model)
+assert_type(pg.apply_updates(model, None), Model)
+vector, unravel = pg.ravel(model)
+assert_type(vector, jax.Array)
+assert_type(unravel.names, tuple[str, ...])
+assert_type(str(pg.summary(model)), str)
+assert_type(Model(pg.Diff(1.0)), Model)
+
+
+# --- trust -------------------------------------------------------------------------------------------------------
+
+
+def drawn(key: jax.Array, x: float) -> float:
+    return pg.draw(jax.random.normal, key) + x
+
+
+assert_type(pg.double_where(loss)(model, 1.0), float)
+assert_type(pg.consistent_indexing(loss)(model, 1.0), float)
+assert_type(pg.check(loss)(model, 1.0), pg.GradientReport)
+assert_type(pg.check(loss)(model, 1.0).findings, tuple[pg.Finding, ...])
+assert_type(pg.draw(jax.random.normal, jax.random.key(0), (3,), gradient="pathwise"), Any)
+assert_type(pg.expectation(drawn, samples=3)(jax.random.key(0), 1.0), Any)
+assert_type(pg.safe.sqrt(1.0), jax.Array)
+assert_type(pg.safe.where(True, float, float, 1.0), Any)
+pg.testing.assert_gradients(loss, model, 1.0)
+
+pg.double_where(loss)(model)  # type: ignore[call-arg]
+pg.consistent_indexing(loss)(model)  # type: ignore[call-arg]
+pg.check(loss)(model, "x")  # type: ignore[arg-type]
+pg.expectation(drawn, samples=3)(jax.random.key(0))  # type: ignore[call-arg]

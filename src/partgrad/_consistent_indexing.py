@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,11 @@ _RULED = CUSTOM_JVPS | CUSTOM_VJPS | HIGH
 # How deep a rule is looked for in the rules that a rule calls.
 _DEPTH = 3
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def consistent_indexing(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def consistent_indexing(function: Callable[P, R]) -> Callable[P, R]:
     """A function of the same values whose derivatives agree with them where an index is out of bounds.
 
     A read that the value clamps is clamped in reverse mode too; a write that the value drops has no derivative, and one

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import numpy as np
@@ -18,9 +18,11 @@ from .finding import Finding as Finding
 from .progress import Progress
 from .report import GradientReport as GradientReport
 
+P = ParamSpec("P")
+
 
 def check(
-    f: Callable[..., Any],
+    f: Callable[P, Any],
     wrt: Any = None,
     *,
     argnums: int | Sequence[int] | None = None,
@@ -32,7 +34,7 @@ def check(
     seed: int = 0,
     directions: int = 3,
     progress: bool | Callable[[int, int, str], object] | None = None,
-) -> Callable[..., GradientReport]:
+) -> Callable[P, GradientReport]:
     """A function that runs `f` and its derivatives at its arguments and reports what is wrong with them.
 
     Compared are the value of `f` in every mode; the forward and the reverse derivative of each leaf with each other

@@ -9,13 +9,16 @@ is not linear, `batched` what is left under `vmap`.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from .._programs import refuse_uncallable, rewritten
 from .derivative import along_taken_paths, is_double_where as is_double_where
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def double_where(f: Callable[..., Any]) -> Callable[..., Any]:
+
+def double_where(f: Callable[P, R]) -> Callable[P, R]:
     """The same function, whose derivatives flow only along paths that its value used.
 
     A derivative is a sum over paths of products of local derivatives. A path ends where the value does not depend on
@@ -46,6 +49,6 @@ def double_where(f: Callable[..., Any]) -> Callable[..., Any]:
     return rewritten(f, along_taken_paths)
 
 
-def taken_paths(f: Callable[..., Any], double_where_option: bool) -> Callable[..., Any]:
+def taken_paths(f: Callable[P, R], double_where_option: bool) -> Callable[P, R]:
     """What a transform with the option `double_where=` differentiates."""
     return double_where(f) if double_where_option else f

@@ -8,7 +8,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey, keystr
 
 from .._message import word
-from .._trees import is_array, trees_equal
+from .._trees import is_array, show_wrapped, trees_equal
 from ..errors import StaticError
 from .hold import hold
 from .scope import render_wrapper
@@ -211,7 +211,7 @@ class Static(Generic[T]):
     __treescope_repr__ = render_wrapper
 
     def __repr__(self) -> str:
-        return f"Static({self._value!r})"
+        return show_wrapped("Static", self._value)
 
     def __reduce__(self) -> Any:
         return unflatten_static, (self._data, (self._data.child(self._value),) if self._data.arrays else ())

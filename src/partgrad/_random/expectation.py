@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +32,11 @@ from .._programs import (
 from ..errors import ArgumentError, DrawError
 from .draw import SCORE
 
+P = ParamSpec("P")
 _ENTERED = CALLS | CHECKPOINTS | {"scan", "cond"}
 
 
-def expectation(f: Callable[..., Any], *, samples: int) -> Callable[..., Any]:
+def expectation(f: Callable[P, Any], *, samples: int) -> Callable[P, Any]:
     """The expectation of a random function, estimated by the mean of independent samples.
 
     The value is the mean of `f(k, *args)` over `samples` keys split from the key. Its derivatives, of any order and in
@@ -95,7 +96,7 @@ def expectation(f: Callable[..., Any], *, samples: int) -> Callable[..., Any]:
         outputs, scores = jax.vmap(lambda key: scored(key, *args, **kwargs))(jax.random.split(key, count))
         return jax.tree.map(lambda samples: _mean(samples, scores), outputs)
 
-    return estimate
+    return cast(Callable[P, Any], estimate)
 
 
 def _mean(samples: Any, scores: Any) -> Any:
