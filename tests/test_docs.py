@@ -26,6 +26,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name):
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
@@ -50,6 +51,7 @@ def assert_printed(printed, expected):
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("page", PAGES)
 def test_pages(page, tmp_path, monkeypatch):
     """Python blocks of a page run in turn, in one scope; a `text` block right after one is what it prints.

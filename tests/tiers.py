@@ -1,11 +1,12 @@
 """What runs by default and what only with everything (`python -m pytest -m ""`).
 
 A parametrised test marked `share(6, kind=...)` runs every sixth case of each kind by default, beginning with the first,
-so that no kind is without one; a row that is marked `long` itself is passed over. `kind` maps the parameters, by name,
-to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a sixth by default.
+so that no kind is without one; rows that are marked `long` themselves are counted apart. `kind` maps the parameters, by
+name, to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a sixth by default.
 
 With everything, `.ci/run` lets its two lanes take turns in these tables: TESTS_TURN is 0 or 1, and `-m "not elsewhere"`
-passes over what the other lane runs. The first case of each kind runs on both. A law draws half of its examples on each.
+passes over what the other lane runs. The first case of each kind runs on both. A law draws half of its examples on each. What is marked `lane(1)` runs on that
+lane only.
 """
 
 import collections
@@ -35,14 +36,19 @@ def share_out(items):
     """Mark as long what is not in the default share; a case that is asked for by its name always runs."""
     counts = collections.Counter()
     for item in items:
+        lane = item.get_closest_marker("lane")
+        if TURN and lane and lane.args[0] != int(TURN):
+            item.add_marker(pytest.mark.elsewhere)
         mark = item.get_closest_marker("share")
-        if mark is None or item.get_closest_marker("long"):
+        if mark is None:
             continue
         kind = mark.kwargs.get("kind", lambda parameters: None)(item.callspec.params)
-        family = (item.path, item.originalname, kind)
-        if counts[family] % (mark.args[0] if mark.args else SHARE):
+        is_long = item.get_closest_marker("long") is not None
+        family = (item.path, item.originalname, kind, is_long)
+        place = counts[family]
+        counts[family] += 1
+        if place % (mark.args[0] if mark.args else SHARE):
             item.add_marker(pytest.mark.long)
         # What `turns` shares out is half of its cases already.
-        if TURN and counts[family] and counts[family] % 2 == int(TURN) and not hasattr(item.module, "is_mine"):
+        if TURN and (place or is_long) and place % 2 == int(TURN) and not hasattr(item.module, "is_mine"):
             item.add_marker(pytest.mark.elsewhere)
-        counts[family] += 1
