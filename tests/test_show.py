@@ -1,6 +1,7 @@
 """Pictures: what is drawn of a tree, as text, HTML and SVG."""
 
 import html.parser
+import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -50,7 +51,7 @@ def test_the_text_of_a_small_picture():
     assert lines[4].endswith("float     opened by wrt   1")
     assert lines[-2:] == [
         "◧ open 1   ○ not selected 5   ■ held 1",
-        "wrt='a.variance': 1 of 7 leaves and 1 of 7 entries differentiated, 4 B",
+        "wrt='a.variance' differentiates 1 of 7 leaves, 1 of 7 entries, 4 B",
     ]
     assert repr(picture) == str(picture)
 
@@ -235,6 +236,11 @@ def test_arrays_that_have_no_values():
     assert [row.split()[4:] for row in rows(pg.show(tree))[1:]] == [["deleted"], [], []]
 
 
+def test_static_data_is_that_of_the_tree_itself():
+    for value in (1, True, 1.0):
+        assert rows(pg.show([Flax(jnp.ones(2), value)]))[-1] == f"◆ size {type(value).__name__} static {value}"
+
+
 def test_selectors_that_do_not_fit_raise():
     with pytest.raises(pg.errors.SelectionError):
         pg.show({"a": 1.0}, "b")
@@ -251,7 +257,7 @@ def test_selectors_are_named():
         (pg.path("a") | "b", "wrt=('a' | 'b')"),
     ]
     for wrt, title in titles:
-        assert str(pg.show(kernel, wrt)).splitlines()[-1].startswith(title + ":")
+        assert str(pg.show(kernel, wrt)).splitlines()[-1].startswith(title + " differentiates ")
 
 
 @pg.dataclass
@@ -279,3 +285,29 @@ def test_treescope_shows_the_same_symbols_and_colours():
     assert treescope.render_to_text(model.kernel, roundtrip_mode=True).count("●") == 0
     colour = re.search(r"\.pg-is-held\{--pg:(#\w+)\}", pg.show(tree).html())[1]
     assert colour in treescope.render_to_html(tree, compressed=False)
+
+
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
+
+
+def pictures_of_the_page():
+    """The pictures that `docs/guide/pictures.md` shows, by the name of their file, from its own code."""
+    scope = {"__name__": "page"}
+    for block in re.findall(
+        r"^```python\n(.*?)^```", (DOCS / "guide" / "pictures.md").read_text(), re.MULTILINE | re.DOTALL
+    ):
+        if "save(" not in block:
+            exec(block, scope)
+    summary = pg.summary(scope["model"])._repr_html_()
+    return {"model.html": scope["picture"].html(), "model.svg": scope["picture"].svg(), "summary.html": summary}
+
+
+def test_the_pictures_of_the_page_are_those_that_are_drawn(capsys):
+    """`python tests/test_show.py` writes them anew."""
+    for name, text in pictures_of_the_page().items():
+        assert (DOCS / "_static" / "pictures" / name).read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    for name, text in pictures_of_the_page().items():
+        (DOCS / "_static" / "pictures" / name).write_text(text, encoding="utf-8")

@@ -20,7 +20,7 @@ font-style:normal;vertical-align:baseline;overflow:hidden;text-indent:20px;white
 # A page that has its own rules for tables and lists (Jupyter, the themes of Sphinx) does not change these.
 _STYLE = """\
 .pg{font:13px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif;color:inherit;\
-max-width:60em;margin:.4em 0;container-type:inline-size;text-align:left}
+max-width:60em;margin:.4em 0 1em;container-type:inline-size;text-align:left}
 .pg *{box-sizing:border-box}
 .pg-head{margin:0 0 .5em;font-size:14px}
 .pg-tree,.pg-tree ul{list-style:none!important;margin:0!important;padding:0}

@@ -5,14 +5,13 @@ import pathlib
 from collections import Counter
 from typing import Any
 
-from .._marks import Layout
 from .._message import word
 from .._selection import Selection, Target, as_selection
 from .._trees import LOOKS
 from ..errors import ArgumentError
 from .drawing import drawn
 from .markup import counted, page, styled, symbol
-from .table import printable, table
+from .table import COLUMNS, printable, shortened, table
 from .twigs import Grower, Twig
 from .values import Size, in_bytes, size_of
 
@@ -41,7 +40,9 @@ class Picture:
         rows = [_cells(*line) for line in self._root.lines(_LINES)]
         legend = "   ".join(f"{LOOKS[kind].symbol} {kind} {self._counts[kind]:,}" for kind in self._kinds())
         head = ("tree", "type", "status", "value")
-        return "\n".join([*table(head, rows, _WIDEST), "", *([legend] if legend else []), self._title()])
+        return "\n".join(
+            [*table(head, rows, _WIDEST), "", *([legend] if legend else []), shortened(self._title(), COLUMNS)]
+        )
 
     def __repr__(self) -> str:
         return str(self)
@@ -104,8 +105,8 @@ class Picture:
     def _title(self) -> str:
         here, everything = self._selected, self._everything
         return (
-            f"wrt={self._wrt}: {here.leaves:,} of {everything.leaves:,} leaves and {here.entries:,} of "
-            f"{everything.entries:,} entries differentiated, {in_bytes(here.gradient)}"
+            f"wrt={shortened(self._wrt, _WIDEST[0])} differentiates {here.leaves:,} of {everything.leaves:,} leaves, "
+            f"{here.entries:,} of {everything.entries:,} entries, {in_bytes(here.gradient)}"
         )
 
 
@@ -143,11 +144,11 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
         └─ · ['steps']      int    integer         3
         <BLANKLINE>
         ● differentiated 1   ■ held 1   · no derivative 1
-        wrt=None: 1 of 3 leaves and 1 of 3 entries differentiated, 4 B
+        wrt=None differentiates 1 of 3 leaves, 1 of 3 entries, 4 B
     """
     selection = as_selection(wrt)
     target = Target(tree, selection)
-    grower = Grower(Layout(tree), target.leaves, target.plan, depth)
+    grower = Grower(tree, target, depth)
     return Picture(
         grower.root,
         Counter(grower.kinds),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import GetAttrKey, SequenceKey
 
 from .._marks import Layout, Place, Static
-from .._selection import Plan
+from .._selection import Target
 from .._trees import describe, paths
 from .status import kind_of, statuses
 from .table import ROOT
@@ -78,13 +78,6 @@ class Twig:
                 pending += reversed([((*last, flag), below) for flag, below in zip(flags, twig.below, strict=True)])
 
 
-class _Constant(NamedTuple):
-    """A field that is static: part of the structure, not a place in the tree."""
-
-    name: str
-    value: Any
-
-
 class _Stretch(NamedTuple):
     """Neighbours in a list that are alike."""
 
@@ -96,13 +89,15 @@ class Grower:
     """Makes the rows of a picture.
 
     Args:
-        layout: The layout of the tree.
-        leaves: Its leaves.
-        plan: What is selected of it.
+        tree: The tree.
+        target: The tree with what is selected of it.
         depth: So many levels below the root are drawn; None for as many as there is room for.
     """
 
-    def __init__(self, layout: Layout, leaves: list[Any], plan: Plan, depth: int | None):
+    def __init__(self, tree: Any, target: Target, depth: int | None):
+        layout, leaves, plan = target.structure.layout, target.leaves, target.plan
+        self._tree = tree
+        self._layout = layout
         self._depth = _DEPTH if depth is None else min(depth, _DEPTH)
         self._leaves = leaves
         self._elements = {
@@ -114,10 +109,6 @@ class Grower:
         self.kinds = [kind_of(status) for status in self._statuses]
         for i in plan.thaw:
             self._statuses[i], self.kinds[i] = "opened by wrt", "open"
-        self._below: dict[Place, list[Place]] = {}
-        for place in layout.places[1:]:
-            assert place.parent is not None
-            self._below.setdefault(place.parent, []).append(place)
         self._alike = self._signatures(layout) if len(layout.places) > _FOLDED else {}
         self.root = self._grown(layout.root)
 
@@ -127,9 +118,9 @@ class Grower:
         found: dict[Place, int] = {}
         for place in reversed(layout.places):
             if place.is_leaf:
-                key: Any = describe(place.value), self._statuses[place.start]
+                key: Any = describe(self._leaves[place.start]), self._statuses[place.start]
             else:
-                key = type(place.value), *((below.key, found[below]) for below in self._below.get(place, ()))
+                key = type(place.value), *((below.key, found[below]) for below in layout.children(place))
             found[place] = known.setdefault(key, len(known))
         return found
 
@@ -174,14 +165,14 @@ class Grower:
         if inner.is_static and inner.start == inner.stop:
             # What is no array in static data: its value is in the structure.
             return Twig(name, path, "", "static", "", "static")
-        cls, size = type(inner.value).__name__, len(self._below.get(inner, ()))
+        cls, size = type(inner.value).__name__, len(self._layout.children(inner))
         cls = f"{cls}[{size}]" if type(inner.value) in (list, tuple) else "None" if inner.value is None else cls
         many = "" if last is place else f"{last.step.idx - place.step.idx + 1:,} x "
         return Twig(name, path, many + cls, counts=Counter(self.kinds[place.start : last.stop]))
 
     def _unwrapped(self, place: Place) -> Place:
-        while place.is_wrapper and place in self._below:
-            (place,) = self._below[place]
+        while place.is_wrapper and (below := self._layout.children(place)):
+            (place,) = below
         return place
 
     def _inside(self, place: Place) -> "list[Twig | _Stretch]":
@@ -190,12 +181,12 @@ class Grower:
         if place.is_leaf or place.is_wrapper:
             return []
         runs: list[_Stretch] = []
-        for below in self._below.get(place, ()):
+        for below in self._layout.children(place):
             if runs and self._continues(runs[-1], below):
                 runs[-1] = _Stretch(runs[-1].first, below)
             else:
                 runs.append(_Stretch(below, below))
-        items: list[Twig | _Stretch] = list(_with_constants(place, runs))
+        items: list[Twig | _Stretch] = list(_with_constants(place, self._node(place), runs))
         if len(items) <= _FIRST + _LAST + 1:
             return items
         hidden = items[_FIRST:-_LAST]
@@ -203,6 +194,20 @@ class Grower:
         for item in hidden:
             counts.update([item.kind] if isinstance(item, Twig) else self.kinds[item.first.start : item.last.stop])
         return [*items[:_FIRST], Twig(f"... {len(hidden):,} more", place.path, "", counts=counts), *items[-_LAST:]]
+
+    def _node(self, place: Place) -> Any:
+        """The node of the tree itself: that of the layout may be of a tree with other data that compares equal."""
+        if place.parent is None:
+            return self._tree
+        above, step = self._node(place.parent), place.step
+        try:
+            if step is None:
+                return above.value
+            if isinstance(step, GetAttrKey):
+                return getattr(above, step.name)
+            return above[step.idx if isinstance(step, SequenceKey) else step.key]
+        except Exception:
+            return place.value
 
     def _continues(self, run: _Stretch, place: Place) -> bool:
         return (
@@ -213,18 +218,18 @@ class Grower:
         )
 
 
-def _with_constants(place: Place, runs: list[_Stretch]) -> "Iterator[Twig | _Stretch]":
+def _with_constants(place: Place, node: Any, runs: list[_Stretch]) -> "Iterator[Twig | _Stretch]":
     """The runs in a node, with the fields that are in its structure where the class declares them."""
-    if not dataclasses.is_dataclass(place.value):
+    if not dataclasses.is_dataclass(node):
         yield from runs
         return
     children = {run.first.step.name: run for run in runs if isinstance(run.first.step, GetAttrKey)}
-    for field in dataclasses.fields(place.value):
+    for field in dataclasses.fields(node):
         if field.name in children:
             yield children.pop(field.name)
-        elif field.name in getattr(place.value, "__dict__", {}):
+        elif field.name in getattr(node, "__dict__", {}):
             path = paths.write([*place.steps, GetAttrKey(field.name)])
-            yield _constant(field.name, path, getattr(place.value, field.name))
+            yield _constant(field.name, path, getattr(node, field.name))
     named = {id(run) for run in children.values()}
     yield from (run for run in runs if id(run) in named or not isinstance(run.first.step, GetAttrKey))
 
