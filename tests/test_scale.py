@@ -4,8 +4,11 @@ import json
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import partgrad as pg
 import sharded
 
 # The quick tier has one process with a few of the cases.
@@ -29,3 +32,14 @@ def test_a_spread_model_stays_where_it_is():
 @pytest.mark.parametrize("axes", sharded.AXES)
 def test_devices_tell_each_other_what_they_do_by_hand(axes):
     assert outcomes(axes, sharded.NAMES) == {}
+
+
+def test_a_traced_model_may_be_larger_than_memory():
+    huge = jax.eval_shape(lambda: {"w": jnp.zeros((10**6, 10**6)), "b": jnp.zeros(3)})
+
+    def edited(m):
+        m = pg.freeze(m, "w")
+        gradient = pg.grad(lambda m: m["b"].sum() + m["w"].value[0, 0])(m)
+        return pg.thaw(m, "w"), pg.apply_updates(pg.thaw(m, "w"), pg.partition(gradient)[0] | {"w": None})
+
+    assert jax.tree.map(jnp.shape, jax.eval_shape(edited, huge)) == ({"b": (3,), "w": (10**6,) * 2},) * 2

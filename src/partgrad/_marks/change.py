@@ -63,7 +63,10 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[R
 
 
 def _placeholder(leaf: Any) -> Any:
-    return np.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.core.Tracer) and is_differentiable(leaf) else leaf
+    if isinstance(leaf, jax.core.Tracer) and is_differentiable(leaf):
+        # One zero, seen as many: a traced leaf may be larger than the memory here.
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    return leaf
 
 
 class _Visitor:

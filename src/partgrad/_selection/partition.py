@@ -149,7 +149,9 @@ def apply_updates(tree: T, updates: Any) -> T:
         if jnp.shape(change) != old.shape:
             path = Layout(_filled(tree)).leaves[i].path
             raise _misfit(path, f"shape {old.shape}", f"shape {jnp.shape(change)}")
-        leaves[i] = (old + change).astype(old.dtype) if jnp.result_type(old, change) != old.dtype else old + change
+        with jax.numpy_dtype_promotion("standard"):
+            new = old + change
+        leaves[i] = new if new.dtype == old.dtype else new.astype(old.dtype)
     return treedef.unflatten(leaves)
 
 

@@ -94,7 +94,8 @@ def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
     selected = [_whole(jnp.asarray(leaf)) for leaf in target.selected]
     if not selected:
         return jnp.zeros(0), Unravel(target)
-    dtype = jnp.result_type(*selected)
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.result_type(*selected)
     return jnp.concatenate([leaf.ravel().astype(dtype) for leaf in selected]), Unravel(target)
 
 
