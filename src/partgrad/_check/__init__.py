@@ -11,7 +11,7 @@ import numpy as np
 from .._message import word
 from .._programs import refuse_uncallable
 from .._transforms import Arguments, refuse_empty
-from .._trees import describe
+from .._trees import describe, flatten
 from ..errors import ArgumentError
 from .examine import Options, examine, is_rounding_products, refuse_tracers
 from .finding import Finding as Finding
@@ -98,7 +98,7 @@ def check(
     # Not `__dict__`: a model with __call__ keeps its parameters there.
     @functools.wraps(f, updated=())
     def checked(*args: Any, **kwargs: Any) -> GradientReport:
-        refuse_tracers(f, jax.tree.leaves((args, kwargs)))
+        refuse_tracers(f, flatten((args, kwargs))[0])
         targets = arguments.targets(args, kwargs)
         refuse_empty(targets)
         with shown, _undisturbed():

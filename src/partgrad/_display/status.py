@@ -49,16 +49,20 @@ def status_of(place: Place, leaf: Any) -> str:
         return "bool" if isinstance(leaf, bool) else "integer"
     if isinstance(leaf, str):
         return "string"
-    # A type whose name says what it is, or `function`, where there is no dtype.
-    return _status_of_dtype(leaf.dtype) or type(leaf).__name__ if hasattr(leaf, "dtype") else describe(leaf)
+    try:
+        dtype = leaf.dtype
+    except Exception:
+        # A type whose name says what it is, or `function`.
+        return describe(leaf)
+    return _status_of_dtype(dtype) or type(leaf).__name__
 
 
 def _status_of_dtype(dtype: Any) -> str | None:
-    if getattr(dtype, "kind", None) in ("U", "T"):
-        return "string"
     kinds = (("key", jax.dtypes.prng_key), ("bool", jnp.bool_), ("integer", jnp.integer))
     try:
+        if getattr(dtype, "kind", None) in ("U", "T"):
+            return "string"
         return next((name for name, kind in kinds if jax.dtypes.issubdtype(dtype, kind)), None)
-    except TypeError:
+    except Exception:
         # The dtype of another library.
         return None

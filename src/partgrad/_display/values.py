@@ -27,7 +27,7 @@ class Size(NamedTuple):
 def value_of(leaf: Any) -> str:
     """A number, or the mean and the spread of a floating array."""
     if isinstance(leaf, jax.core.Tracer) or not (
-        isinstance(leaf, int | float | complex | np.generic) or is_array(leaf)
+        issubclass(type(leaf), int | float | complex | np.generic) or is_array(leaf)
     ):
         return ""
     if isinstance(leaf, jax.Array) and (leaf.is_deleted() or not leaf.is_fully_addressable):
@@ -65,8 +65,10 @@ def size_of(leaves: list[Any]) -> Size:
 def _entries(leaf: Any) -> int:
     """How many numbers or keys a leaf holds."""
     try:
-        return math.prod(shape_of(leaf))
-    except (AttributeError, TypeError):
+        shape = shape_of(leaf)
+        return math.prod(shape) if isinstance(shape, tuple) else 0
+    except Exception:
+        # No shape; a leaf may be anybody's object.
         return 0
 
 

@@ -27,5 +27,8 @@ from .opening import (
     united as united,
     without_marks as without_marks,
 )
+from .pickled import leave_old_names
 from .static import Static as Static, StaticData as StaticData
 from .unwrap import unwrap as unwrap
+
+leave_old_names()

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 from jax.tree_util import keystr
 
-from .hold import CONCRETE, hold
+from .hold import CONCRETE, hold, hold_leaves
 
 KeyPath = tuple[Any, ...]
 
@@ -86,7 +85,4 @@ def hold_part(value: Any, cover: Cover | None, label: str) -> Any:
         return hold(value, label)
     if value.__class__ in CONCRETE:
         return value
-    keyed, structure = jax.tree_util.tree_flatten_with_path(value)
-    if not any(isinstance(leaf, jax.core.Tracer) for _, leaf in keyed):
-        return value
-    return structure.unflatten([hold(leaf, label) if cover.stops(path) else leaf for path, leaf in keyed])
+    return hold_leaves(value, label, cover.stops)

@@ -2,6 +2,7 @@
 
 import copyreg
 import dataclasses
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
@@ -192,7 +193,7 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
         raise _decorated_twice(cls.__name__)
     try:
         dataclasses.dataclass(cls, repr=False, eq=False, **options)
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         raise DataclassError(
             word(
                 f"`{cls.__name__}` cannot be a partgrad dataclass: {error}.",
@@ -202,8 +203,8 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
         ) from error
     cls.__dataclass_fields__[ORIGIN] = _Carrier.__dataclass_fields__[ORIGIN]
     schema = Schema(cls)
-    if any(isinstance(getattr(cls, name, None), types.MemberDescriptorType) for name in schema.names):
-        raise _slots_refused(cls.__name__)
+    for name in schema.names:
+        _refuse_descriptor(cls, name)
     setattr(cls, SCHEMA, schema)
     setattr(cls, MARKS, schema.default)
     setattr(cls, ORIGIN, property(lambda self: self))
@@ -235,6 +236,21 @@ def _slots_refused(cls: str) -> DataclassError:
             fix="leave slots out; reading a field costs the same.",
         )
     )
+
+
+def _refuse_descriptor(cls: type, name: str) -> None:
+    """Raise if a class attribute answers in the place of what an instance stores in a field."""
+    kind = type(inspect.getattr_static(cls, name, None))
+    if kind is types.MemberDescriptorType:
+        raise _slots_refused(cls.__name__)
+    if hasattr(kind, "__set__"):
+        raise DataclassError(
+            word(
+                f"`{cls.__name__}.{name}` is a field, and a {kind.__name__} of the class as well.",
+                "Expected a field whose value is read from the instance: its derivative is that of the stored value.",
+                fix="give one of the two another name.",
+            )
+        )
 
 
 def _decorated_twice(cls: str) -> DataclassError:

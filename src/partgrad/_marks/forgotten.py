@@ -30,7 +30,7 @@ def refuse_forgotten(leaves: Sequence[Any], path_of: Callable[[int], str]) -> No
         ForgottenDecoratorError: With the path, the class and how to decorate it.
     """
     for number, leaf in enumerate(leaves):
-        cls = leaf.__class__
+        cls = type(leaf)
         known = _is_dataclass.get(cls)
         if known is None:
             known = _is_dataclass[cls] = dataclasses.is_dataclass(cls) and not jax.tree_util.is_tree_node(cls)

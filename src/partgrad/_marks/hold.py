@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from .._trees import flatten
+
 _Tracer = jax.core.Tracer
 _running = threading.local()
 
@@ -43,12 +45,26 @@ def hold(value: Any, label: str) -> Any:
     if isinstance(value, jax.Array):
         CONCRETE.add(value.__class__)
         return value
-    return _hold_leaves(value, label)
+    return hold_leaves(value, label)
 
 
-def _hold_leaves(tree: Any, label: str) -> Any:
-    # Not in `hold`, where the closure would cost every call its cell.
-    return jax.tree.map(lambda leaf: hold(leaf, label) if isinstance(leaf, _Tracer) else leaf, tree)
+def hold_leaves(tree: Any, label: str, stops: Callable[[Any], bool] | None = None) -> Any:
+    """Stop gradients through the tracers of a tree, or through those whose key paths `stops` is true of."""
+    leaves, structure = flatten(tree)
+    # A mark inside of a tree that is put together again held its value when it was built: to walk through that once
+    # more at every level would take a time exponential in the depth.
+    if getattr(_running, "rebuilding", False) or not any(isinstance(leaf, _Tracer) for leaf in leaves):
+        return tree
+    if stops is None:
+        leaves = [hold(leaf, label) if isinstance(leaf, _Tracer) else leaf for leaf in leaves]
+    else:
+        keyed, _ = jax.tree_util.tree_flatten_with_path(tree)
+        leaves = [hold(leaf, label) if isinstance(leaf, _Tracer) and stops(path) else leaf for path, leaf in keyed]
+    _running.rebuilding = True
+    try:
+        return structure.unflatten(leaves)
+    finally:
+        _running.rebuilding = False
 
 
 class Met(NamedTuple):

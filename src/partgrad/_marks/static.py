@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import numpy as np
-from jax.tree_util import GetAttrKey, keystr
+from jax.tree_util import GetAttrKey
 
 from .._message import word
-from .._trees import is_array, show_wrapped, trees_equal
+from .._trees import flatten, is_array, show_wrapped, trees_equal, write, written
 from ..errors import StaticError
 from .hold import hold
 from .scope import render_wrapper
@@ -35,6 +35,7 @@ class StaticData:
 
     def __init__(self, value: Any, where: str = "`Static`"):
         try:
+            flatten(value)
             paths_and_leaves, self._treedef = jax.tree_util.tree_flatten_with_path(value)
         except (TypeError, ValueError) as error:
             raise StaticError(
@@ -52,7 +53,7 @@ class StaticData:
         # Treedefs compare their keys and auxiliary data by `==` alone, and `1 == True`.
         self._key = (
             _typed_structure(self._treedef),
-            tuple(_ARRAY if is_array(leaf) else _typed(leaf, where, keystr(path)) for path, leaf in paths_and_leaves),
+            tuple(_ARRAY if is_array(leaf) else _typed(leaf, where, write(path)) for path, leaf in paths_and_leaves),
         )
         # Not None for a constant: that is what stands for the leaves of another part of a tree.
         shown = [True if is_array(leaf) else () for leaf in leaves]
@@ -120,11 +121,11 @@ def _typed(value: Any, where: str, path: str) -> Any:
         )
     try:
         hash(value)
-    except TypeError:
+    except Exception:
         inside = f" at `{path}`" if path else ""
         raise StaticError(
             word(
-                f"{where} holds {type(value).__name__} {value!r:.60}{inside}, which cannot be static.",
+                f"{where} holds {type(value).__name__} {written(value):.60}{inside}, which cannot be static.",
                 "Expected data that can be hashed and compared, or a dict, list, set or array of such.",
                 fix="give its class __eq__ and __hash__, or store the data it is made from.",
             )

@@ -9,6 +9,7 @@ from jax.tree_util import GetAttrKey, SequenceKey
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses, word
+from .._trees import written
 from ..errors import NoMatchError
 from .slots import Pick, Structure
 
@@ -35,13 +36,13 @@ class PatternStep(NamedTuple):
         if self.kind == "[*]":
             return not isinstance(step, GetAttrKey)
         if self.kind == "name":
-            return self.value == (step.name if isinstance(step, GetAttrKey) else getattr(step, "key", None))
+            return _same(step.name if isinstance(step, GetAttrKey) else getattr(step, "key", None), self.value)
         if isinstance(step, SequenceKey):
             return type(self.value) is int and self.value in (step.idx, step.idx - siblings)
         if isinstance(step, GetAttrKey):
             return False
         key = getattr(step, "key", step)
-        return repr(key) == self.value.text if isinstance(self.value, _Raw) else _same(key, self.value)
+        return written(key) == self.value.text if isinstance(self.value, _Raw) else _same(key, self.value)
 
     @property
     def is_index(self) -> bool:
@@ -57,7 +58,7 @@ class _Raw(NamedTuple):
 
 
 def _same(first: Any, second: Any) -> bool:
-    return type(first) is type(second) and bool(first == second)
+    return (type(first) is type(second) or isinstance(first, str)) and bool(first == second)
 
 
 def parse(pattern: str) -> tuple[PatternStep, ...]:

@@ -27,7 +27,7 @@ from .._marks import (
     without_marks,
 )
 from .._message import at, word
-from .._trees import Elements, is_differentiable, put, reaches_array, shape_of, take
+from .._trees import Elements, flatten, is_differentiable, put, reaches_array, shape_of, take
 from ..errors import PartsError, SelectionError
 from .slots import Structure, structure_of
 
@@ -333,7 +333,7 @@ class Target(Form):
         self, tree: Any, selection: "Selection", position: "int | str" = 0, purpose: "Purpose" = "differentiate"
     ):
         self.tree = tree
-        self.leaves, treedef = jax.tree.flatten(tree)
+        self.leaves, treedef = flatten(tree)
         super().__init__(plan(selection, tree, self.leaves, treedef, purpose), treedef, position)
 
     @property

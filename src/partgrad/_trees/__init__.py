@@ -14,10 +14,13 @@ from .equality import trees_equal as trees_equal
 from .leaf import (
     describe as describe,
     dtype_of as dtype_of,
+    flatten as flatten,
     is_array as is_array,
     is_differentiable as is_differentiable,
     shape_of as shape_of,
+    written as written,
 )
 from .look import LOOKS as LOOKS, Look as Look
+from .paths import write as write
 from .reach import held_by as held_by, reaches_array as reaches_array
 from .show import show_fields as show_fields, show_wrapped as show_wrapped

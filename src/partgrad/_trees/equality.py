@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .leaf import is_differentiable, shape_of
+from .leaf import is_differentiable, number_class, shape_of
 
 
 def trees_equal(first: Any, second: Any) -> bool:
@@ -32,7 +32,7 @@ def _leaves_equal(first: Any, second: Any) -> bool:
     if isinstance(first, jax.core.Tracer) or isinstance(second, jax.core.Tracer):
         return False
     if not (_is_array(first) and _is_array(second)):
-        alike = type(first) is type(second) or _number(first) is _number(second) is not None
+        alike = type(first) is type(second) or number_class(first) is number_class(second) is not None
         return alike and bool(first == second) and _same_sign(first, second)
     if shape_of(first) != shape_of(second) or first.dtype != second.dtype or _is_weak(first) is not _is_weak(second):
         return False
@@ -43,13 +43,7 @@ def _leaves_equal(first: Any, second: Any) -> bool:
 
 
 def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and _number(leaf) is None
-
-
-def _number(leaf: Any) -> type | None:
-    """The class of a Python number; JAX has classes of its own below them."""
-    classes = (bool, int, float, complex)
-    return None if isinstance(leaf, np.generic) else next((cls for cls in classes if isinstance(leaf, cls)), None)
+    return hasattr(leaf, "dtype") and number_class(leaf) is None
 
 
 def _is_weak(leaf: Any) -> bool:

@@ -1,40 +1,51 @@
 """What a leaf is: whether it can be differentiated, and how its type is written."""
 
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._message import word
+from ..errors import ArgumentError
+
 _SCALARS: dict[type, bool] = {float: True, complex: True, int: False, bool: False, str: False}
+_NUMBERS = (bool, int, float, complex)
 _DTYPES: dict[Any, bool] = {}
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 def is_differentiable(leaf: Any) -> bool:
     """Whether a leaf is floating or complex: an array of such a dtype, or a Python float or complex number."""
-    known = _SCALARS.get(leaf.__class__)
+    known = _SCALARS.get(type(leaf))
     if known is not None:
         return known
-    dtype = getattr(leaf, "dtype", None)
+    dtype = _dtype(leaf)
     if dtype is None:
-        return isinstance(leaf, float | complex)
-    try:
-        return _DTYPES[dtype]
-    except KeyError:
+        return issubclass(type(leaf), float | complex)
+    found = _DTYPES.get(dtype)
+    if found is None:
         # dtypes are few, so the table stays small.
-        _DTYPES[dtype] = found = _is_inexact(dtype)
-        return found
-    except TypeError:
-        return False
+        _DTYPES[dtype] = found = bool(jnp.issubdtype(dtype, jnp.inexact))
+    return found
 
 
-def _is_inexact(dtype: Any) -> bool:
+def _dtype(leaf: Any) -> np.dtype | None:
+    """The dtype of an array; None for what has none of numpy's, another library's arrays and mocks among it."""
     try:
-        return bool(jnp.issubdtype(dtype, jnp.inexact))
-    except TypeError:
-        # Another library's dtype.
-        return False
+        dtype = leaf.dtype
+    except Exception:
+        # Not only AttributeError: a leaf may be anybody's object.
+        return None
+    return dtype if isinstance(dtype, np.dtype) else None
+
+
+def number_class(leaf: Any) -> type | None:
+    """The class of a Python number; JAX and others have classes of their own below them."""
+    return (
+        None if isinstance(leaf, np.generic) else next((cls for cls in _NUMBERS if issubclass(type(leaf), cls)), None)
+    )
 
 
 def is_array(value: Any) -> bool:
@@ -51,15 +62,49 @@ def shape_of(leaf: Any) -> tuple[int, ...]:
 
 def dtype_of(leaf: Any) -> Any:
     """The dtype of an array, or the one that JAX gives a Python number; an AttributeError for anything else."""
-    if isinstance(leaf, bool | int | float | complex) and not isinstance(leaf, np.generic):
-        return jax.dtypes.canonicalize_dtype(type(leaf))
-    return leaf.dtype
+    number = number_class(leaf)
+    return leaf.dtype if number is None else jax.dtypes.canonicalize_dtype(number)
 
 
 def describe(leaf: Any) -> str:
     """Write the type of a leaf: `f32[3,4]` for an array, `float` for a Python number, else the type's name."""
-    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
-        return "function" if callable(leaf) and hasattr(leaf, "__name__") else type(leaf).__name__
-    name = str(leaf.dtype)
+    try:
+        name, shape = str(leaf.dtype), leaf.shape
+    except Exception:
+        shape = None
+    if not isinstance(shape, tuple):
+        # An object that answers to every name has a shape without end.
+        return type(leaf).__name__ if function_name(leaf) is None else "function"
     letters = name.rstrip("0123456789")
-    return f"{_SHORT.get(letters, letters)}{name[len(letters) :]}[{','.join(map(str, leaf.shape))}]"
+    return f"{_SHORT.get(letters, letters)}{name[len(letters) :]}[{','.join(map(str, shape))}]"
+
+
+def function_name(value: Any) -> str | None:
+    """The name of a function or a class; None for anything else."""
+    try:
+        name = value.__name__ if callable(value) else None
+    except Exception:
+        return None
+    return name if isinstance(name, str) else None
+
+
+def written(value: Any) -> str:
+    """What `repr` says; where that raises, the name of the class."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves and the structure of a tree, for trees that may be anything."""
+    try:
+        return jax.tree.flatten(tree)
+    except (RecursionError, SystemError) as error:
+        raise ArgumentError(
+            word(
+                f"A tree is nested too deeply for JAX to flatten: it is, or begins with, {type(tree).__name__}.",
+                f"Expected at most the {sys.getrecursionlimit()} levels of sys.getrecursionlimit().",
+                fix="look for a container that contains itself; put a long chain of nodes into one list.",
+            )
+        ) from error

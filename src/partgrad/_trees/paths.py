@@ -8,6 +8,8 @@ from typing import Any
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
+from .leaf import written
+
 
 def write_step(step: Any) -> str:
     """Write one key entry: `.name`, `['key']` or `[0]`."""
@@ -17,8 +19,8 @@ def write_step(step: Any) -> str:
     if kind is SequenceKey:
         return f"[{step.idx}]"
     if kind is DictKey or kind is FlattenedIndexKey:
-        return f"[{step.key!r}]"
-    return str(step)
+        return f"[{written(step.key)}]"
+    return written(step)
 
 
 def write(steps: Iterable[Any]) -> str:

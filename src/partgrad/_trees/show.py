@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .leaf import describe
+from .leaf import describe, function_name, written
 
 _LONGEST_ARRAY = 6
 _COLUMNS = 120
@@ -27,16 +27,18 @@ def show(value: Any, room: int = _COLUMNS) -> str:
     if isinstance(value, jax.Array | np.ndarray):
         return _array(value)
     if type(value) is dict:
-        return _joined("{", [f"{key!r}: {show(item, room - 2)}" for key, item in value.items()], "}", room)
+        return _joined("{", [f"{written(key)}: {show(item, room - 2)}" for key, item in value.items()], "}", room)
     if type(value) in (list, tuple):
         start, end = ("[", "]") if type(value) is list else ("(", ",)" if len(value) == 1 else ")")
         return _joined(start, [show(item, room - 2) for item in value], end, room)
-    if callable(value) and hasattr(value, "__name__") and not jax.tree_util.is_tree_node(type(value)):
-        return str(value.__name__)
-    return repr(value)
+    name = None if jax.tree_util.is_tree_node(type(value)) else function_name(value)
+    return written(value) if name is None else name
 
 
 def _array(value: Any) -> str:
+    if isinstance(value, jax.Array) and value.is_deleted():
+        # A donated buffer.
+        return f"deleted {describe(value)}"
     if value.size > _LONGEST_ARRAY or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         return describe(value)
     array = np.asarray(value)
