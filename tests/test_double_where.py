@@ -577,6 +577,15 @@ def test_tokens_have_no_derivative():
     close(jax.jit(lambda x: inside(x, lax.create_token()))(0.5), np.cos(0.5))
 
 
+def test_each_platform_compiles_its_branch():
+    loop = lambda x: lax.scan(lambda c, v: (c + jax.nn.relu(v) ** 2, None), 0.0, x)[0]
+    f = lambda x: jnp.sin(lax.platform_dependent(x, cpu=lambda x: jnp.dot(jax.nn.relu(x), x), default=loop))
+    x = np.array([1.0, -2.0, 3.0])
+    gradient = jax.jit(jax.grad(pg.double_where(f)))
+    close(gradient(x), np.cos(10.0) * 2 * np.array([1, 0, 3]))
+    assert "while(" not in gradient.lower(x).as_text("hlo")
+
+
 def test_mutable_references_are_jaxs():
     def f(x):
         reference = jax.new_ref(x * 2)

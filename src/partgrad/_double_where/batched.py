@@ -23,6 +23,7 @@ from .._programs import (
     float0_zeros,
     is_floating,
     opened,
+    platforms_of,
     residual_count,
     run,
     zeros_like_aval,
@@ -43,7 +44,7 @@ def _is_special(equation: JaxprEqn) -> bool:
 
 def _batched(chain: Chain, operands: Operands) -> Operands | None:
     equation = chain[-1]
-    if equation.primitive.name == "cond":
+    if equation.primitive.name == "cond" and platforms_of(equation) is None:
         return _selected(equation, operands)
     if equation.primitive.name == "custom_lin":
         return _pulled_only(equation, operands)

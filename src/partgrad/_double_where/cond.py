@@ -5,9 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from .._programs import Operands, branches_of, evaluate, varying_axes, varying_like
+from .._programs import Operands, branches_of, evaluate, switch_like, varying_axes, varying_like
 from .body import TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
 from .known import remembering
 from .mask import Mask, arrays_in, restored, varying_over
@@ -19,7 +18,7 @@ class _Branches:
     """The branches of a conditional as linear programs of its operands but the index."""
 
     def __init__(self, step: Step):
-        self.index, self.jaxprs = step.operands[0], branches_of(step.equation)
+        self.equation, self.index, self.jaxprs = step.equation, step.operands[0], branches_of(step.equation)
         self.linear, self.known = step.linear[1:], step.known[1:]
         self.wires, self.results = step.wires, step.results
 
@@ -39,7 +38,7 @@ class _Branches:
             lambda *values, number=number, jaxpr=jaxpr: of_branch(number, jaxpr, *values)
             for number, jaxpr in enumerate(self.jaxprs)
         ]
-        return lax.switch(self.index, functions, *operands)
+        return switch_like(self.equation, self.index, functions, *operands)
 
     def masks(self, of_branch: Callable[..., Any], *operands: Any) -> Any:
         """What a function of the branch that is taken returns: arrays that vary over all mesh axes of a `shard_map`."""

@@ -7,7 +7,7 @@ tangents yet to come. `reenter` stages a loop, a branch or a call again with oth
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from .primitives import (
     kind_of,
     name_of,
     opened,
+    platforms_of,
     primal_jaxpr,
     scan_parts,
     varying_axes,
@@ -340,7 +341,17 @@ def _while(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands])
 
 
 def _cond(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    return lax.switch(operands[0], [_body(branch, run) for branch in branches_of(equation)], *operands[1:])
+    return switch_like(equation, operands[0], [_body(branch, run) for branch in branches_of(equation)], *operands[1:])
+
+
+def switch_like(equation: JaxprEqn, index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """`jax.lax.switch`, or `jax.lax.platform_dependent` if that made an equation: each platform compiles its branch."""
+    platforms = platforms_of(equation)
+    if platforms is None:
+        return lax.switch(index, branches, *operands)
+    of_platforms = {name: branch for names, branch in zip(platforms, branches, strict=True) for name in names or ()}
+    default = next((b for names, b in zip(platforms, branches, strict=True) if names is None), None)
+    return lax.platform_dependent(*operands, default=default, **of_platforms)
 
 
 def _checkpoint(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:

@@ -259,6 +259,12 @@ def branches_of(equation: JaxprEqn) -> tuple[Any, ...]:
     return tuple(equation.params["branches"])
 
 
+def platforms_of(equation: JaxprEqn) -> tuple[tuple[str, ...] | None, ...] | None:
+    """For each branch the platforms that take it, None for all others; None where a number chooses."""
+    platforms = equation.params.get("branches_platforms")
+    return None if platforms is None else tuple(platforms)
+
+
 def solve_parts(equation: JaxprEqn, operands: Operands) -> tuple[dict[str, tuple[Any, Operands]], Operands]:
     """What a `custom_linear_solve` is made of.
 
