@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,19 @@ def test_a_spread_model_stays_where_it_is():
 @pytest.mark.parametrize("axes", sharded.AXES)
 def test_devices_tell_each_other_what_they_do_by_hand(axes):
     assert outcomes(axes, sharded.NAMES) == {}
+
+
+@pytest.mark.long
+def test_a_step_of_a_selected_part_needs_what_it_does_by_hand():
+    script = Path(__file__).parent.parent / "benchmarks" / "large_model.py"
+    command = [sys.executable, "-W", "error", str(script), "--small", "partgrad", "by hand"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    ours, theirs = (line.partition("compiled")[0].split()[-7:] for line in run.stdout.splitlines()[2:])
+    assert ours == theirs
+    parameters, gradient, state, _ = map(float, ours[:4])
+    assert gradient < parameters / 40
+    assert state < parameters / 20
 
 
 def test_a_traced_model_may_be_larger_than_memory():

@@ -1,0 +1,133 @@
+"""What partgrad needs of JAX that is not JAX's public interface: each piece of `_compat.py`, asked in a sentence."""
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import partgrad._compat as compat
+
+pytestmark = pytest.mark.internal
+
+
+def error_of(f, *args):
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        f(*args)
+    return raised.value
+
+
+class Unregistered:
+    pass
+
+
+def traced(f, *args):
+    return jax.make_jaxpr(f)(*args).jaxpr.eqns
+
+
+def traced_inside(transform):
+    """What `_compat` says of the trace that runs in a function under a transform."""
+    said = []
+
+    def f(x):
+        said.append((compat.is_staging(), compat.is_batching()))
+        return x
+
+    transform(f)(jnp.ones(1))
+    return said[0]
+
+
+def high_equation():
+    """An equation of a primitive that shows only its rules, where this version of JAX makes one."""
+    find = lambda f: next((e for e in traced(f, jnp.array(2.0)) if e.primitive.name == "call_hi_primitive"), None)
+    found = find(lambda x: jax.lax.custom_root(lambda r: r**2 - x, x, lambda f, r: r, lambda g, y: y / g(1.0)))
+    if found is None and getattr(jax.config, "jax_custom_vjp3", True) is False:
+        jax.config.update("jax_custom_vjp3", True)
+        try:
+            f = jax.custom_vjp(jnp.sin)
+            f.defvjp(lambda x: (x, None), lambda _, c: (c,))
+            found = find(f)
+        finally:
+            jax.config.update("jax_custom_vjp3", False)
+    return found
+
+
+def expands():
+    equation = high_equation()
+    return equation is None or len(compat.expansion_of(equation)(*map(_ones, equation.invars))) == len(equation.outvars)
+
+
+def _ones(atom):
+    return jnp.ones(atom.aval.shape, atom.aval.dtype)
+
+
+def vjp_is_ordinary():
+    f = compat.ordinary_custom_vjp(lambda x: x)
+    f.defvjp(lambda x: (x, None), lambda _, c: (3 * c,))
+    return float(jax.linearize(jax.grad(f), 1.0)[0]) == 3.0
+
+
+PIECES = {
+    "speaks_of_structures": (
+        "JAX says in other words that two trees do not match; read the new ones into `_OF_STRUCTURES`.",
+        lambda: (
+            compat.speaks_of_structures(error_of(jax.tree.map, lambda a, b: a, {"a": 1}, {"b": 1}))
+            and compat.speaks_of_structures(error_of(lambda: jax.lax.cond(True, lambda: {"a": 1.0}, lambda: (1.0,))))
+            and not compat.speaks_of_structures(error_of(jnp.dot, jnp.ones(2), jnp.ones(3)))
+        ),
+    ),
+    "refuses_argument_of": (
+        "JAX no longer names the class of an argument that is no array.",
+        lambda: compat.refuses_argument_of(error_of(jax.jit(lambda x: x), Unregistered()), Unregistered),
+    ),
+    "is_staging": (
+        "The trace that `jax.jit` runs is no longer called DynamicJaxprTrace.",
+        lambda: traced_inside(jax.jit) == (True, False),
+    ),
+    "is_batching": (
+        "The trace that `jax.vmap` runs is no longer called BatchTrace.",
+        lambda: traced_inside(jax.vmap) == (False, True),
+    ),
+    "expansion_of": (
+        "An equation of `call_hi_primitive` no longer has its primitive in `params['_prim']`, with `in_tree` and `expand`.",
+        expands,
+    ),
+    "foreign_implementation": (
+        "The `impl` of a primitive of JAX no longer tells that it is JAX's own.",
+        lambda: (
+            [compat.foreign_implementation(e) for e in traced(lambda x: jnp.sin(x) + jnp.sort(x), jnp.ones(3))]
+            == [None] * len(traced(lambda x: jnp.sin(x) + jnp.sort(x), jnp.ones(3)))
+        ),
+    ),
+    "files_of": (
+        "The traceback of an equation no longer has `raw_frames()`, whose first item are the code objects.",
+        lambda: __file__ in compat.files_of(traced(lambda x: 2 * x, 1.0)[0].source_info.traceback),
+    ),
+    "ordinary_custom_vjp": (
+        "`jax._src.config.custom_vjp3` is no longer a context that switches the new `jax.custom_vjp` off.",
+        vjp_is_ordinary,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_what_is_not_public_in_jax_is_where_it_was(name):
+    sentence, check = PIECES[name]
+    try:
+        answer = check()
+    except Exception as error:
+        pytest.fail(f"JAX {jax.__version__} moved what `_compat.{name}` reads. {sentence} ({error!r})")
+    assert answer, f"JAX {jax.__version__} moved what `_compat.{name}` reads. {sentence}"
+
+
+def test_every_piece_of_compat_is_asked():
+    functions = dict(inspect.getmembers(compat, inspect.isfunction))
+    own = {name for name, f in functions.items() if f.__module__ == compat.__name__ and not name.startswith("_")}
+    assert own == set(PIECES)
+
+
+def test_a_piece_that_moved_is_told_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(compat, "_current_trace", lambda: "AnotherTrace")
+    with pytest.raises(AssertionError, match=re.escape("The trace that `jax.jit` runs is no longer called")):
+        test_what_is_not_public_in_jax_is_where_it_was("is_staging")
