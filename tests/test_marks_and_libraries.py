@@ -6,10 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import paramax
 import pytest
 
 import partgrad as pg
+from messages import refused
 from partgrad import NonDiff, errors
 
 
@@ -131,7 +133,44 @@ def test_a_custom_vjp_function_takes_a_marked_model():
 
 def test_a_key_is_given_to_jax_random_by_its_value():
     tree = {"key": NonDiff(jax.random.key(0)), "s": 1.0}
-    with pytest.raises(TypeError):
-        jax.random.normal(tree["key"])
+    samplers = (jax.random.normal, jax.random.split, lambda key: jax.random.fold_in(key, 1), jax.jit(jax.random.normal))
+    for sampler in samplers:
+        refused(lambda sampler=sampler: sampler(tree["key"]), TypeError, "NonDiff(key<fry>[])", "give it the `.value`")
     want = jax.random.normal(jax.random.key(0))
     np.testing.assert_allclose(pg.grad(lambda t: t["s"] * jax.random.normal(t["key"].value))(tree)["s"], want)
+
+
+@pytest.mark.long
+def test_nuts_samples_the_posterior_of_what_a_class_holds_and_diff_frees():
+    t = np.linspace(-1.0, 2.0, 12)
+    y = 0.8 * t - 0.5 + 0.3 * np.sin(40.0 * t)
+
+    def model():
+        slope = numpyro.sample("slope", numpyro.distributions.Normal(0.0, 1.0))
+        origin = numpyro.sample("origin", numpyro.distributions.Normal(0.0, 1.0))
+        numpyro.sample("y", numpyro.distributions.Normal(Line(slope, pg.Diff(origin))(t), 0.3), obs=y)
+
+    kernel = numpyro.infer.NUTS(model)
+    mcmc = numpyro.infer.MCMC(kernel, num_warmup=300, num_samples=1500, progress_bar=False)
+    mcmc.run(jax.random.key(0))
+    draws = np.stack([mcmc.get_samples()["slope"], mcmc.get_samples()["origin"]])
+    # The posterior of a linear model with normal priors and normal noise.
+    design = np.stack([t, np.ones_like(t)], 1)
+    covariance = np.linalg.inv(design.T @ design / 0.3**2 + np.eye(2))
+    mean = covariance @ design.T @ y / 0.3**2
+    spread = np.sqrt(np.diag(covariance))
+    assert (abs(draws.mean(1) - mean) < 0.2 * spread).all()
+    np.testing.assert_allclose(draws.std(1), spread, rtol=0.15)
+
+
+class Scaled(eqx.Module):
+    a: float
+    b: float
+    n: object = eqx.field(static=True)
+
+
+def test_a_selector_reads_the_static_data_of_its_own_tree():
+    # For structures too 1 == True == 1.0.
+    for n in (1, True, 1.0, True):
+        chosen = pg.select(Scaled(1.0, 2.0, n), lambda model: model.a if model.n is True else model.b)
+        assert chosen == (1.0 if n is True else 2.0)

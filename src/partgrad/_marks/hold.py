@@ -41,7 +41,9 @@ def hold(value: Any, label: str) -> Any:
         with jax.named_scope(HELD + label):
             if watch is None or label == EXPLICIT:
                 return jax.lax.stop_gradient(value)
-            return _watched(value, Met(label, watch.where()))
+            met = Met(label, watch.where())
+            watch.held.append(met)
+            return _watched(value, met)
     if isinstance(value, jax.Array):
         CONCRETE.add(value.__class__)
         return value
@@ -68,7 +70,7 @@ def hold_leaves(tree: Any, label: str, stops: Callable[[Any], bool] | None = Non
 
 
 class Met(NamedTuple):
-    """A derivative that a mark ended: the label of the mark, and the line."""
+    """A mark that held a value, or ended a derivative: its label, and the line."""
 
     label: str
     where: str
@@ -81,11 +83,13 @@ class Watch:
         where: Gives the line that is running.
 
     Attributes:
-        met: The marks that ended a derivative.
+        held: The marks that held a value.
+        met: Those that ended a derivative.
     """
 
     def __init__(self, where: Callable[[], str]):
         self.where = where
+        self.held: list[Met] = []
         self.met: list[Met] = []
 
     def __enter__(self) -> "Watch":

@@ -9,7 +9,9 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from .._message import word
 from .._trees import show_wrapped
+from ..errors import ArgumentError
 from .cover import Cover, hold_part
 from .hold import EXPLICIT, WRAPPER, hold
 from .scope import render_wrapper
@@ -61,6 +63,15 @@ class NonDiff(Generic[T]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in NonDiff.__slots__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        # The first thing that `jax.random` asks of what is no key for it; it would go on to take this for raw numbers.
+        if name == "ndim" and _is_key(self.value):
+            raise ArgumentError(
+                word(
+                    f"{self!r} is given to a function that takes a key, such as those of `jax.random`.",
+                    "Expected the key itself: they accept no wrapper.",
+                    fix="give it the `.value`, or store the key without a mark; it has no derivative to be held.",
+                )
+            )
         return getattr(self.value, name)
 
     def __repr__(self) -> str:
@@ -101,6 +112,10 @@ class NonDiff(Generic[T]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = np.asarray(self.value, dtype=dtype)
         return array.copy() if copy else array
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def _plain(value: Any) -> Any:

@@ -50,9 +50,8 @@ class StaticData:
         self.arrays = len(self._positions)
         self.constant = None if self.arrays else _copied(value)
         self._constants = [None if is_array(leaf) else leaf for leaf in leaves]
-        # Treedefs compare their keys and auxiliary data by `==` alone, and `1 == True`.
         self._key = (
-            _typed_structure(self._treedef),
+            typed_structure(self._treedef),
             tuple(_ARRAY if is_array(leaf) else _typed(leaf, where, write(path)) for path, leaf in paths_and_leaves),
         )
         # Not None for a constant: that is what stands for the leaves of another part of a tree.
@@ -133,9 +132,10 @@ def _typed(value: Any, where: str, path: str) -> Any:
     return _typed_aux(value)
 
 
-def _typed_structure(structure: Any) -> Any:
+def typed_structure(structure: Any) -> Any:
+    """A key of a treedef that compares by type and value: treedefs compare by `==` alone, and `1 == True`."""
     data = structure.node_data()
-    return data and (data[0], _typed_aux(data[1]), tuple(map(_typed_structure, structure.children())))
+    return data and (data[0], _typed_aux(data[1]), tuple(map(typed_structure, structure.children())))
 
 
 def _typed_aux(aux: Any) -> Any:

@@ -6,7 +6,6 @@ their structure: those of paths, classes and masks by the selector, those of cal
 
 import contextlib
 import itertools
-import types
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,10 +13,7 @@ import jax
 import numpy as np
 
 from .._marks import (
-    Cover,
-    Marks,
     Place,
-    StaticData,
     alike,
     at_level,
     first_difference,
@@ -134,9 +130,9 @@ class Plan:
             return False
         return not self._shapes or all(_shape(leaves[i]) == shape for i, shape in self._shapes)
 
-    def may_be_kept(self, treedef: Any) -> bool:
+    def may_be_kept(self, structure: Structure) -> bool:
         """Whether it is right for every structure that compares equal, and small."""
-        if self.thaw and not _compares_exactly(treedef):
+        if self.thaw and structure.typed is not None:
             return False
         return sum(own.size for own in self.elements if own is not None) <= _ELEMENTS
 
@@ -200,18 +196,6 @@ def _shape(leaf: Any) -> Any:
         return None
 
 
-def _compares_exactly(structure: Any) -> bool:
-    """Whether structures that equal this one are the same in every respect."""
-    data = structure.node_data()
-    return data is None or (_is_exact(data[1]) and all(map(_compares_exactly, structure.children())))
-
-
-def _is_exact(aux: Any) -> bool:
-    if type(aux) in (tuple, list):
-        return all(map(_is_exact, aux))
-    return isinstance(aux, str | type | types.FunctionType | Cover | Marks | StaticData | None)
-
-
 def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
     """Build a tree with None in the place of leaves."""
     try:
@@ -237,7 +221,7 @@ def plan(
         treedef: Its structure.
         purpose: What the selection is for.
     """
-    structure = structure_of(tree, treedef)
+    structure = structure_of(tree, treedef, exactly=not selection.is_fixed)
     plans = structure.plans[purpose]
     found = _kept(plans, selection, leaves) if selection.is_fixed else None
     if found is not None:
@@ -254,7 +238,7 @@ def plan(
     finally:
         structure.bind(*before)
     key = selection if selection.is_fixed else answer
-    if new.may_be_kept(treedef) and not (selection.is_fixed and reaches_array(selection)):
+    if new.may_be_kept(structure) and not (selection.is_fixed and reaches_array(selection)):
         # Another thread may do the same just now.
         with contextlib.suppress(KeyError, RuntimeError, StopIteration, TypeError, ValueError):
             while len(plans) >= _PLANS:

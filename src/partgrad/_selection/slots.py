@@ -4,13 +4,14 @@ import collections
 import contextlib
 import operator
 import threading
+import types
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
-from .._marks import Layout, Place, flatten_one_level, schema_of
+from .._marks import Cover, Layout, Marks, Place, StaticData, flatten_one_level, schema_of, typed_structure
 from .._message import at, listed, word
 from .._trees import describe, dtype_of, is_differentiable, positions, reaches_array, shape_of
 from ..errors import ElementError, SlotError
@@ -211,6 +212,7 @@ class Structure:
         slots: The slots, by the number of the leaf.
         plans: The plans that were made for it, by the purpose and by what the selector says.
         holds_arrays: Whether it keeps an array alive, by another library's auxiliary data or a closure in it.
+        typed: Where structures that compare equal may differ, in static data such as 1 and True, what tells them apart.
         failure: Why the tree could not be built with slots, if it could not.
     """
 
@@ -227,6 +229,7 @@ class Structure:
             # A class that loses its leaves when it is built. Callables cannot be asked, all else can.
             self.layout, self.holds_arrays = Layout(tree), True
             self.failure = error.with_traceback(None)
+        self.typed = None if all(map(_is_exact, self.layout.data)) else typed_structure(treedef)
         self._nodes = {id(place.value): place for place in reversed(self.layout.places) if not place.is_leaf}
         self.nodes = [place for place in self.layout.places if not place.is_leaf and not place.is_wrapper]
         containers = [place.value for place in self.nodes if type(place.value) in (list, dict)]
@@ -359,23 +362,31 @@ def _with_leaves(node: Any, leaves: Iterator[Any]) -> Any:
     return new
 
 
+def _is_exact(data: Any) -> bool:
+    """Whether auxiliary data that compares equal to this is the same in every respect."""
+    if type(data) in (tuple, list):
+        return all(map(_is_exact, data))
+    return isinstance(data, str | type | types.FunctionType | Cover | Marks | StaticData | None)
+
+
 _structures: collections.OrderedDict[Any, Structure] = collections.OrderedDict()
 
 
-def structure_of(tree: Any, treedef: Any) -> Structure:
+def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
     """The structure of a tree, kept from an earlier call wherever that keeps no array alive.
 
     Args:
         tree: The tree.
         treedef: Its structure.
+        exactly: Whether static data must be of the same types, since a callable reads it.
     """
-    try:
+    # It may not be there; or its auxiliary data cannot be compared; or another thread drops it just now.
+    with contextlib.suppress(Exception):
         found = _structures[treedef]
-        _structures.move_to_end(treedef)
-        return found
-    except Exception:
-        # Not there; or its auxiliary data cannot be compared; or another thread dropped it just now.
-        new = Structure(tree, treedef)
+        if not exactly or found.typed is None or found.typed == typed_structure(treedef):
+            _structures.move_to_end(treedef)
+            return found
+    new = Structure(tree, treedef)
     if not new.holds_arrays:
         with contextlib.suppress(Exception):
             _structures[treedef] = new

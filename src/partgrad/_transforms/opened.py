@@ -90,7 +90,8 @@ class OfSelected:
             return
         met = [chain for chain, _ in arrivals(jaxpr, list(map(int, named)), _is_implicit)]
         for chain in reaching(jaxpr, met):
-            raise self._held_again(mark_in(str(chain[-1].source_info.name_stack)) or "", line(chain))
+            mark = mark_in(str(chain[-1].source_info.name_stack)) or ""
+            raise self._held_again(mark, line(chain) or _line_of(mark, differentiated, list(values)))
 
     def _refuse_silent_zeros_while_running(self, f: Callable[..., Any], values: list[Any], named: list[bool]) -> None:
         # It branches in Python on values: it cannot be traced as a program, and one more eager derivative has to tell.
@@ -133,6 +134,15 @@ class OfSelected:
             "argument itself (jax.tree.map, then dataclasses.replace), use partgrad.apply_updates and "
             "partgrad.combine, or differentiate partgrad.thaw(model, ...)."
         )
+
+
+def _line_of(mark: str, f: Callable[..., Any], values: list[Any]) -> str:
+    """The line at which a mark holds something, if there is but one; for a program that does not bear its lines."""
+    with Watch(running_line) as watch:
+        # Not `f`, which JAX has traced before.
+        jax.make_jaxpr(lambda values: f(values))(values)
+    lines = {where for label, where in watch.held if label == mark}
+    return lines.pop() if len(lines) == 1 else ""
 
 
 def _is_implicit(chain: Chain) -> bool:
