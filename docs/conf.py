@@ -35,6 +35,7 @@ html_title = f"partgrad {version}"
 html_static_path = ["_static"]
 html_css_files = ["partgrad.css"]
 html_show_sourcelink = False
+html_sidebars = {page: [] for page in ("start", "sharp_bits")}  # they have no pages beside them
 html_theme_options = {
     "logo": {"text": "partgrad"},
     "navbar_end": ["version-switcher", "theme-switcher"],
