@@ -56,10 +56,10 @@ R = TypeVar("R")
 
 
 def consistent_indexing(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of the same values whose derivatives agree with them where an index is out of bounds.
+    """The same function, with derivatives that agree with its values where an index is out of bounds.
 
     A read that the value clamps is clamped in reverse mode too; a write that the value drops has no derivative, and one
-    that it clamps has the derivative of a write there. All else is as it was: where no read or write needs it, the
+    that it clamps has the derivative of a write there. Nothing else changes: where no read or write needs it, the
     traced function is the same, equation for equation. The backward function of a `jax.custom_vjp` is left alone.
 
     Args:

@@ -4,7 +4,7 @@ Every message says what went wrong, where (the key path), what was expected and 
 that order. Every class also derives from the builtin that a caller would catch::
 
     PartgradError
-    ├── SelectionError(ValueError)          a selector and a tree do not go together
+    ├── SelectionError(ValueError)          a selector does not fit a tree
     │   ├── NoMatchError(LookupError)       it fits nowhere, or selects nothing
     │   ├── NotDifferentiableError(TypeError)   it names an int, a bool, a string, a function ...
     │   ├── ElementError(IndexError)        it takes elements that a leaf does not have
@@ -26,7 +26,7 @@ class PartgradError(Exception):
 
 
 class SelectionError(PartgradError, ValueError):
-    """A selector and a tree do not go together."""
+    """A selector does not fit a tree."""
 
 
 class NoMatchError(SelectionError, LookupError):

@@ -35,12 +35,12 @@ def check(
     directions: int = 3,
     progress: bool | Callable[[int, int, str], object] | None = None,
 ) -> Callable[P, GradientReport]:
-    """A function that runs `f` and its derivatives at its arguments and reports what is wrong with them.
+    """Create a function that runs `f` and its derivatives, and reports what is wrong with them.
 
-    Compared are the value of `f` in every mode; the forward and the reverse derivative of each leaf with each other
-    and with finite differences of the traced function in float64, whatever its precision, and without running its
-    Python again. What is not finite, out of bounds, zero, random, tied or rounded away is traced back to the leaf and
-    to the line of the user's code. Nothing of JAX's configuration is changed outside the call.
+    It compares the value of `f` in every mode, and the forward and reverse derivatives of each leaf with each other and
+    with finite differences of the traced function. These are evaluated in float64, whatever its precision, and without
+    running its Python again. What is not finite, out of bounds, zero, random, tied or rounded away is traced back to
+    the leaf and to the line of the user's code. JAX's configuration does not change outside the call.
 
     Args:
         f: A function of any pytrees to an array or a tree of arrays; of several, a random weighted sum is
@@ -51,22 +51,22 @@ def check(
         argnames: Which arguments, by name.
         has_aux: Whether `f` returns a pair of what is differentiated and of something else, which is not looked at.
         forward: Whether the derivative is used in forward mode alone (`jacfwd`, `jvp`), so that no gradient is needed.
-        intended: What is meant as it is: rules and functions, lines as `file.py:42`, and paths of leaves. What is found
+        intended: What is intentional: rules and functions, lines as `file.py:42`, and paths of leaves. What is found
             there of stops, rules, zeros, draws, ties and indices becomes a note.
-        exhaustive: Whether every element of every leaf is compared by itself, and not only sampled directions.
+        exhaustive: Whether to compare every element of every leaf instead of sampled directions.
         seed: What the directions and the weights are drawn with.
         directions: How many directions are sampled for each leaf. About ten evaluations each.
         progress: None shows progress on a terminal after two seconds, True at once, False never; a function is called
-            with the number of steps done, the number known of, and what was done.
+            with the number of steps done, the number known so far, and what was done.
 
     Returns:
         A function of the arguments of `f` that returns a `GradientReport`: it prints as a table with a line for each
         leaf, has `ok`, `findings`, `rows` and `cost`, and `raise_if_failed()`.
 
     Raises:
-        SelectionError: When called, if the selector does not go with the argument.
-        ArgumentError: If an option is not one; when called, inside of a transformation, or if `f` returns nothing that
-            has a derivative.
+        SelectionError: When called, if the selector does not fit the argument.
+        ArgumentError: If an option is not valid; when called, inside of a transformation, or if `f` returns nothing
+            that has a derivative.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg

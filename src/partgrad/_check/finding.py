@@ -19,13 +19,13 @@ SEVERITIES = ("error", "warning", "info")
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with a gradient, or that one should know about it.
+    """Something that is wrong with a gradient, or worth knowing about it.
 
     Attributes:
         kind: `value`, `mismatch`, `nan`, `oob`, `zero`, `draw`, `tie`, `precision`, `nondeterminism` or `scale`.
-        severity: `error` where the gradient cannot be trusted, `warning` where it may not mean what one thinks, `info`
+        severity: `error` where the gradient cannot be trusted, `warning` where it may not mean what you think, `info`
             where there is nothing to fix.
-        leaf: The path of the leaf, as `partgrad.summary` writes it; empty for what is true of the whole function.
+        leaf: The path of the leaf, as `partgrad.summary` writes it; empty if it concerns the whole function.
         where: The line of the user's code, as `file.py:42`; empty where there is none.
         message: What was found, what was expected, and how to fix it.
     """

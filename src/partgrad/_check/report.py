@@ -59,7 +59,7 @@ class LeafRow(NamedTuple):
 
 
 class GradientReport:
-    """What `partgrad.check` found out about a gradient; it prints as a table.
+    """What `partgrad.check` found about a gradient; it prints as a table.
 
     The table has a line for each leaf, the worst first, with its verdict and what was found there; the messages follow.
 

@@ -111,12 +111,12 @@ class Picture:
 
 
 def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
-    """Draw a tree: what of it is differentiated, and why the rest is not.
+    """Draw a tree: which leaves are differentiated, and why the others are not.
 
     Each leaf has a symbol and a colour: differentiated (●), not selected by `wrt` (○), held by a mark (■), held by a
     mark that is open (◧: `wrt` names the leaf, or a transform that runs now does), static (◆), or without a derivative,
-    such as an int or a function (·). A node tells how many of each are in it. Beside them stand types and values: of a
-    number its value, of a floating array mean and spread.
+    such as an int or a function (·). A node shows how many of each it contains. Beside them stand types
+    and values: of a number its value, of a floating array mean and spread.
 
     In a large tree neighbours in a list that are alike are drawn once, long nodes are shortened, and what is far from
     the root is left out; the counts are of everything.
@@ -130,7 +130,7 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
         The picture: HTML in a notebook, text in a terminal; `picture.save("model.svg")` or `"model.html"` writes it.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import partgrad as pg

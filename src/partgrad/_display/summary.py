@@ -131,7 +131,7 @@ class Summary:
 
 
 def summary(tree: Any, wrt: Any = None) -> Summary:
-    """Tell what each leaf of a tree is, what of it is differentiated, and what that takes.
+    """Summarise a tree: what each leaf is, which leaves are differentiated, and the memory that takes.
 
     The table has one row a leaf, with its value if it is a number and with mean and spread of a floating array.
     Repeated layers are folded into one row, which has a value if theirs are the same. The totals count the
@@ -146,7 +146,7 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
         The summary: it prints as a table, shows as one in a notebook, and has the `rows` and a `to_dict()`.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg

@@ -125,7 +125,7 @@ def dataclass(
 
     Fields hold plain values. `NonDiff(x)` and `Static(x)` given to a field are stored as `x`, and the mark is kept in
     the structure of the instance, where `jit`, `vmap`, `scan`, `tree.map`, copying, pickling and `dataclasses.replace`
-    keep it. Taking an instance apart and putting it together never runs `__init__` or `__post_init__`. While an
+    keep it. Flattening and unflattening an instance never runs `__init__` or `__post_init__`. While an
     instance is being built its fields may be assigned, in an `__init__` written by hand and in `__post_init__`.
 
     `a == b` is one bool: same class, marks, static data and leaves (shape, dtype, values). Frozen instances hash by

@@ -30,10 +30,10 @@ def draw(
     log_prob: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """A draw from a sampler, with a word for what its gradient means.
+    """Draw from a sampler, and say what the gradient of the draw means.
 
     The values are those of `sampler(key, *args, **kwargs)` under every word. What the word decides is the derivative
-    through the parameters of the distribution, be they arguments or values that the sampler closes over:
+    through the parameters of the distribution, whether arguments or values that the sampler closes over:
 
     - `"pathwise"`: JAX's own. The draw is a deterministic function of key and parameters, and is differentiated as one.
     - `"fixed"`: first drawn, then held. No derivative goes through the parameters.
@@ -49,7 +49,7 @@ def draw(
         key: The key.
         *args: Further arguments of the sampler.
         gradient: One of the four words.
-        log_prob: For `"score"`: a function of the draw and the sampler's `args` and `kwargs`, but those that the
+        log_prob: For `"score"`: a function of the draw and the sampler's `args` and `kwargs`, except those that the
             sampler calls `shape`, `sample_shape` or `dtype`, to the logarithm of the probability or of the density of
             the draw. Arrays are summed. The other words ignore it.
         **kwargs: Further keyword arguments of the sampler.
@@ -58,7 +58,7 @@ def draw(
         What the sampler returns.
 
     Raises:
-        ArgumentError: If the word is none of the four, or `"score"` has no `log_prob`.
+        ArgumentError: If the word is not one of the four, or `"score"` has no `log_prob`.
         DrawError: Where the word refuses a derivative, when it is traced; or if what `log_prob` returns is not the
             log-probability of the draw.
 

@@ -37,7 +37,7 @@ _ENTERED = CALLS | CHECKPOINTS | {"scan", "cond"}
 
 
 def expectation(f: Callable[P, Any], *, samples: int) -> Callable[P, Any]:
-    """The expectation of a random function, estimated by the mean of independent samples.
+    """Create a function that estimates the expectation of a random function by the mean of independent samples.
 
     The value is the mean of `f(k, *args)` over `samples` keys split from the key. Its derivatives, of any order and in
     either mode, are unbiased estimates of those of the expectation: through `pg.draw(..., gradient="score")` by the
@@ -58,7 +58,7 @@ def expectation(f: Callable[P, Any], *, samples: int) -> Callable[P, Any]:
         or complex, of its dtype. Integers and bools become floating.
 
     Raises:
-        ArgumentError: If `samples` is no positive integer.
+        ArgumentError: If `samples` is not a positive integer.
         DrawError: If a `"score"` draw is where its gradient would be wrong, when the function is called; or if its
             `log_prob` does not depend on what is differentiated, when the derivative is traced.
 

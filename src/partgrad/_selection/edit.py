@@ -29,7 +29,7 @@ def select(tree: Any, wrt: Selector) -> Any:
         The part that `wrt` names, or the tree with None at every leaf that is not selected.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import partgrad as pg
@@ -57,7 +57,7 @@ def replace(tree: T, wrt: Selector, new: Any) -> T:
         The tree with the new leaves.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
         PartsError: If `new` has another structure than the gradient.
 
     Example:
@@ -88,7 +88,7 @@ def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
         Pairs of path and leaf. Every path is a selector of its leaf. Selected elements come one by one.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import partgrad as pg
@@ -123,7 +123,7 @@ def mask(tree: T, wrt: Selector = None) -> T:
         A tree of bools with the structure of the tree.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import partgrad as pg
@@ -147,7 +147,7 @@ def is_nondiff(tree: Any, wrt: Selector) -> bool:
         One bool.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import partgrad as pg
@@ -174,7 +174,7 @@ def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
         The tree.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
         PartsError: If `when` is a tree of another structure than the gradient.
 
     Example:
@@ -227,7 +227,7 @@ def freeze(tree: T, wrt: Selector) -> T:
         The tree with more marks.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import partgrad as pg
@@ -250,7 +250,7 @@ def thaw(tree: T, wrt: Selector) -> T:
         The tree with fewer marks.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import partgrad as pg

@@ -24,7 +24,7 @@ def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSIN
         A tree of labels with the structure of the tree.
 
     Raises:
-        SelectionError: If a selector does not go with the tree, if two groups select one leaf, or if none does.
+        SelectionError: If a selector does not fit the tree, if two groups select one leaf, or if none does.
 
     Example:
         >>> import partgrad as pg

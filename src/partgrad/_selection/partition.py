@@ -31,7 +31,7 @@ def partition(tree: T, wrt: Selector = None) -> tuple[T, T]:
         The pair `(selected, rest)`; `combine(selected, rest)` is the tree.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import partgrad as pg

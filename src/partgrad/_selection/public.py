@@ -63,7 +63,7 @@ def of_type(cls: type) -> Selection:
         A selection, for every `wrt=`.
 
     Raises:
-        SelectorTypeError: If it is no class.
+        SelectorTypeError: If `cls` is not a class.
 
     Example:
         >>> import partgrad as pg

@@ -67,7 +67,7 @@ class Unravel:
 
 
 def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
-    """Put the selected leaves into one vector, as `scipy.optimize` and samplers want it.
+    """Put the selected leaves into one vector, as `scipy.optimize` and many samplers expect.
 
     Args:
         tree: Any pytree.
@@ -80,7 +80,7 @@ def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
         vector is whole on every device, and `unravel` puts each leaf where it was.
 
     Raises:
-        SelectionError: If the selector does not go with the tree.
+        SelectionError: If the selector does not fit the tree.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg

@@ -72,10 +72,10 @@ def grad(
     unused: Unused = "zero",
     double_where: bool = False,
 ) -> Any:
-    """The gradient of a function with respect to the selected leaves of an argument.
+    """Create a function that computes the gradient of `f` with respect to the selected leaves of an argument.
 
-    `jax.grad` with one more word. Leaves that are not selected are constants of this differentiation only; an enclosing
-    transform still sees them. Leaves held by a mark (`NonDiff`) take part only if `wrt` names them.
+    It is `jax.grad` with a selector. Leaves that are not selected are constants of this differentiation only; an
+    enclosing transform still sees them. Leaves held by a mark (`NonDiff`) take part only if `wrt` names them.
 
     Args:
         f: A function of any pytrees to a real scalar (or to a pair of it and auxiliary data, with `has_aux`).
@@ -97,8 +97,8 @@ def grad(
         gradient has its shape and dtype. Without `f`, a decorator.
 
     Raises:
-        SelectionError: When called, if the selector does not go with the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+        SelectionError: When called, if the selector does not fit the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function.
 
     Example:
         >>> import partgrad as pg
@@ -163,7 +163,7 @@ def value_and_grad(
     unused: Unused = "zero",
     double_where: bool = False,
 ) -> Any:
-    """The value of a function and its gradient with respect to the selected leaves of an argument.
+    """Create a function that computes `f` and its gradient with respect to the selected leaves of an argument.
 
     Args:
         f: As in `grad`.
@@ -180,8 +180,8 @@ def value_and_grad(
         `((value, aux), gradient)` with `has_aux`. Without `f`, a decorator.
 
     Raises:
-        SelectionError: When called, if the selector does not go with the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+        SelectionError: When called, if the selector does not fit the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function.
 
     Example:
         >>> import partgrad as pg

@@ -51,7 +51,7 @@ def jacfwd(
     holomorphic: bool = False,
     double_where: bool = False,
 ) -> Any:
-    """The Jacobian of a function with respect to the selected leaves, column by column (forward mode).
+    """Create a function that computes the Jacobian of `f` in the selected leaves, column by column (forward mode).
 
     Args:
         f: A function of any pytrees to any pytree of arrays.
@@ -68,8 +68,8 @@ def jacfwd(
         that of the leaf. Without `f`, a decorator.
 
     Raises:
-        SelectionError: When called, if the selector does not go with the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+        SelectionError: When called, if the selector does not fit the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
@@ -117,7 +117,7 @@ def jacrev(
     holomorphic: bool = False,
     double_where: bool = False,
 ) -> Any:
-    """The Jacobian of a function with respect to the selected leaves, row by row (reverse mode).
+    """Create a function that computes the Jacobian of `f` in the selected leaves, row by row (reverse mode).
 
     Args:
         f: As in `jacfwd`.
@@ -132,8 +132,8 @@ def jacrev(
         As `jacfwd`.
 
     Raises:
-        SelectionError: When called, if the selector does not go with the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+        SelectionError: When called, if the selector does not fit the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
@@ -183,7 +183,7 @@ def hessian(
     holomorphic: bool = False,
     double_where: bool = False,
 ) -> Any:
-    """The second derivatives of a function with respect to the selected leaves (forward over reverse).
+    """Create a function that computes the Hessian of `f` in the selected leaves (forward over reverse).
 
     Args:
         f: As in `jacfwd`.
@@ -199,8 +199,8 @@ def hessian(
         of trees in the shape of the gradient: `hessian["a"]["b"]`. Without `f`, a decorator.
 
     Raises:
-        SelectionError: When called, if the selector does not go with the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not go together, or with the function.
+        SelectionError: When called, if the selector does not fit the argument.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function.
 
     Example:
         >>> import partgrad as pg
@@ -263,7 +263,7 @@ def _jacobian_of(
 def hvp(
     f: Callable[Concatenate[X, P], Any], wrt: Selector = None, *, double_where: bool = False
 ) -> Callable[Concatenate[X, Any, P], Any]:
-    """The product of a function's Hessian and a vector, without forming the Hessian.
+    """Create a function that multiplies the Hessian of `f` by a vector, without forming the Hessian.
 
     Args:
         f: A function of any pytrees to a real scalar; the first argument is differentiated.
@@ -275,7 +275,7 @@ def hvp(
         the shape of the gradient.
 
     Raises:
-        SelectionError: When called, if the selector does not go with the argument.
+        SelectionError: When called, if the selector does not fit the argument.
         PartsError: When called, if `v` has another shape than the gradient.
 
     Example:

@@ -183,7 +183,7 @@ def jvp(
     has_aux: bool = False,
     double_where: bool = False,
 ) -> Any:
-    """The value of a function and its derivative along a direction (forward mode).
+    """Compute the value of a function and its derivative along a direction (forward mode).
 
     Args:
         f: A function of the primals, any pytrees, to any pytree of arrays.
@@ -199,7 +199,7 @@ def jvp(
         The pair of value and derivative; with `has_aux` also the auxiliary data.
 
     Raises:
-        SelectionError: If a selector does not go with its primal.
+        SelectionError: If a selector does not fit its primal.
         PartsError: If a tangent has another structure than the gradient.
         ArgumentError: If the number of selectors or of tangents does not fit.
 
@@ -237,7 +237,7 @@ def vjp(
 
 
 def vjp(f: Any, *primals: *Primals, wrt: Selector = None, has_aux: bool = False, double_where: bool = False) -> Any:
-    """The value of a function and the function that pulls cotangents back to the selected leaves (reverse mode).
+    """Compute the value of a function, and a function that pulls cotangents back to the selected leaves (reverse mode).
 
     Args:
         f: A function of the primals, any pytrees, to any pytree of arrays.
@@ -251,7 +251,7 @@ def vjp(f: Any, *primals: *Primals, wrt: Selector = None, has_aux: bool = False,
         each selected primal, in the shape of its gradient; with `has_aux` also the auxiliary data.
 
     Raises:
-        SelectionError: If a selector does not go with its primal.
+        SelectionError: If a selector does not fit its primal.
         ArgumentError: If the number of selectors does not fit.
 
     Example:
@@ -292,7 +292,7 @@ def linearize(
 def linearize(
     f: Any, *primals: *Primals, wrt: Selector = None, has_aux: bool = False, double_where: bool = False
 ) -> Any:
-    """The value of a function and its linear approximation in the selected leaves, for many directions.
+    """Compute the value of a function and its linear approximation in the selected leaves, for many directions.
 
     Args:
         f: A function of the primals, any pytrees, to any pytree of arrays.
@@ -306,7 +306,7 @@ def linearize(
         the derivative along them; with `has_aux` also the auxiliary data.
 
     Raises:
-        SelectionError: If a selector does not go with its primal.
+        SelectionError: If a selector does not fit its primal.
         ArgumentError: If the number of selectors or of tangents does not fit.
         PartsError: If a tangent has another structure than the gradient.
 

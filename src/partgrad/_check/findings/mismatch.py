@@ -113,7 +113,8 @@ def _mismatch(evidence: Evidence, rules: Rules, ties: Ties, leaf: int, derivativ
         )
     elif wrong_values:
         where = line(wrong_values[0].chain)
-        reason = f"the rule of {at(wrong_values[0].chain)} computes another value than its function. Fix: the rule."
+        rule = at(wrong_values[0].chain)
+        reason = f"the rule of {rule} computes another value than its function. Fix: correct the rule."
     elif unknown:
         where = line(unknown[0])
         named = ", ".join(map(at, unknown))
@@ -126,8 +127,8 @@ def _mismatch(evidence: Evidence, rules: Rules, ties: Ties, leaf: int, derivativ
 def _blame(blame: Blame) -> str:
     place = f"{element(blame.element, blame.shape)}{steps_of(blame.steps)}"
     if blame.of_value:
-        return f"the rule of {at(blame.chain)} computes another value than its function{place}. Fix: the rule."
-    return f"the rule of {at(blame.chain)} is not the derivative of its function{place}. Fix: the rule."
+        return f"the rule of {at(blame.chain)} computes another value than its function{place}. Fix: correct the rule."
+    return f"the rule of {at(blame.chain)} is not the derivative of its function{place}. Fix: correct the rule."
 
 
 def _numbers_of(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> str:

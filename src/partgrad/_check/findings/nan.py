@@ -311,7 +311,7 @@ def _without_remedy(evidence: Evidence, leaf: int, chain: Chain, refuted: LeafDe
     by = "The rule is at fault: the" if chain and is_custom_rule(chain[-1]) else "The"
     return (
         f"{by} function is smooth here, and finite differences give a slope of {slope:.6g}. "
-        "Fix: the rule, or write the function so that each of its steps has a derivative."
+        "Fix: correct the rule, or write the function so that each of its steps has a derivative."
     )
 
 
