@@ -129,12 +129,12 @@ def transfer(first: range, second: range, classes: np.ndarray) -> dict[str, np.n
     @jax.jit
     @jax.vmap
     def learn_first(key, images):
-        return train(new_network(key, 10), jnp.asarray(DIGITS), images, len(images), key, steps=500)
+        return train(new_network(key, 10), jnp.asarray(DIGITS), images, len(images), key, steps=400)
 
     @jax.jit
     @jax.vmap
     def learn_second(key, network, few, test):
-        results = jax.vmap(lambda count: accuracy(train(network, classes, few, count, key, steps=300), classes, test))
+        results = jax.vmap(lambda count: accuracy(train(network, classes, few, count, key, steps=200), classes, test))
         return results(LABELS)
 
     trained = learn_first(keys, images)

@@ -14,6 +14,7 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 SCRIPTS = {
     "radial_velocities": ((), 9),
     "frozen_digits": (("--seeds", "4"), 4),
+    "adapters": (("--steps", "16"), 6),
 }
 
 

@@ -174,3 +174,53 @@ def test_a_selector_reads_the_static_data_of_its_own_tree():
     for n in (1, True, 1.0, True):
         chosen = pg.select(Scaled(1.0, 2.0, n), lambda model: model.a if model.n is True else model.b)
         assert chosen == (1.0 if n is True else 2.0)
+
+
+def test_what_is_held_stays_the_object_that_it_is():
+    """Libraries map the identity over a tree, and look whether they find their leaves again (`eqx.tree_at` in diffrax)."""
+    line = Line(jnp.float32(2.0), jnp.float32(1.0))
+
+    @jax.jit
+    def f(line, wrapped):
+        again = jax.tree.map(lambda leaf: leaf, (line, wrapped))
+        assert again[0].origin is line.origin
+        assert again[1].value is wrapped.value
+        moved = eqx.tree_at(
+            lambda pair: jax.tree.leaves(jax.tree.map(lambda leaf: leaf, pair[0])), again, replace_fn=lambda x: x + 1
+        )
+        return moved[0](3.0) * jax.grad(lambda line: line(3.0))(line).origin
+
+    assert float(f(line, NonDiff(jnp.float32(3.0)))) == 0.0
+    assert float(jax.grad(lambda p: jax.jit(lambda m: jax.tree.map(lambda x: x, m)(3.0))(Line(2.0, p)))(1.0)) == 0.0
+
+
+class Numbered:
+    """As numpyro registers its distributions: without names for the leaves."""
+
+    def __init__(self, loc, scale):
+        self.loc, self.scale = loc, scale
+
+
+class Picky(Numbered):
+    """As distrax does it: what it does not know for a number is no leaf."""
+
+
+jax.tree_util.register_pytree_node(Numbered, lambda n: ((n.loc, n.scale), None), lambda _, leaves: Numbered(*leaves))
+jax.tree_util.register_pytree_node(
+    Picky,
+    lambda n: ([leaf for leaf in (n.loc, n.scale) if hasattr(leaf, "dtype")], None),
+    lambda _, leaves: Picky(*leaves),
+)
+
+
+def test_leaves_without_names():
+    f = lambda n: n.loc**2 * n.scale
+    numbered = Numbered(jnp.float32(3.0), jnp.float32(2.0))
+    assert float(pg.grad(f, wrt=lambda n: n.loc)(numbered)) == 12.0
+    with pytest.raises(errors.NoMatchError, match=r"(?s)registered without names: `loc` is `\[0\]`.*write '\[0\]'"):
+        pg.grad(f, wrt="loc")(numbered)
+    assert float(pg.grad(f, wrt="[0]")(numbered)) == 12.0
+    picky = Picky(jnp.float32(3.0), jnp.float32(2.0))
+    with pytest.raises(errors.SelectionError, match=r"(?s)slots.*Leaves: \[0\].*write a path"):
+        pg.grad(f, wrt=lambda n: n.loc)(picky)
+    assert float(pg.grad(f, wrt="[0]")(picky)) == 12.0

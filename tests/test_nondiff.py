@@ -183,7 +183,8 @@ def test_a_traced_program_says_which_mark_holds_what():
     assert holds(lambda w: w.size, Wave(1.0, grid=jnp.ones(2))) == [period, grid]
     assert holds(lambda x: Wave(1.0, x).period, 2.0) == [period]
     assert holds(lambda x: Wave(1.0, 2.0, x).grid, 2.0) == [grid]
-    assert holds(lambda x: Wave(NonDiff(x)).size, 2.0) == [wrapped, size]
+    # What is held already stays the object that it is.
+    assert holds(lambda x: Wave(NonDiff(x)).size, 2.0) == [wrapped]
     assert holds(lambda x: Wave({"a": x}, {"b": x}).size, 2.0) == [period]
     assert holds(lambda t: t["a"].value, {"a": NonDiff(1.0)}) == ["partgrad.held a NonDiff wrapper"]
     assert holds(lambda x: NonDiff({"a": x}).value, 1.0) == [wrapped]

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,10 @@ from .._trees import flatten
 
 _Tracer = jax.core.Tracer
 _running = threading.local()
+
+# Tracers that came out of a hold, by id; a tracer cannot be hashed. Holding one again gives the same object, because
+# libraries map the identity over a tree and expect the leaves that they put in (`eqx.tree_at` inside diffrax).
+_held: dict[int, weakref.ref] = {}
 
 # Classes of concrete leaves. isinstance(value, jax.Array) is slow, and this runs for every marked leaf.
 CONCRETE: set[type] = {type(None), int, float, complex, bool, str, np.ndarray}
@@ -37,17 +42,28 @@ def hold(value: Any, label: str) -> Any:
     if value.__class__ in CONCRETE:
         return value
     if isinstance(value, _Tracer):
+        known = _held.get(id(value))
+        if known is not None and known() is value:
+            return value
         watch = getattr(_running, "watch", None)
         with jax.named_scope(HELD + label):
             if watch is None or label == EXPLICIT:
-                return jax.lax.stop_gradient(value)
-            met = Met(label, watch.where())
-            watch.held.append(met)
-            return _watched(value, met)
+                held = jax.lax.stop_gradient(value)
+            else:
+                met = Met(label, watch.where())
+                watch.held.append(met)
+                held = _watched(value, met)
+        if isinstance(held, _Tracer):
+            _held[id(held)] = weakref.ref(held, functools.partial(_forget, id(held)))
+        return held
     if isinstance(value, jax.Array):
         CONCRETE.add(value.__class__)
         return value
     return hold_leaves(value, label)
+
+
+def _forget(key: int, _: weakref.ref) -> None:
+    _held.pop(key, None)
 
 
 def hold_leaves(tree: Any, label: str, stops: Callable[[Any], bool] | None = None) -> Any:

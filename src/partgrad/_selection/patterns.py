@@ -226,6 +226,11 @@ def _instead(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> tupl
     for place in reached:
         if step.kind == "name" and _has_static(place.value, step.value):
             path = f"{place.path}.{step.value}".removeprefix(".")
+            value = vars(place.value)[step.value]
+            for child in layout.children(place):
+                if child.value is value:
+                    what = f"`{type(place.value).__name__}` is registered without names: {at(path)} is `{child.path}`."
+                    return [what], f"write {child.path!r}, or a callable."
             what = f"{at(path)} is static data of `{type(place.value).__name__}`, which is never differentiated."
             return [what], "make it a field of its own that is not static."
     below = matching_places(layout, [PatternStep("**", None, "**"), *steps])
