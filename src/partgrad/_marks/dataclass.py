@@ -265,12 +265,11 @@ def _decorated_twice(cls: str) -> DataclassError:
 
 def _register(cls: type, schema: Schema) -> None:
     flatten, unflatten = compile_tree_functions(schema, _flatten_irregular, rebuild)
-    keys = tuple(GetAttrKey(name) for name in schema.dynamic)
 
     def flatten_with_keys(instance: Any) -> Any:
         marks = getattr(instance, MARKS)
         if marks.regular:
-            return tuple(zip(keys, flatten(instance)[0], strict=True)), marks
+            return tuple(zip(schema.keys, flatten(instance)[0], strict=True)), marks
         return tuple((GetAttrKey(name), child) for name, child, _ in children_of(instance)), marks
 
     try:

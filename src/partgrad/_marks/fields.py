@@ -9,6 +9,8 @@ import dataclasses
 import types
 from typing import Any
 
+from jax.tree_util import GetAttrKey
+
 from .._message import word
 from ..errors import DataclassError
 from .cover import Cover, hold_part
@@ -94,6 +96,7 @@ class Schema:
         self.static = tuple(f.name for f in fields if _is_static(f))
         self.nondiff = tuple(f.name for f in fields if f.metadata.get("nondiff", False))
         self.dynamic = tuple(n for n in self.names if n not in self.static)
+        self.keys = tuple(map(GetAttrKey, self.dynamic))
         for name in self.nondiff:
             if name in self.static:
                 raise static_and_nondiff(f"The field `{cls.__name__}.{name}`")

@@ -202,6 +202,15 @@ def _children(node: Any, data: list[Any]) -> list[tuple[Any, Any, bool | Cover]]
         return [(DictKey(key), node[key], False) for key in keys]
     if kind is list or kind is tuple:
         return [(SequenceKey(number), child, False) for number, child in enumerate(node)]
+    schema = schema_of(node)
+    if schema is not None:
+        marks = getattr(node, MARKS)
+        data += marks.static
+        if marks.regular and not marks.nondiff:
+            return [(key, getattr(node, key.name), False) for key in schema.keys]
+        return [
+            (GetAttrKey(name), child, held is not None or _mark(marks, name)) for name, child, held in children_of(node)
+        ]
     if not jax.tree_util.is_tree_node(kind):
         return None
     if isinstance(node, NonDiff):
@@ -209,12 +218,6 @@ def _children(node: Any, data: list[Any]) -> list[tuple[Any, Any, bool | Cover]]
     if isinstance(node, Static):
         data.append(node.data)
         return [(None, node.data.child(node.value), True)] if node.data.arrays else []
-    if schema_of(node) is not None:
-        marks = getattr(node, MARKS)
-        data += marks.static
-        return [
-            (GetAttrKey(name), child, held is not None or _mark(marks, name)) for name, child, held in children_of(node)
-        ]
     _refuse_ignored_marks(kind)
     mark, (keyed, structure) = is_foreign_mark(node), flatten_one_level(node)
     data.append(structure.node_data())

@@ -35,6 +35,10 @@ class _Misfit(Exception):
         self.is_static = is_static
 
 
+# What a callable raises that does not fit.
+_MISFITS = (_Misfit, AttributeError, KeyError, IndexError, TypeError)
+
+
 def answer_of(function: Callable[[Any], Any], structure: Structure, *, everywhere: bool) -> Any:
     """What a function returns on the root of a structure; or, if it does not fit, on the nodes below where it does.
 
@@ -60,42 +64,52 @@ def _answer(function: Callable[[Any], Any], structure: Structure, everywhere: bo
     misfit = None
     if not everywhere:
         try:
-            return _parts(function, structure, structure.layout.root)
-        except _Misfit as error:
-            # A new one: with its traceback it would keep this call's frames, and the leaves in them, alive.
-            misfit = _Misfit(str(error), error.name, error.is_static)
-    nodes = structure.nodes
+            returned = function(structure.layout.root.value)
+            return _parts(returned, structure)
+        except _MISFITS as error:
+            misfit = _misfit(error)
+    nodes, leaves = structure.nodes, structure.layout.leaves
     answers = []
     for node in nodes if misfit is None else nodes[1:]:
         try:
-            answers.append(_parts(function, structure, node)[0])
-        except _Misfit as error:
-            misfit = misfit or _Misfit(str(error), error.name, error.is_static)
+            returned = function(node.value)
+            # What most callables return is looked up here: this runs on every call, for every node.
+            is_slot = returned.__class__ is Slot and returned._owner is structure
+            answers.append((leaves[returned._number],) if is_slot else _parts(returned, structure)[0])
+        except _MISFITS as error:
+            new = _misfit(error)
+            misfit = misfit or new
     if not answers:
         misfit = misfit or _Misfit("it is one leaf, and a leaf is not a node")
         raise _fits_nowhere(structure, misfit, max(len(nodes) - 1, 0))
     return tuple(answers), None
 
 
-def _parts(function: Callable[[Any], Any], structure: Structure, node: Place) -> tuple[tuple[Place | Pick, ...], Any]:
-    """The places that the function returns for a node, and the containers around them."""
-    try:
-        returned = function(node.value)
-    except (SlotError, ElementError):
-        raise
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        if refuses_argument_of(error, Slot) or refuses_argument_of(error, ElementSlot):
-            raise computed("a leaf", "it gives it to a function of JAX") from None
-        if isinstance(error, _TRACED):
-            raise SlotError(
-                word(
-                    "The selector uses a traced value where Python needs a number, an index for one.",
-                    "What is selected is part of the program; it cannot depend on what is traced.",
-                    fix="index with a Python int, or select the whole and mask its gradient.",
-                )
-            ) from None
-        name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
-        raise _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None) from None
+def _misfit(error: Exception) -> _Misfit:
+    """Why a callable does not fit a node; or the error is raised, where it is a mistake on any node.
+
+    Always a new one: with its traceback it would keep the frames of the call, and the leaves in them, alive.
+    """
+    if isinstance(error, _Misfit):
+        return _Misfit(str(error), error.name, error.is_static)
+    if isinstance(error, SlotError | ElementError):
+        raise error
+    if refuses_argument_of(error, Slot) or refuses_argument_of(error, ElementSlot):
+        raise computed("a leaf", "it gives it to a function of JAX") from None
+    if isinstance(error, _TRACED):
+        raise SlotError(
+            word(
+                "The selector uses a traced value where Python needs a number, an index for one.",
+                "What is selected is part of the program; it cannot depend on what is traced.",
+                fix="index with a Python int, or select the whole and mask its gradient.",
+            )
+        ) from None
+    name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
+    return _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None)
+
+
+def _parts(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, ...], Any]:
+    """The places that a function returned, and the containers around them."""
     found = structure.find(returned)
     if found is not None:
         return (found,), LEAF

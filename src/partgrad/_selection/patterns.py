@@ -1,6 +1,7 @@
 """Patterns: paths and globs as text, read into steps, and the places of a tree that they match."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -61,6 +62,7 @@ def _same(first: Any, second: Any) -> bool:
     return (type(first) is type(second) or isinstance(first, str)) and bool(first == second)
 
 
+@functools.lru_cache(256)
 def parse(pattern: str) -> tuple[PatternStep, ...]:
     """Parse a path or a glob.
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .plans import Plan
 
 _STRUCTURES = 256
+# So many leaves may those have that are kept beside the newest: a structure takes about a kilobyte for each.
+_LEAVES = 1_000_000
 
 
 class Slot:
@@ -390,6 +392,11 @@ def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
     if not new.holds_arrays:
         with contextlib.suppress(Exception):
             _structures[treedef] = new
-            while len(_structures) > _STRUCTURES:
+            while len(_structures) > 1 and (len(_structures) > _STRUCTURES or _kept_leaves() > _LEAVES):
                 _structures.popitem(last=False)
     return new
+
+
+def _kept_leaves() -> int:
+    """The leaves of the structures that are kept, but for the newest."""
+    return sum(len(structure.slots) for structure in list(_structures.values())[:-1])
