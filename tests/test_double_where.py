@@ -14,6 +14,7 @@ from messages import refused
 from zoo import ZOO
 
 MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+IN_PARTS = PartitionSpec("i")
 
 
 @pytest.fixture(autouse=True)
@@ -300,6 +301,15 @@ CASES = [
     Case(
         "custom_vjp that clips large cotangents",
         lambda x: kept_sum(x > 0, 3 * clipped(lambda c: jnp.where(jnp.abs(c) > 1, jnp.sign(c), c))(jnp.sqrt(x))),
+        [0, 4],
+        [0, 0.25],
+        forward=False,
+    ),
+    Case(
+        "custom_vjp that clips in a shard_map",
+        lambda x: shard(lambda x: jnp.where(x > 0, clipped(lambda c: jnp.clip(c, -1, 1))(jnp.sqrt(x)), 0.0), IN_PARTS)(
+            x
+        ).sum(),
         [0, 4],
         [0, 0.25],
         forward=False,

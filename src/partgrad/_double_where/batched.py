@@ -108,7 +108,7 @@ def _with_pullback(backward: Backward, results: Sequence[Any], known: Operands, 
 
     @custom_vmap
     def function(known: Operands, tangents: Operands) -> Operands:
-        return [jnp.zeros(aval.shape, aval.dtype) for aval in results]
+        return list(map(zeros_like_aval, results))
 
     @function.def_vmap
     def rule(size: int, batched: Any, known: Operands, tangents: Operands) -> Any:
@@ -117,7 +117,7 @@ def _with_pullback(backward: Backward, results: Sequence[Any], known: Operands, 
             t if is_batched else jnp.broadcast_to(t, (size, *t.shape))
             for t, is_batched in zip(tangents, batched[1], strict=True)
         ]
-        stacked = [jax.ShapeDtypeStruct((size, *aval.shape), aval.dtype) for aval in results]
+        stacked = [jax.typeof(jax.lax.broadcast(zeros_like_aval(aval), (size,))) for aval in results]
         every = jax.vmap(backward, in_axes=(axes, 0), axis_size=size)
         return _with_pullback(every, stacked, known, tangents), [True] * len(results)
 
@@ -125,7 +125,7 @@ def _with_pullback(backward: Backward, results: Sequence[Any], known: Operands, 
 
 
 def _with_own_transpose(backward: Backward, results: Sequence[Any], known: Operands, tangents: Operands) -> Operands:
-    zeros = lambda avals: [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
+    zeros = lambda avals: list(map(zeros_like_aval, avals))
 
     function = ordinary_custom_vjp(lambda known, tangents: zeros(results))
 

@@ -107,7 +107,9 @@ def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:
 
 
 def _carried(entered: Any, tangent: Any) -> Any:
-    # A linearization drops a tangent that depends on none, and a dead edge ends there: here a loop overwrites another.
+    # A linearization drops a tangent that depends on none, and reverse mode would find no path to it. So it has to look
+    # as if it came from those that come in, for all that simplifies a program: a product with zero would make a NaN of
+    # an infinite one, a selection is followed. That a loop overwrites what it carries, nothing looks into.
     tangent = jnp.asarray(tangent)
     start = jnp.broadcast_to(entered.astype(tangent.dtype), tangent.shape)
     return lax.scan(lambda *_: (tangent, None), start, None, length=1)[0]

@@ -19,12 +19,14 @@ from .._programs import (
     Operands,
     any_equation,
     checkpoint_like,
+    checkpoint_settings,
     dependencies,
     evaluate,
     is_floating,
     opened,
     primal_jaxpr,
     shard_map_like,
+    shard_map_specs,
     structure_of,
     with_constants_as_inputs,
     zeros_like_aval,
@@ -127,8 +129,9 @@ def _trimmed_checkpoint(
     body, consts = opened(primal_jaxpr(step.equation))
     structure = None if consts else structure_of(body, exact=True)
     masks, avals = (*map(state_of, fed), *map(state_of, demanded)), tuple(map(jax.typeof, known))
-    settings = step.equation.params["policy"], step.equation.params["prevent_cse"]
-    key = None if structure is None else (structure, settings, tuple(step.linear), masks, avals)
+    key = (
+        None if structure is None else (structure, checkpoint_settings(step.equation), tuple(step.linear), masks, avals)
+    )
     if key not in _checkpoints:
         new = _new_checkpoint(step, fed, demanded, known, guard)
         if key is None or any(isinstance(c, jax.core.Tracer) for c in new.masks.consts):
@@ -178,7 +181,7 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
     # A mask is cut among the devices as its tangent is.
     fed, demanded = whole(step.of_wires(fed), step.wires), whole(demanded, step.results)
     step = guard.whole(step)
-    specs, out_specs = tuple(step.equation.params["in_specs"]), tuple(step.equation.params["out_specs"])
+    specs, out_specs = shard_map_specs(step.equation)
     of_wires = step.of_wires(specs)
     of_known = [spec for spec, linear in zip(specs, step.linear, strict=True) if not linear]
     of_masks = [s for s, m in zip((*of_wires, *out_specs), (*fed, *demanded), strict=True) if not isinstance(m, bool)]

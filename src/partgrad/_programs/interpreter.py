@@ -28,6 +28,7 @@ from .primitives import (
     Operands,
     any_equation,
     branches_of,
+    checkpoint_settings,
     explicit_sharding,
     inner_jaxprs,
     kind_of,
@@ -36,6 +37,7 @@ from .primitives import (
     platforms_of,
     primal_jaxpr,
     scan_parts,
+    shard_map_specs,
     varying_axes,
     while_parts,
 )
@@ -355,25 +357,20 @@ def switch_like(equation: JaxprEqn, index: Any, branches: Sequence[Callable[...,
 
 
 def _checkpoint(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    # One bool for each operand, where the user gave a tree of them.
-    prevent_cse = equation.params["prevent_cse"]
-    return _checkpointed(equation, _body(primal_jaxpr(equation), run), prevent_cse)(*operands)
+    policy, prevent_cse = checkpoint_settings(equation)
+    return jax.checkpoint(_body(primal_jaxpr(equation), run), prevent_cse=prevent_cse, policy=policy)(*operands)
 
 
 def checkpoint_like(equation: JaxprEqn, function: Callable[..., Any]) -> Callable[..., Any]:
     """`jax.checkpoint` with the policy of an equation, for a function of any arguments."""
-    prevent_cse = equation.params["prevent_cse"]
-    return _checkpointed(equation, function, any(prevent_cse) if isinstance(prevent_cse, tuple) else prevent_cse)
-
-
-def _checkpointed(equation: JaxprEqn, function: Callable[..., Any], prevent_cse: Any) -> Callable[..., Any]:
-    return jax.checkpoint(function, prevent_cse=prevent_cse, policy=equation.params["policy"])
+    policy, prevent_cse = checkpoint_settings(equation)
+    is_prevented = any(prevent_cse) if isinstance(prevent_cse, tuple) else prevent_cse
+    return jax.checkpoint(function, prevent_cse=is_prevented, policy=policy)
 
 
 def _shard_map(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    p = equation.params
-    body = lambda *operands: tuple(run(*opened(p["jaxpr"]), list(operands)))
-    return shard_map_like(equation, body, tuple(p["in_specs"]), tuple(p["out_specs"]))(*operands)
+    body = lambda *operands: tuple(run(*opened(primal_jaxpr(equation)), list(operands)))
+    return shard_map_like(equation, body, *shard_map_specs(equation))(*operands)
 
 
 def shard_map_like(equation: JaxprEqn, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:

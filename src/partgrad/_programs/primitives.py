@@ -196,6 +196,16 @@ def is_reverse_only(equation: JaxprEqn) -> bool:
 # --- loops and branches ----------------------------------------------------------------------------------------------
 
 
+def checkpoint_settings(equation: JaxprEqn) -> tuple[Any, bool | tuple[bool, ...]]:
+    """The policy of a checkpoint and its `prevent_cse`: one for each operand, where the user gave a tree of them."""
+    return equation.params["policy"], equation.params["prevent_cse"]
+
+
+def shard_map_specs(equation: JaxprEqn) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """How a `shard_map` cuts its operands among the devices, and how its results are put together."""
+    return tuple(equation.params["in_specs"]), tuple(equation.params["out_specs"])
+
+
 class ScanParts(NamedTuple):
     """What a scan is made of.
 
