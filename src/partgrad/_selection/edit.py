@@ -199,7 +199,7 @@ def _stopped(leaf: Any, when: Any) -> Any:
     # Nothing flows through what is not traced, and stopping it would change its type.
     if not isinstance(leaf, jax.core.Tracer) or when is False:
         return leaf
-    if when is not True and np.broadcast_shapes(jnp.shape(when), leaf.shape) != leaf.shape:
+    if when is not True and not _broadcasts(jnp.shape(when), leaf.shape):
         raise PartsError(
             word(
                 "The condition of `stop_gradient` does not fit a selected leaf.",
@@ -209,6 +209,14 @@ def _stopped(leaf: Any, when: Any) -> Any:
         )
     stopped = jax.lax.stop_gradient(leaf)
     return stopped if when is True else jnp.where(when, stopped, leaf)
+
+
+def _broadcasts(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether one shape broadcasts to another."""
+    try:
+        return np.broadcast_shapes(shape, other) == other
+    except ValueError:
+        return False
 
 
 def freeze(tree: T, wrt: Selector) -> T:

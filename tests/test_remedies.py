@@ -1,0 +1,652 @@
+"""Every remedy that an error of marks, selectors or transforms states is followed literally, and gives the right number."""
+
+import ast
+import dataclasses
+import functools
+import pathlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import partgrad as pg
+from models import Config, Point
+from partgrad import NonDiff, Static, errors
+
+TREE = {"a": {"x": 2.0, "y": 3.0}, "b": 5.0, "n": 4}
+LAYERS = {"layers": [{"base": 1.0, "w": 2.0} for _ in range(4)]}
+VECTOR = {"w": jnp.array([1.0, 2.0, 3.0]), "b": 5.0}
+
+
+def product(x, y):
+    return x * y
+
+
+def value(t):
+    """Of TREE: its derivatives are 15, 10 and 6."""
+    return t["a"]["x"] * t["a"]["y"] * t["b"]
+
+
+@pg.dataclass
+class K:
+    a: Any
+    p: Any = pg.field(nondiff=True)
+
+    def __call__(self, x):
+        return self.a * self.p * x
+
+
+def loss(m):
+    return (m.a * m.p - 1.0) ** 2
+
+
+M = K(jnp.float32(2.0), jnp.float32(3.0))
+
+
+def made(name="Made", decorate=pg.dataclass, bases=(), **members):
+    """A class with a field `a: float`, or with those that are given."""
+    return decorate(type(name, bases, {"__annotations__": {"a": float}, **members}))
+
+
+def doubled(model):
+    return 2.0 * model.a
+
+
+class Keyed:
+    def __init__(self, data):
+        self.data = data
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        return self.data == other.data
+
+
+class Hashed(Keyed):
+    def __hash__(self):
+        return hash(self.data)
+
+
+@dataclasses.dataclass
+class Forgotten:
+    a: Any
+
+
+def mutable():
+    return made("Mutable", functools.partial(pg.dataclass, frozen=False), __call__=lambda self, x: self.a * x)(2.0)
+
+
+def own_init():
+    return made(__init__=lambda self: set_in(self, a=1.0))()
+
+
+def set_in(model, **values):
+    for name, new in values.items():
+        setattr(model, name, new)
+    return model
+
+
+def deleted(model):
+    del model.a
+
+
+def thawed_diff():
+    return pg.grad(lambda t: t["b"] ** 2)(pg.thaw({"b": NonDiff(2.0)}, "b"))["b"]
+
+
+def old_and_new():
+    return made("Model"), made("Model")
+
+
+OLD, NEW = old_and_new()
+
+
+def static_field(**options):
+    return made("S", __annotations__={"a": float, "n": Any}, n=pg.field(**options))
+
+
+# For each: what is wrong, what its remedy says to write, and the numbers that this gives.
+ROWS = {
+    "a key in a wrapper": (
+        lambda: jax.random.normal(NonDiff(jax.random.key(0))),
+        lambda: jax.random.normal(NonDiff(jax.random.key(0)).value) - jax.random.normal(jax.random.key(0)),
+        [0.0],
+    ),
+    "a field without a value": (
+        lambda: made(__init__=lambda self: None)(),
+        lambda: (doubled(made(__init__=lambda self: setattr(self, "a", 2.0))()), doubled(made(a=3.0)())),
+        [4.0, 6.0],
+    ),
+    "an undeclared attribute": (
+        lambda: made(__post_init__=lambda self: set_in(self, c=1.0))(2.0),
+        lambda: (
+            made(
+                __annotations__={"a": float, "c": float},
+                c=pg.field(init=False),
+                __post_init__=lambda self: set_in(self, c=3 * self.a),
+            )(2.0).c,
+            made(c=property(lambda self: 3 * self.a))(2.0).c,
+        ),
+        [6.0, 6.0],
+    ),
+    "a subclass without the decorator": (
+        lambda: type("Sub", (K,), {})(1.0, 2.0),
+        lambda: pg.grad(loss)(pg.dataclass(type("Sub", (K,), {}))(2.0, 3.0)).a,
+        [30.0],
+    ),
+    "a misspelled field": (
+        lambda: dataclasses.replace(own_init(), aa=2.0),
+        lambda: doubled(dataclasses.replace(own_init(), a=2.0)),
+        [4.0],
+    ),
+    "an unknown field": (
+        lambda: dataclasses.replace(own_init(), temperature=2.0),
+        lambda: doubled(dataclasses.replace(own_init(), a=2.0)),
+        [4.0],
+    ),
+    "assigning": (
+        lambda: set_in(made()(1.0), a=2.0),
+        lambda: (
+            doubled(dataclasses.replace(made()(1.0), a=2.0)),
+            doubled(set_in(mutable(), a=2.0)),
+        ),
+        [4.0, 4.0],
+    ),
+    "deleting": (lambda: deleted(mutable()), lambda: jax.tree.leaves(set_in(mutable(), a=None)), []),
+    "the hash of what may change": (
+        lambda: hash(mutable()),
+        lambda: (
+            jax.jit(lambda m, x: m(x))(mutable(), 3.0),
+            jax.jit(made(__call__=lambda self, x: self.a * x)(2.0))(3.0),
+        ),
+        [6.0, 6.0],
+    ),
+    "Diff elsewhere": (lambda: pg.grad(lambda t: t["b"] ** 2)({"b": pg.Diff(2.0)}), thawed_diff, [4.0]),
+    "Diff in a static field": (
+        lambda: static_field(static=True)(1.0, pg.Diff(3.0)),
+        lambda: (
+            static_field(static=True)(1.0, 3.0).n,
+            pg.grad(lambda m: m.a * m.n)(static_field()(1.0, pg.Diff(3.0))).n,
+        ),
+        [3.0, 1.0],
+    ),
+    "static keys of several types": (
+        lambda: Static({1: 2.0, "a": 3.0}),
+        lambda: Static({"1": 2.0, "a": 3.0}).value["a"],
+        [3.0],
+    ),
+    "static data that cannot be compared": (
+        lambda: Static(Keyed((2.0,))),
+        lambda: (Static(Hashed((2.0,))).value.data, Static((2.0,)).value),
+        [2.0, 2.0],
+    ),
+    "a mark in another dataclass": (
+        lambda: pg.grad(loss)(
+            jax.tree_util.register_dataclass(made("R", dataclasses.dataclass, a=pg.field(nondiff=True)), ["a"], [])(1.0)
+        ),
+        lambda: (
+            pg.is_nondiff(made(a=pg.field(nondiff=True))(1.0), "a"),
+            pg.is_nondiff(pg.freeze({"r": Point(1.0, 2.0)}, "r.x"), "r.x"),
+        ),
+        [True, True],
+    ),
+    "static and nondiff": (
+        lambda: pg.field(static=True, nondiff=True),
+        lambda: (
+            pg.is_nondiff(made(a=pg.field(nondiff=True))(1.0), "a"),
+            len(jax.tree.leaves(made(a=pg.field(static=True))(1.0))),
+        ),
+        [True, 0],
+    ),
+    "a converter": (
+        lambda: made(a=dataclasses.field(metadata={"converter": jnp.asarray})),
+        lambda: doubled(made(__post_init__=lambda self: set_in(self, a=jnp.asarray(self.a)))([1.0, 2.0])),
+        [2.0, 4.0],
+    ),
+    "compare=False": (
+        lambda: made(a=dataclasses.field(compare=False)),
+        lambda: [jax.jit(made(a=pg.field(), __call__=lambda self, x: x / self.a)(a))(1.0) for a in (0.5, 4.0)],
+        [2.0, 0.25],
+    ),
+    "a forgotten decorator": (
+        lambda: pg.grad(lambda t: t["f"].a * t["b"])({"f": Forgotten(jnp.float32(2.0)), "b": 3.0}),
+        lambda: (
+            pg.grad(lambda t: t["f"].a * t["b"])({"f": pg.dataclass(made("F", lambda cls: cls))(2.0), "b": 3.0}),
+            pg.grad(lambda t: t["f"].value.a * t["b"])({"f": Static(Hashable(2.0)), "b": 3.0}),
+        ),
+        [2.0, 3.0, 2.0],
+    ),
+    "no class": (
+        lambda: pg.dataclass(3),
+        lambda: (doubled(made()(1.0)), doubled(made("C", pg.dataclass(kw_only=True))(a=1.0))),
+        [2.0, 2.0],
+    ),
+    "an order": (
+        lambda: made("O", pg.dataclass(order=True)),
+        lambda: [m.a for m in sorted([made()(2.0), made()(1.0)], key=lambda m: float(m.a))],
+        [1.0, 2.0],
+    ),
+    "a base that is not frozen": (
+        lambda: made(bases=(Forgotten,)),
+        lambda: doubled(made(bases=(made("B", dataclasses.dataclass(frozen=True)),))(1.0)),
+        [2.0],
+    ),
+    "slots": (
+        lambda: made("S", pg.dataclass(slots=True)),
+        lambda: doubled(made()(1.0)),
+        [2.0],
+    ),
+    "a property with the name of a field": (
+        lambda: made("P", bases=(type("B", (), {"a": property(lambda self: 1.0)}),)),
+        lambda: doubled(made("P", bases=(type("B", (), {"b": property(lambda self: 1.0)}),))(1.0)),
+        [2.0],
+    ),
+    "two decorators": (lambda: pg.dataclass(made()), lambda: doubled(made()(1.0)), [2.0]),
+    "a slot that is kept": (
+        lambda: (kept := [], pg.select(TREE, lambda t: kept.append(t["b"]) or t["b"]), kept[0].shape),
+        lambda: (
+            (shapes := []),
+            pg.select(VECTOR, lambda t: shapes.append(t["w"].shape) or t["b"]),
+            shapes,
+        )[1:],
+        [5.0, 3],
+    ),
+    "an element that is not there": (
+        lambda: pg.grad(lambda t: t["w"].sum(), wrt=lambda t: t["w"][7])(VECTOR),
+        lambda: [pg.grad(lambda t: (t["w"] ** 2).sum(), wrt=wrt)(VECTOR) for wrt in (lambda t: t["w"][2], "w")],
+        [6.0, 2.0, 4.0, 6.0],
+    ),
+    "computing on a slot": (
+        lambda: pg.grad(value, wrt=lambda t: t["b"] * 2)(TREE),
+        lambda: pg.grad(lambda b: value({**TREE, "b": b / 2}))(10.0),
+        [3.0],
+    ),
+    "a selector that changes the tree": (
+        lambda: pg.select(LAYERS, lambda t: t["layers"].pop()),
+        lambda: pg.select(LAYERS, lambda t: list(t["layers"]).pop()["w"]),
+        [2.0],
+    ),
+    "a mask of another structure": (
+        lambda: pg.grad(value, wrt={"a": True})(TREE),
+        lambda: [
+            pg.partition(TREE, mask)[0]
+            for mask in (jax.tree.map(lambda leaf: leaf == 5.0, TREE), {"a": False, "b": True, "n": False})
+        ],
+        [5.0, 5.0],
+    ),
+    "no parts": (pg.combine, lambda: pg.combine(*pg.partition(TREE)), [2.0, 3.0, 5.0, 4]),
+    "parts of two trees": (
+        lambda: pg.combine({"a": 1.0}, {"b": 1.0}),
+        lambda: pg.combine(*pg.partition(TREE)),
+        [2.0, 3.0, 5.0, 4],
+    ),
+    "parts that overlap": (
+        lambda: pg.combine({"a": 1.0}, {"a": 2.0}),
+        lambda: pg.combine(*pg.partition(TREE, pg.mask(TREE, "b"))),
+        [2.0, 3.0, 5.0, 4],
+    ),
+    "updates of another structure": (
+        lambda: pg.apply_updates(TREE, {"a": 1.0}),
+        lambda: (
+            pg.apply_updates(pg.partition(TREE, "**.x")[0], pg.partition(TREE, "**.x")[0]),
+            pg.apply_updates(TREE, pg.partition(TREE, "**.x")[0])["a"]["x"],
+        ),
+        [4.0, 4.0],
+    ),
+    "a path that cannot be read": (
+        lambda: pg.grad(value, wrt="a..x")(TREE),
+        lambda: [pg.select(LAYERS, "layers[0].base"), pg.select({"w": Point(2.0, 3.0)}, "['w'].x")],
+        [1.0, 2.0],
+    ),
+    "the argument's name": (lambda: pg.select(TREE, "tree.zzz"), lambda: pg.select(TREE, "a.x"), [2.0]),
+    "a misspelled path": (lambda: pg.select(TREE, "a.xx"), lambda: pg.select(TREE, "a.x"), [2.0]),
+    "a mark of another library": (
+        lambda: pg.grad(lambda t: 0.0, wrt="w")(foreign()),
+        lambda: pg.grad(lambda t: t["w"] ** 2, wrt="w")(pg.thaw(foreign(), "w")),
+        [6.0],
+    ),
+    "nothing that is floating": (
+        lambda: pg.grad(value, wrt=lambda t: [])(TREE),
+        lambda: [pg.grad(value, wrt=wrt)(TREE) for wrt in ("b", "a")],
+        [6.0, 15.0, 10.0],
+    ),
+    "static data alone": (
+        lambda: pg.grad(lambda m: 0.0, wrt=lambda m: m.options)(Config(1.0)),
+        lambda: pg.grad(lambda m: m.a * m.grid.sum(), wrt="grid")(
+            made(__annotations__={"a": float, "grid": Any})(2.0, jnp.ones(2))
+        ),
+        [2.0, 2.0],
+    ),
+    "all held": (
+        lambda: pg.grad(loss, wrt="**.p")(M),
+        lambda: [pg.grad(loss, wrt="p")(M), pg.grad(loss, wrt="**.p")(pg.thaw(M, "p")).p],
+        [20.0, 20.0],
+    ),
+    "an integer": (
+        lambda: pg.grad(lambda t: t["n"] * 2.0, wrt="n")(TREE),
+        lambda: [
+            pg.grad(lambda t: t["n"] ** 2, wrt="n")({**TREE, "n": 4.0}),
+            pg.grad(value, wrt=lambda t: t)(TREE)["b"],
+        ],
+        [8.0, 6.0],
+    ),
+    "a function that is named": (
+        lambda: pg.grad(lambda t: t["b"] * 2.0, wrt="f")({"f": abs, "b": 1.0}),
+        lambda: [pg.grad(lambda t: t["b"] * 2.0, wrt=wrt)({"f": abs, "b": 1.0}) for wrt in ("b", lambda t: t)],
+        [2.0, 2.0],
+    ),
+    "static data that is named": (
+        lambda: pg.grad(lambda m: 0.0, wrt="options['grid']")(Config(1.0)),
+        lambda: pg.grad(lambda m: m.a * m.grid.sum(), wrt="grid")(
+            made(__annotations__={"a": float, "grid": Any})(2.0, jnp.ones(2))
+        ),
+        [2.0, 2.0],
+    ),
+    "a leaf twice": (
+        lambda: pg.grad(value, wrt=lambda t: (t["b"], t["b"]))(TREE),
+        lambda: [pg.grad(value, wrt=wrt)(TREE) for wrt in (lambda t: t["b"], lambda t: t["a"])],
+        [6.0, 15.0, 10.0],
+    ),
+    "a vector of another length": (
+        lambda: pg.ravel(VECTOR)[1](jnp.ones(2)),
+        lambda: (lambda unravel: unravel(jnp.ones(len(unravel.names))))(pg.ravel(VECTOR)[1]),
+        [1.0, 1.0, 1.0, 1.0],
+    ),
+    "a path of two leaves": (
+        lambda: pg.select(Both({"a": 1.0}, 2.0), "a"),
+        lambda: pg.select(Both({"a": 1.0}, 2.0), lambda m: m.a),
+        [2.0],
+    ),
+    "a class that is not there": (
+        lambda: pg.partition(TREE, Point),
+        lambda: [pg.partition(TREE, wrt)[0] for wrt in (dict, "b", lambda t: t["b"])],
+        [2.0, 3.0, 5.0, 5.0, 5.0],
+    ),
+    "a class that was defined anew": (
+        lambda: pg.partition(OLD(1.0), NEW),
+        lambda: pg.partition(NEW(1.0), NEW)[0],
+        [1.0],
+    ),
+    "a float as selector": (
+        lambda: pg.grad(value, wrt=2.0),
+        lambda: [pg.grad(value, wrt=wrt)(TREE) for wrt in (lambda m: m["b"], "b")],
+        [6.0, 6.0],
+    ),
+    "a number as selector": (lambda: pg.grad(product, 1), lambda: pg.grad(product, argnums=1)(2.0, 3.0), [2.0]),
+    "half a mask": (
+        lambda: pg.grad(value, wrt={"a": True, "b": 2.0}),
+        lambda: pg.partition(TREE, {"a": True, "b": False, "n": False})[0],
+        [2.0, 3.0],
+    ),
+    "a tuple of selectors": (
+        lambda: pg.grad(value, wrt=("a", "b"))(TREE),
+        lambda: pg.grad(value, wrt=lambda m: (m["a"], m["b"]))(TREE),
+        [15.0, 10.0, 6.0],
+    ),
+    "a condition of another shape": (
+        lambda: jax.grad(lambda t: pg.stop_gradient(t, "w", when=jnp.array([True, False]))["w"].sum())(VECTOR),
+        lambda: [
+            jax.grad(lambda t, when=when: pg.stop_gradient(t, "w", when=when)["w"].sum())(VECTOR)["w"]
+            for when in (True, jnp.array([True, False, True]))
+        ],
+        [0.0, 0.0, 0.0, 0.0, 1.0, 0.0],
+    ),
+    "two groups for a leaf": (
+        lambda: pg.label(LAYERS, {0: "layers", 1: "layers[0]"}),
+        lambda: pg.label(LAYERS, {0: pg.path("layers") - pg.path("layers[0]"), 1: "layers[0]"}),
+        [1, 1, 0, 0, 0, 0, 0, 0],
+    ),
+    "no group for a leaf": (
+        lambda: pg.label(TREE, {1: "a"}),
+        lambda: pg.label(TREE, {1: "a"}, default=0),
+        [1, 1, 0, 0],
+    ),
+    "elements of a leaf": (
+        lambda: pg.partition(VECTOR, "w[0]"),
+        lambda: [
+            pg.partition(VECTOR, "w")[0],
+            pg.grad(lambda t: (t["w"] ** 2).sum(), wrt="w[0]")(VECTOR),
+            pg.select(VECTOR, "w[0]"),
+            pg.replace(VECTOR, "w[0]", 7.0)["w"],
+            pg.ravel(VECTOR, "w[0]")[0],
+            jax.grad(lambda t: pg.stop_gradient(t, "w[0]")["w"].sum())(VECTOR)["w"],
+        ],
+        [1.0, 2.0, 3.0, 2.0, 1.0, 7.0, 2.0, 3.0, 1.0, 0.0, 1.0, 1.0],
+    ),
+    "a new part of another structure": (
+        lambda: pg.replace(TREE, "a", {"x": 1.0}),
+        lambda: [
+            pg.replace(TREE, "a", {"x": 7.0, "y": 8.0})["a"],
+            pg.replace(TREE, "**.x", {"a": {"x": 7.0, "y": None}, "b": None, "n": None})["a"],
+        ],
+        [7.0, 8.0, 7.0, 3.0],
+    ),
+    "a traced index": (
+        lambda: jax.jit(lambda i: pg.grad(sum, wrt=lambda t: t[i])([1.0, 2.0]))(1),
+        lambda: [
+            pg.grad(lambda t: t[0] * t[1], wrt=lambda t: t[1])([3.0, 2.0]),
+            jax.jit(lambda i: jnp.where(jnp.arange(3) == i, pg.grad(lambda t: t["w"] @ t["w"])(VECTOR)["w"], 0.0))(1),
+        ],
+        [3.0, 0.0, 4.0, 0.0],
+    ),
+    "containers with keys of several types": (
+        lambda: pg.grad(value, wrt=lambda t: {1: t["b"], "a": t["a"]})(TREE),
+        lambda: pg.grad(value, wrt=lambda t: {"1": t["b"], "a": t["a"]})(TREE),
+        [6.0, 15.0, 10.0],
+    ),
+    "what is no part of the tree": (
+        lambda: pg.grad(value, wrt=lambda t: abs)(TREE),
+        lambda: [pg.grad(value, wrt=wrt)(TREE) for wrt in (lambda t: t["b"], lambda t: t["a"])],
+        [6.0, 15.0, 10.0],
+    ),
+    "a misspelled attribute": (
+        lambda: pg.select(K(1.0, 2.0), lambda m: m.aa),
+        lambda: pg.select(K(1.0, 2.0), lambda m: m.a),
+        [1.0],
+    ),
+    "static data from a callable": (
+        lambda: pg.select({"k": Config(1.0)}, lambda t: t["k"].n),
+        lambda: [pg.select(static_field()(1.0, 3.0), lambda t: t.n), pg.select({"k": Config(1.0)}, lambda t: t["k"].w)],
+        [3.0, 1.0],
+    ),
+    "an implicit hold": (
+        lambda: pg.grad(lambda model: loss(K(model.a, model.p)), wrt="p")(M),
+        lambda: [
+            pg.grad(f, wrt="p")(M)
+            for f in (
+                lambda model: loss(dataclasses.replace(model, p=model.p)),
+                lambda model: loss(K(model.a, p=pg.Diff(model.p))),
+                lambda model: loss(K(model.a, jax.lax.stop_gradient(model.p))),
+            )
+        ],
+        [20.0, 20.0, 0.0],
+    ),
+    "primals that are no tuple": (
+        lambda: pg.jvp(jnp.square, 3.0, (1.0,)),
+        lambda: pg.jvp(jnp.square, (3.0,), (1.0,)),
+        [9.0, 6.0],
+    ),
+    "too few tangents": (
+        lambda: pg.jvp(product, (2.0, 3.0), (1.0,)),
+        lambda: [
+            pg.jvp(product, (2.0, 3.0), (1.0, 0.0)),
+            pg.jvp(product, (TREE["b"], TREE["a"]["x"]), (1.0, 1.0), wrt=(lambda x: x, None)),
+        ],
+        [6.0, 3.0, 10.0, 7.0],
+    ),
+    "two cotangents": (
+        lambda: pg.vjp(lambda x: (x, x**2), 3.0)[1](1.0, 1.0),
+        lambda: pg.vjp(lambda x: (x, x**2), 3.0)[1]((1.0, 1.0)),
+        [7.0],
+    ),
+    "a cotangent of another structure": (
+        lambda: pg.vjp(lambda x: (x, x**2), 3.0)[1]((1.0,)),
+        lambda: pg.vjp(lambda x: (x, x**2), 3.0)[1]((1.0, 1.0)),
+        [7.0],
+    ),
+    "what is no function": (
+        lambda: pg.grad(3.0),
+        lambda: [pg.grad(loss, wrt="a")(M), pg.grad(wrt="a")(loss)(M)],
+        [30.0, 30.0],
+    ),
+    "argnums that are a name": (
+        lambda: pg.grad(product, argnums="y"),
+        lambda: pg.grad(product, argnames="y")(2.0, 3.0),
+        [2.0],
+    ),
+    "argnums that are no number": (
+        lambda: pg.grad(product, argnums=1.0),
+        lambda: [pg.grad(product, argnums=0)(2.0, 3.0), pg.grad(product, argnums=(0, 1))(2.0, 3.0)],
+        [3.0, 3.0, 2.0],
+    ),
+    "argnames that are misspelled": (
+        lambda: pg.grad(lambda width: width**2, argnames="widht"),
+        lambda: pg.grad(lambda width: width**2, argnames="width")(width=3.0),
+        [6.0],
+    ),
+    "argnames that are unknown": (
+        lambda: pg.grad(product, argnames="temperature"),
+        lambda: pg.grad(product, argnames="x")(2.0, 3.0),
+        [3.0],
+    ),
+    "an argument twice": (
+        lambda: pg.grad(value, argnums=(0, -1))(TREE),
+        lambda: pg.grad(value, wrt=lambda m: (m["a"], m["b"]))(TREE),
+        [15.0, 10.0, 6.0],
+    ),
+    "an argument that is not passed by position": (
+        lambda: pg.grad(product, argnums=1)(2.0, y=3.0),
+        lambda: [pg.grad(product, argnums=1)(2.0, 3.0), pg.grad(product, argnames="y")(2.0, y=3.0)],
+        [2.0, 2.0],
+    ),
+    "an argument that there is not": (
+        lambda: pg.grad(product, argnums=5)(2.0, 3.0),
+        lambda: pg.grad(product, argnums=1)(2.0, 3.0),
+        [2.0],
+    ),
+    "a default": (
+        lambda: pg.grad(lambda x, y=3.0: x * y, argnames="y")(2.0),
+        lambda: pg.grad(lambda x, y=3.0: x * y, argnames="y")(2.0, y=3.0),
+        [2.0],
+    ),
+    "one selector for two arguments": (
+        lambda: pg.grad(product, wrt="a", argnums=(0, 1)),
+        lambda: pg.grad(lambda t, x: t["b"] * x, wrt=("b", None), argnums=(0, 1))(TREE, 3.0),
+        [3.0, 5.0],
+    ),
+    "nothing to differentiate": (
+        lambda: pg.grad(lambda n, x: n * x)(3, 2.0),
+        lambda: [
+            pg.grad(lambda n, x: n * x)(3.0, 2.0),
+            pg.grad(lambda n, x: n["h"] * x, wrt="h")({"h": NonDiff(3.0)}, 2.0),
+            pg.grad(lambda n, x: n * x, argnums=1)(3, 2.0),
+        ],
+        [2.0, 2.0, 3.0],
+    ),
+    "an unknown word for unused": (
+        lambda: pg.grad(value, unused="zeros"),
+        lambda: pg.grad(lambda t: t["b"])(TREE)["b"],
+        [1.0],
+    ),
+    "what the output does not depend on": (
+        lambda: pg.grad(lambda t: t["b"] ** 2, unused="error")(TREE),
+        lambda: [
+            pg.grad(lambda t: t["b"] ** 2, wrt="b", unused="error")(TREE),
+            pg.grad(lambda t: t["b"] ** 2, unused="none")(TREE),
+        ],
+        [10.0, 10.0],
+    ),
+    "a container in itself": (
+        lambda: pg.grad(lambda t: 0.0)(endless()),
+        lambda: pg.grad(lambda t: sum(t) ** 2)([1.0] * 3),
+        [6.0, 6.0, 6.0],
+    ),
+    "elements that do not fit": (
+        lambda: pg.replace(VECTOR, lambda t: t["w"][:2], jnp.ones(3)),
+        lambda: pg.replace(VECTOR, lambda t: t["w"][:2], jnp.array([7.0, 8.0]))["w"],
+        [7.0, 8.0, 3.0],
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Hashable:
+    a: float
+
+
+class Both(dict):
+    """Has an attribute and a key of one name."""
+
+    def __init__(self, inside, a):
+        super().__init__(inside)
+        self.a = a
+
+
+jax.tree_util.register_pytree_with_keys(
+    Both,
+    lambda node: (((jax.tree_util.DictKey("a"), node["a"]), (jax.tree_util.GetAttrKey("a"), node.a)), None),
+    lambda _, children: Both({"a": children[0]}, children[1]),
+)
+
+
+def foreign():
+    paramax = pytest.importorskip("paramax")
+    return {"w": paramax.NonTrainable(3.0), "s": 1.0}
+
+
+def endless():
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def fix_of(call):
+    with pytest.raises((errors.PartgradError, dataclasses.FrozenInstanceError)) as caught:
+        call()
+    return str(caught.value).partition("\n  Fix: ")[2]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_remedy_is_followed(name):
+    wrong, right, want = ROWS[name]
+    assert fix_of(wrong)
+    np.testing.assert_allclose(np.concatenate([[], *map(np.ravel, jax.tree.leaves(right()))]), want, rtol=1e-5)
+
+
+ROOMS = ("_marks", "_selection", "_transforms", "_trees")
+FILES = [path for room in ROOMS for path in sorted((pathlib.Path(pg.__file__).parent / room).glob("*.py"))]
+
+
+def texts(node):
+    """What an expression of strings may be, as patterns: values that are put into it are any text."""
+    if isinstance(node, ast.IfExp):
+        return texts(node.body) + texts(node.orelse)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [re.escape(node.value)]
+    if isinstance(node, ast.JoinedStr):
+        parts = [re.escape(part.value) if isinstance(part, ast.Constant) else ".*" for part in node.values]
+        return ["".join(parts)]
+    return []
+
+
+def stated(path):
+    """The remedies that a module states."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if (isinstance(node, ast.keyword) and node.arg == "fix") or (
+            isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "fix"
+        ):
+            yield from texts(node.value)
+
+
+def test_every_remedy_has_a_row():
+    found = [fix_of(wrong) for wrong, *_ in ROWS.values()]
+    missing = [
+        f"{path.name}: {pattern}"
+        for path in FILES
+        for pattern in stated(path)
+        if not any(re.fullmatch(pattern.replace(r"\{0\}", ".*"), text, re.DOTALL) for text in found)
+    ]
+    assert not missing, "no row follows these remedies:\n" + "\n".join(missing)
