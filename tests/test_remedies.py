@@ -79,6 +79,16 @@ def mutable():
     return made("Mutable", functools.partial(pg.dataclass, frozen=False), __call__=lambda self, x: self.a * x)(2.0)
 
 
+class Computing:
+    def __init__(self, x):
+        self.x = x
+
+
+jax.tree_util.register_pytree_node(
+    Computing, lambda node: ((node.x,), None), lambda _, inner: Computing(1.0 * inner[0])
+)
+
+
 def own_init():
     return made(__init__=lambda self: set_in(self, a=1.0))()
 
@@ -441,6 +451,11 @@ ROWS = {
         lambda: pg.grad(value, wrt=lambda t: abs)(TREE),
         lambda: [pg.grad(value, wrt=wrt)(TREE) for wrt in (lambda t: t["b"], lambda t: t["a"])],
         [6.0, 15.0, 10.0],
+    ),
+    "a class that computes when it is built": (
+        lambda: pg.grad(lambda t: t["s"] * t["w"].x, wrt=lambda t: t["s"])({"w": Computing(3.0), "s": 2.0}),
+        lambda: [pg.grad(lambda t: t["s"] * t["w"].x, wrt=wrt)({"w": Computing(3.0), "s": 2.0}) for wrt in ("s", "**")],
+        [3.0, 3.0, 2.0],
     ),
     "a misspelled attribute": (
         lambda: pg.select(K(1.0, 2.0), lambda m: m.aa),
