@@ -52,7 +52,8 @@ def answer_of(function: Callable[[Any], Any], structure: Structure, *, everywher
     """
     if structure.failure is not None:
         what = "A callable cannot be asked here: a class in the tree does not keep the slots that stand for its leaves."
-        details = f"{type(structure.failure).__name__}: {structure.failure}", f"Leaves: {structure.listed_leaves()}."
+        reason = f"{type(structure.failure).__name__}: {structure.failure}".splitlines()[0]
+        details = reason, f"Leaves: {structure.listed_leaves()}."
         raise SelectionError(word(what, *details, fix="write a path or a glob.")) from structure.failure
     try:
         return _answer(function, structure, everywhere)
