@@ -565,6 +565,18 @@ for name in ("sort", "cumprod", "expm1"):
 
 There are {count} functions.
 
+## Random programs
+
+`python tests/random_programs.py --count N` draws programs of up to five operations, out of some two hundred: lane by lane,
+moves, reads and writes in every mode in and out of bounds, competitions. Each may be inside of up to three of a scan in either
+direction, `while`, `cond` and `switch`, also under `vmap`, a checkpoint, `custom_jvp`, `custom_vjp` with backward passes
+that clip or loop, results of integers, and `shard_map`, also across devices. It compares each with JAX in reverse and forward
+mode, twice over in three ways, and under `vmap`, at zeros, ones and ties. CI runs 120 of them, and the laws.
+
+400 of them on JAX 0.10.2: none changed a number that is finite and right in JAX; 40 have no derivative in JAX in the mode that
+was drawn. One raised inside `shard_map`, which has been repaired since; one differs because JAX 0.10 divides by a count of zero
+where `at[].min` is clamped, which is no longer drawn there.
+
 ## Suites of others
 
 `tests/wrapped_suites.py` runs a test suite with every function wrapped that it differentiates. Of the tests that
@@ -574,12 +586,16 @@ differentiate anything and pass with that function under `jax.jit`, so many pass
 |---|---|
 | JAX's `custom_root_test.py` | 6 of 6 |
 | `custom_linear_solve_test.py` | 5 of 5 |
-| `custom_api_test.py` | 155 of 175 |
-| equinox's `test_ad.py` | 16 of 18 |
+| `lax_control_flow_test.py` | 180 of 180 |
+| `custom_api_test.py` | 158 of 174 |
+| equinox's `test_nontraceable.py` | 1 of 1 |
+| `test_ad.py` | 16 of 18 |
 
-Of the others that were read, some count how often a rule is traced, some expect the error of forward mode through a
-`custom_vjp`, which works here where its backward pass is linear, and some set the flag `jax_custom_vjp3`, under which JAX
-0.10 keeps to itself which zeros are symbolic. Not every one was read.
+Of the others in `custom_api_test.py`, nine set the flag `jax_custom_vjp3`, under which JAX 0.10 keeps to itself which zeros
+are symbolic; four ask how the rule of a `custom_vmap` is batched while it is differentiated; one expects the error of forward
+mode through a `custom_vjp`, which works here where its backward pass is linear; one switches off a check of shapes, and one
+differentiates a private function of JAX. Of equinox's `test_while_loop.py` the first 102 tests passed; it, `api_test.py` and
+`lax_autodiff_test.py` were not run to their end.
 
 {tested}
 ## Not tested
