@@ -12,6 +12,7 @@ import sys
 FOREIGN = {
     "docs/compare/paramax.md": "reportAttributeAccessIssue, reportIndexIssue",
     "docs/compare/sepes.md": "reportAttributeAccessIssue",
+    "docs/explain/scaling.md": "reportOptionalSubscript",
     "docs/explain/traced.md": "reportAttributeAccessIssue",
     "docs/guide/marks.md": "reportAttributeAccessIssue",
     "docs/howto/ensembles.md": "reportArgumentType",
