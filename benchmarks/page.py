@@ -44,11 +44,10 @@ def picture(rows: Iterable[Row]) -> str:
     """A dot for each peer, at its time as a multiple of partgrad's, on a logarithmic axis."""
     rows = [row for row in rows if row.unit == "s"]
     peers = list(dict.fromkeys(peer for row in rows for peer, _, _ in row.ratios()))
-    colours = {peer: _COLOURS[number % len(_COLOURS)] for number, peer in enumerate(peers)}
     multiples = [1 / ratio for row in rows for _, ratio, _ in row.ratios()]
     low, high = math.floor(math.log10(min([*multiples, 0.5]))), math.ceil(math.log10(max([*multiples, 2])))
     at = lambda multiple: _LEFT + _WIDTH * (math.log10(multiple) - low) / (high - low)
-    legend, top = _legend(colours)
+    legend, top = _legend(peers)
     tall, wide = top + _LINE * len(rows) + 40, _LEFT + _WIDTH + 40
     bottom = tall - 34
     parts = [legend]
@@ -62,10 +61,7 @@ def picture(rows: Iterable[Row]) -> str:
         parts.append(f'<text x="{_LEFT - 14}" y="{y + 4}" text-anchor="end">{html.escape(row.title)}</text>')
         for peer, ratio, _ in row.ratios():
             said = html.escape(f"{row.title}: {peer} takes {1 / ratio:.3g} times as long as partgrad")
-            parts.append(
-                f'<circle cx="{at(1 / ratio):.1f}" cy="{y}" r="5" fill="{colours[peer]}" fill-opacity=".85">'
-                f"<title>{said}</title></circle>"
-            )
+            parts.append(_dot(peers.index(peer), at(1 / ratio), y, f"<title>{said}</title>"))
     frame = f'<rect class="paper" x=".5" y=".5" width="{wide - 1}" height="{tall - 1}" rx="8"/>'
     size = f'width="{wide}" height="{tall}" viewBox="0 0 {wide} {tall}" role="img"'
     head = f"<title>Times of peers as multiples of partgrad's</title>\n<style>\n{_STYLE}</style>\n{frame}"
@@ -73,16 +69,26 @@ def picture(rows: Iterable[Row]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" class="pgb" {size}>\n{head}\n{inside}\n</svg>\n'
 
 
-def _legend(colours: dict[str, str]) -> tuple[str, int]:
-    """Which colour is which peer, and where the rows begin."""
+def _dot(number: int, x: float, y: float, inside: str = "") -> str:
+    """The dot of a peer: a colour, and for each eight of them another shape."""
+    turn, colour = divmod(number, len(_COLOURS))
+    paint = f'fill="{_COLOURS[colour]}" fill-opacity=".85"'
+    if turn == 0:
+        return f'<circle cx="{x:.1f}" cy="{y}" r="5" {paint}>{inside}</circle>'
+    corners = "l5 9h-10z" if turn == 1 else "l5 5l-5 5l-5 -5z"
+    return f'<path d="M{x:.1f} {y - 5}{corners}" {paint}>{inside}</path>'
+
+
+def _legend(peers: list[str]) -> tuple[str, int]:
+    """Which dot is which peer, and where the rows begin."""
     parts = [
         '<text x="20" y="28">Time of a peer as a multiple of partgrad\'s; right of the line partgrad is faster.</text>'
     ]
     x, y = 20, 52
-    for peer, colour in colours.items():
+    for number, peer in enumerate(peers):
         if x + 26 + 7.5 * len(peer) > _LEFT + _WIDTH:
             x, y = 20, y + 22
-        parts.append(f'<circle cx="{x + 5}" cy="{y - 4}" r="5" fill="{colour}"/>')
+        parts.append(_dot(number, x + 5, y - 4))
         parts.append(f'<text x="{x + 16}" y="{y}">{html.escape(peer)}</text>')
         x += int(34 + 7.5 * len(peer))
     return "\n".join(parts), y + 30

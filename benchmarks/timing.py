@@ -114,7 +114,8 @@ def environment() -> str:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             versions.append(f"{name} not installed")
-    machine = f"{_processor()}, {os.cpu_count()} cores, {jax.default_backend()}"
+    busy = f", load average {os.getloadavg()[0]:.0f}" if hasattr(os, "getloadavg") else ""
+    machine = f"{_processor()}, {os.cpu_count()} cores{busy}, {jax.default_backend()}"
     return f"{machine}; Python {platform.python_version()}, {', '.join(versions)}"
 
 

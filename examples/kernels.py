@@ -61,7 +61,7 @@ class RBF(Kernel):
 
     def __call__(self, s, t):
         """The covariance; r = s - t."""
-        return self.amplitude**2 * jnp.exp(-0.5 * ((s - t) / self.lengthscale) ** 2)
+        return self.amplitude**2 * jnp.exp(-0.5 * (s - t) ** 2 / self.lengthscale**2)
 
 
 @pg.dataclass
@@ -77,7 +77,7 @@ class RationalQuadratic(Kernel):
 
     def __call__(self, s, t):
         """The covariance; r = s - t."""
-        return self.amplitude**2 * (1 + ((s - t) / self.lengthscale) ** 2 / (2 * self.alpha)) ** -self.alpha
+        return self.amplitude**2 * (1 + (s - t) ** 2 / (2 * self.alpha * self.lengthscale**2)) ** -self.alpha
 
 
 @pg.dataclass
