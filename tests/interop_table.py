@@ -1,0 +1,115 @@
+"""Run the tests of `tests/interop`, and write the table of what works with which library.
+
+    python tests/interop_table.py [--check | --dry | --names]
+
+With `--check` it fails where the page says something else, with `--dry` it prints the table and writes nothing, and with
+`--names` it prints the packages of the `interop` extra without their versions, for pip to install the newest.
+"""
+
+import importlib.metadata
+import pathlib
+import sys
+import tomllib
+
+import pytest
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "compare" / "tested_with.md"
+FOLDER = pathlib.Path(__file__).parent / "interop"
+# Names of packages where they are not those of the modules.
+PACKAGES = {"orbax": "orbax-checkpoint", "tensorflow_probability": "tfp-nightly"}
+# What pip says of the newest JAX. With that of the extra, all of them install.
+UNINSTALLABLE = {"gpjax": "JAX 0.11 or newer, as gpjax 1.0.0 asks for `jax<0.11`"}
+HEAD = """# Tested with
+
+Each row is a test, written as a user of that library would write the code, that converges to a known answer. The table is
+made by the run, `python tests/interop_table.py`, with the versions of the `interop` extra; CI compares it.
+
+"As written" means that models with marks go in and come out. Where it says "with", that line is what partgrad's user adds.
+Most of it is one idea: hand over the selected part, and put it together again where the function needs the model.
+
+```python
+import jax
+import jax.numpy as jnp
+import partgrad as pg
+
+model = {"rate": jnp.array(3.0), "level": pg.NonDiff(jnp.array(0.5))}
+selected, rest = pg.partition(model)
+print(selected)
+print(pg.combine(jax.tree.map(lambda leaf: leaf + 1, selected), rest))
+```
+
+```text
+{'level': NonDiff(None), 'rate': Array(3., dtype=float32, weak_type=True)}
+{'level': NonDiff(0.5), 'rate': Array(4., dtype=float32, weak_type=True)}
+```
+"""
+
+
+class Collector:
+    """A plugin of pytest that keeps how each test went."""
+
+    def __init__(self):
+        self.rows: dict[tuple[str, str], set[str]] = {}
+        self.lines: dict[tuple[str, str], str | None] = {}
+
+    def pytest_runtest_logreport(self, report):
+        properties = dict(report.user_properties)
+        if "library" not in properties or (report.when != "call" and report.passed):
+            return
+        key = properties["library"], properties["what"]
+        self.lines[key] = properties["lines"]
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "the test fails"
+        outcome = {"passed": "works", "skipped": reason.removeprefix("Skipped: ")}.get(report.outcome, "fails")
+        self.rows.setdefault(key, set()).add(getattr(report, "wasxfail", outcome))
+
+
+def version(library: str) -> str:
+    """The installed version of a library."""
+    package = PACKAGES.get(library, library.partition(".")[0])
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def table(collector: Collector) -> str:
+    """The page: a section with the versions, and a row for each test."""
+    lines = [HEAD, f"With JAX {version('jax')}:", "", "| library | what | |", "|---|---|---|"]
+    for (library, what), outcomes in sorted(collector.rows.items(), key=lambda row: (row[0][0].lower(), row[0][1])):
+        added = collector.lines[library, what]
+        works = f"works with `{added}`" if added else "works as written"
+        others = sorted(outcomes - {"works"})
+        says = works if not others else f"does not work: {others[0]}"
+        if others and "works" in outcomes:
+            says = f"{works}, but: {others[0]}"
+        lines.append(f"| {library} {version(library)} | {what} | {says} |")
+    lines += ["", *(f"{library} does not install with {reason}." for library, reason in UNINSTALLABLE.items())]
+    return "\n".join(lines) + "\n"
+
+
+def names() -> list[str]:
+    """The packages of the extra."""
+    project = tomllib.loads((FOLDER.parent.parent / "pyproject.toml").read_text())["project"]
+    return [pin.partition("==")[0] for pin in project["optional-dependencies"]["interop"] if "==" in pin]
+
+
+def main(option: str = "") -> int:
+    """Run, and write or compare; the status is that of the tests, or 1 where the page is another."""
+    if option == "--names":
+        print(*names())
+        return 0
+    collector = Collector()
+    status = int(pytest.main([str(FOLDER), "-n0", "-q"], plugins=[collector]))
+    page = table(collector)
+    if option == "--dry":
+        print(page.removeprefix(HEAD))
+    elif option != "--check":
+        PAGE.write_text(page)
+    elif page != PAGE.read_text():
+        print(f"{PAGE} says something else. Fix: python tests/interop_table.py")
+        return status or 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
