@@ -270,6 +270,8 @@ class Everything:
     steps: int = 3
 
 
+# treescope imports numpy.char, which newer versions of numpy deprecate.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_treescope_shows_the_same_symbols_and_colours():
     treescope = pytest.importorskip("treescope")
     model = Everything(jnp.ones(2), Periodic(1.0, 2.0, 3.0), Periodic(4.0, 5.0, 6.0), "a", pg.Diff(7.0))
