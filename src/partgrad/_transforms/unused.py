@@ -36,7 +36,7 @@ def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any], *, ha
         jaxpr, shape = _staged(_linear_map, differentiated, selected, selected)
     except NotImplementedError:
         # The `custom_vjp` of `jax_custom_vjp3` has a reverse mode only.
-        return _reached_in_reverse(differentiated, selected, jax.eval_shape(differentiated, selected))
+        return _reached_in_reverse(differentiated, selected, _like_output(differentiated, selected))
     count = len(selected)
     if any_equation(jaxpr, is_mutating):
         return [True] * count
@@ -46,6 +46,13 @@ def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any], *, ha
     if any(used) and any_equation(jaxpr, is_reverse_only):
         used = list(map(operator.and_, used, _reached_in_reverse(differentiated, selected, shape)))
     return used
+
+
+def _like_output(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
+    try:
+        return jax.eval_shape(function, leaves)
+    except jax.errors.ConcretizationTypeError:
+        return function(leaves)
 
 
 def _first(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -1,0 +1,90 @@
+"""Run tests under JAX's strict modes and its flags for coming behaviour.
+
+    PYTHONPATH=tests:src python -m pytest -n 0 -p under --under leaks tests/test_transform.py
+    PYTHONPATH=tests:src python tests/under.py            # every mode in turn, or those that are named, on FILES
+
+Tests do what a mode refuses themselves: they add an int to a float, or make a NaN to see what becomes of it. So a failure
+counts only where the code that JAX refused is partgrad's: the innermost frame outside of JAX is one of its files. The
+others are reported as xfailed.
+"""
+
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import jax
+import pytest
+
+MODES = {
+    "leaks": {"jax_check_tracer_leaks": True},
+    "checks": {"jax_enable_checks": True},
+    "nans": {"jax_debug_nans": True},
+    "dtypes": {"jax_numpy_dtype_promotion": "strict"},
+    "ranks": {"jax_numpy_rank_promotion": "raise"},
+    # What JAX will do by default one day; flags that a version does not have are passed over.
+    "coming": {"jax_remat3": True, "jax_custom_vjp3": True, "jax_custom_jvp3": True},
+}
+# What every kind of function of partgrad runs through, in about a minute.
+FILES = "test_partition test_edit test_elements test_nondiff test_linear test_unused test_indexing test_draw"
+
+# How JAX says that a mode refused something; it has no class for most of these.
+_REFUSALS = [
+    "Leaked",
+    "FloatingPointError",
+    "TypePromotionError",
+    "jax_numpy_rank_promotion",
+    "jax_numpy_dtype_promotion",
+]
+
+TESTS = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent.parent / "src" / "partgrad")
+PATH = os.pathsep.join([TESTS, str(Path(_PACKAGE).parent)])
+
+
+def pytest_addoption(parser):
+    parser.addoption("--under", default="", help=f"comma-separated: {', '.join(MODES)}")
+
+
+def pytest_configure(config):
+    for mode in filter(None, config.getoption("--under").split(",")):
+        for flag, value in MODES[mode].items():
+            if flag in jax.config.values:
+                jax.config.update(flag, value)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed and item.config.getoption("--under") and is_refused(call.excinfo.value):
+        report.outcome, report.wasxfail = "skipped", "JAX refuses what the test does itself"
+    return report
+
+
+def is_refused(error):
+    """Whether a mode refused something that stands in a test: the innermost frame outside of JAX is no file of ours."""
+    while error is not None:
+        if any(words in f"{type(error).__name__}: {error}" for words in _REFUSALS):
+            files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+            own = [file for file in files if file.startswith((_PACKAGE, TESTS))]
+            return not own or own[-1].startswith(TESTS)
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def main():
+    """Run some of the modes, or all, one after the other, and print how the tests went."""
+    files = [f"{TESTS}/{name}.py" for name in FILES.split()]
+    failed = False
+    for mode in sys.argv[1:] or MODES:
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "under", "--under", mode, *files]
+        run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PATH})
+        failed |= run.returncode != 0
+        lines = run.stdout.splitlines()
+        print(f"{mode:7} {lines[-1]}", *(line for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n    ")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
