@@ -26,7 +26,7 @@ MODES = {
     # What JAX will do by default one day; flags that a version does not have are passed over.
     "coming": {"jax_remat3": True, "jax_custom_vjp3": True, "jax_custom_jvp3": True},
 }
-# What every kind of function of partgrad runs through, in about a minute.
+# What every kind of function of partgrad runs through.
 FILES = "test_partition test_edit test_elements test_nondiff test_linear test_unused test_indexing test_draw"
 
 # How JAX says that a mode refused something; it has no class for most of these.
