@@ -279,3 +279,12 @@ def test_a_wrapped_body_twice_in_reverse():
     body = wrapped(lambda c: jnp.where(c > 0, jnp.log(c), 0.0))
     f = lambda x: lax.scan(lambda c, _: (body(c) + 1.0, None), x, None, length=2)[0].sum()
     equal(jax.jacrev(jax.jacrev(f))(AT_ZERO), [[0, 0], [0, -2]])
+
+
+@known("JAX refuses a mask from outside of `auto_axes`", raises=ValueError)
+def test_auto_axes_on_a_mesh_of_explicit_axes():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.array([1.0, 2.0], np.float32), SHARDED)
+        f = lambda x: jnp.where(x > 0, jnp.log(x), 0.0).at[np.array([1, 0, 1])].get(out_sharding=PartitionSpec(None))
+        equal(jax.grad(wrapped(lambda x: f(x)[:2].sum()))(x), [1.0, 0.5])
