@@ -16,6 +16,7 @@ import pytest
 
 SHARE = 6
 TURN = os.environ.get("TESTS_TURN")
+CASES = os.environ.get("LAW_CASES")
 _everything = False
 
 
@@ -26,7 +27,9 @@ def configure(config):
 
 
 def examples(number):
-    """How many examples a law draws."""
+    """How many examples a law draws; the variable LAW_CASES asks for more."""
+    if CASES:
+        return int(CASES)
     if _everything:
         return max(3, number // 2) if TURN else number
     return max(3, number // SHARE)

@@ -1,14 +1,21 @@
-"""Gradients in a test suite."""
+"""Gradients in a test suite, and strategies for `hypothesis`."""
 
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ._check import check
-from ._message import word
-from .errors import ArgumentError
+from .._check import check
+from .._message import word
+from ..errors import ArgumentError
+from .strategies import (
+    marked as marked,
+    models as models,
+    programs as programs,
+    selectors as selectors,
+    trees as trees,
+)
 
-__all__ = ["assert_gradients"]
+__all__ = ["assert_gradients", "marked", "models", "programs", "selectors", "trees"]
 
 
 def assert_gradients(
