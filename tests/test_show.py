@@ -124,6 +124,15 @@ def test_small_trees(tree, expected):
 
 def test_selected_elements_are_counted():
     assert rows(pg.show({"w": jnp.ones(5)}, "['w'][1:3]"))[1] == "● ['w'] f32[5] 2 of 5 elements 1 ± 0"
+    several = pg.show({"w": jnp.ones(5)}, lambda t: (t["w"][0], t["w"][2:4]))
+    assert rows(several)[1] == "● ['w'] f32[5] 3 of 5 elements 1 ± 0"
+
+
+def test_leaves_that_only_look_like_arrays():
+    class Odd:
+        shape = dtype = None
+
+    assert rows(pg.show([Odd()]))[0] == "list[1] · 1"
 
 
 def test_alike_neighbours_of_a_large_tree_are_drawn_once():

@@ -1,7 +1,6 @@
 """What is drawn of a tree: few enough nodes and leaves to look at, with counts of what is left out."""
 
 import dataclasses
-import math
 import reprlib
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from jax.tree_util import GetAttrKey, SequenceKey
 
 from .._marks import Layout, Place, Static
 from .._selection import Target
-from .._trees import describe, paths
+from .._trees import describe, is_array, paths
 from .status import kind_of, statuses
 from .table import ROOT
 from .values import value_of
@@ -100,11 +99,9 @@ class Grower:
         self._layout = layout
         self._depth = _DEPTH if depth is None else min(depth, _DEPTH)
         self._leaves = leaves
-        self._elements = {
-            i: f"{own.size:,} of {leaves[i].size:,} elements"
-            for i, own in zip(plan.indices, plan.elements, strict=True)
-            if own is not None
-        }
+        self._elements: Counter[int] = Counter()
+        for i, own in zip(plan.indices, plan.elements, strict=True):
+            self._elements[i] += 0 if own is None else own.size
         self._statuses = statuses(layout, leaves, plan)
         self.kinds = [kind_of(status) for status in self._statuses]
         for i in plan.thaw:
@@ -155,11 +152,13 @@ class Grower:
             path += name
         inner = self._unwrapped(place)
         if inner.is_leaf:
-            i = inner.start
-            status = self._elements.get(i, self._statuses[i])
-            is_small = math.prod(getattr(self._leaves[i], "shape", ())) <= _ENTRIES
-            value = value_of(self._leaves[i]) if is_alone and is_small else ""
-            return Twig(name, path, describe(self._leaves[i]), status, value, self.kinds[i])
+            i, leaf = inner.start, self._leaves[inner.start]
+            some = self._elements[i]
+            status = f"{some:,} of {leaf.size:,} elements" if some else self._statuses[i]
+            is_small = not is_array(leaf) or leaf.size <= _ENTRIES
+            return Twig(
+                name, path, describe(leaf), status, value_of(leaf) if is_alone and is_small else "", self.kinds[i]
+            )
         if isinstance(inner.value, Static):
             return _constant(name, path, inner.value.value)
         if inner.is_static and inner.start == inner.stop:

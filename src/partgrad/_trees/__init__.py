@@ -20,7 +20,7 @@ from .leaf import (
     shape_of as shape_of,
     written as written,
 )
-from .look import LOOKS as LOOKS, Look as Look
+from .look import LOOKS as LOOKS
 from .paths import write as write
 from .reach import held_by as held_by, reaches_array as reaches_array
 from .show import show_fields as show_fields, show_wrapped as show_wrapped
