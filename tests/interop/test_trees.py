@@ -74,6 +74,8 @@ def test_orbax(tmp_path):
 
 
 @pytest.mark.library("treescope")
+# treescope lists the names of numpy, of which the newest numpy deprecates one.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_treescope():
     """a model in a notebook, marks shown"""
     treescope = pytest.importorskip("treescope")
