@@ -573,8 +573,8 @@ direction, `while`, `cond` and `switch`, also under `vmap`, a checkpoint, `custo
 that clip or loop, results of integers, and `shard_map`, also across devices. It compares each with JAX in reverse and forward
 mode, twice over in three ways, and under `vmap`, at zeros, ones and ties. CI runs 120 of them, and the laws.
 
-400 of them on JAX 0.10.2: none changed a number that is finite and right in JAX; 40 have no derivative in JAX in the mode that
-was drawn. One raised inside `shard_map`, which has been repaired since; one differs because JAX 0.10 divides by a count of zero
+500 of them on JAX 0.10.2: none changed a number that is finite and right in JAX; 54 have no derivative in JAX in the mode that
+was drawn. Two raised inside `shard_map`, which has been repaired since; one differs because JAX 0.10 divides by a count of zero
 where `at[].min` is clamped, which is no longer drawn there.
 
 ## Suites of others

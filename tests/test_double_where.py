@@ -306,6 +306,12 @@ CASES = [
         forward=False,
     ),
     Case(
+        "convolve in a shard_map",
+        lambda x: shard(lambda x: jnp.where(x > 0, jnp.convolve(jnp.log(x), np.ones(1)), 0.0), IN_PARTS)(x).sum(),
+        [0, 4],
+        [0, 0.25],
+    ),
+    Case(
         "custom_vjp that clips in a shard_map",
         lambda x: shard(lambda x: jnp.where(x > 0, clipped(lambda c: jnp.clip(c, -1, 1))(jnp.sqrt(x)), 0.0), IN_PARTS)(
             x

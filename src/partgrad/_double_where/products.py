@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from .._programs import bind, reading_dimensions, written_window
 from .coupled import coupled_trim
-from .mask import Mask, any_along, anywhere, both, full, permuted, placed, spread
+from .mask import Mask, any_along, anywhere, both, full_like, permuted, placed, spread
 from .program import Step
 from .structural import Demand, lanes_demanded, lanes_fed
 from .trim import RULES, Emit, Guard, Loosely, Rule, is_constant, only
@@ -79,7 +79,7 @@ def _scaled_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
     # What is promised to be in bounds, and is not, is read here and written nowhere.
     numbers, window = reading_dimensions(step.equation.params["dimension_numbers"]), written_window(step.equation)
     return jax.lax.gather(
-        full(live, step.shape), step.operands[1], numbers, window, mode=jax.lax.GatherScatterMode.CLIP
+        full_like(live, step.results[0].aval), step.operands[1], numbers, window, mode=jax.lax.GatherScatterMode.CLIP
     )
 
 
@@ -160,7 +160,7 @@ def _convolution_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     if len(step.wires) != 1 or all(isinstance(mask, bool) for mask in fed):
         return [anywhere(fed)]
     (wire,) = step.wires
-    tangent = full(fed[step.position], wire.shape).astype(wire.aval.dtype)
+    tangent = full_like(fed[step.position], wire.aval).astype(wire.aval.dtype)
     return [step.with_known([jnp.ones_like(value) for value in step.known]).run([tangent])[0] != 0]
 
 
@@ -173,14 +173,14 @@ def _convolution_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
 
 def _convolution_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
     (wire,), (coefficient,) = step.wires, step.known
-    tangent = full(fed, wire.shape).astype(wire.aval.dtype)
+    tangent = full_like(fed, wire.aval).astype(wire.aval.dtype)
     operands = lambda c: [tangent if operand is wire else c for operand in step.operands]
     transposed = jax.linear_transpose(lambda c: bind(step.equation, operands(c))[0], coefficient)
     return transposed(_cotangent(step, demanded))[0] != 0
 
 
 def _cotangent(step: Step, mask: Mask) -> jax.Array:
-    return full(mask, step.shape).astype(step.results[0].aval.dtype)
+    return full_like(mask, step.results[0].aval).astype(step.results[0].aval.dtype)
 
 
 RULES.update(
