@@ -5,7 +5,8 @@ import pytest
 
 import partgrad as pg
 from clean import CLEAN, Lazy
-from turns import is_mine
+from clean_libraries import LIBRARIES
+from turns import ALL, OLDER, is_mine
 
 # They take many seconds each.
 LONG = {"adaptive_ode_solve", "small_gaussian_process"}
@@ -16,15 +17,30 @@ CASES = [
     for x64 in [bool(number // 2 % 2) if case.x64 is None else case.x64]
     if is_mine(number)
 ]
+# Each plain and wrapped, in both precisions. Unless all are asked for, each version takes a quarter, in one of the ways,
+# and what was a false alarm once.
+WAYS = [(wrapped, x64) for x64 in (False, True) for wrapped in (False, True)]
+FOUND = {"optimistix_BFGS", "lineax_Cholesky"}
+OF_LIBRARIES = [
+    pytest.param(case, wrapped, bool(x64), id=f"{case.name}{'-wrapped' * wrapped}-{'x64' if x64 else 'x32'}")
+    for number, case in enumerate(LIBRARIES)
+    for wrapped, x64 in (WAYS if ALL else [WAYS[0 if case.name in FOUND else number // 4 % 4]])
+    if (ALL or number % 4 == 2 * OLDER or case.name in FOUND) and (case.x64 is None or (case.x64 == x64) >= ALL)
+]
 
 
 def made(case):
-    if not isinstance(case, Lazy):
-        return case
-    try:
-        return case.make()
-    except ModuleNotFoundError as error:
-        pytest.skip(f"{error.name} is not installed.")
+    return case.make() if isinstance(case, Lazy) else case
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("case", "wrapped", "x64"), OF_LIBRARIES)
+def test_no_error_is_found_in_what_libraries_do(case, wrapped, x64):
+    with jax.enable_x64(x64 if case.x64 is None else case.x64):
+        case = made(case)
+        function = pg.double_where(case.function) if wrapped else case.function
+        report = pg.check(function, progress=False)(*case.args)
+        assert report.ok, str(report)
 
 
 @pytest.mark.share

@@ -2,9 +2,11 @@
 
 import functools
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optimistix
 import pytest
 from jax import lax
 
@@ -110,8 +112,39 @@ def scan_of_double_where(f):
     return scan(pg.double_where(f))
 
 
+def complex_output(f):
+    return lambda a, b: f(a, b) * (1 + 2j)
+
+
+def complex_leaf(f):
+    return lambda a, b: f(a.real, b)
+
+
+def root_of_a_library(f):
+    """The root of `x = f`, by the rule of a library for implicit functions."""
+    root = lambda x, both: x - f(*both)
+    return lambda a, b: optimistix.root_find(root, optimistix.Newton(1e-8, 1e-8), jnp.zeros_like(a), (a, b)).value
+
+
+def loop_of_a_library(f):
+    """A step of an ODE solver, by the rule of a library for loops."""
+
+    def final(a, b):
+        term = diffrax.ODETerm(lambda t, y, both: f(*both))
+        start = jnp.zeros_like(a)
+        return diffrax.diffeqsolve(term, diffrax.Euler(), 0.0, 1.0, 1.0, start, (a, b), max_steps=1).ys[0]
+
+    return final
+
+
 SURROUNDINGS = [plain, double_where, scan, cond, checkpoint, vmap, jit, double_where_of_scan, scan_of_double_where]
-CASES = [(fault, surrounding) for surrounding in SURROUNDINGS for fault in FAULTS]
+SURROUNDINGS += [complex_output, complex_leaf, root_of_a_library, loop_of_a_library]
+# What the solvers of libraries refuse or iterate away is left out, and so is what takes many seconds.
+OF_LIBRARIES = {
+    root_of_a_library: [wrong_rule, stopped, partly_stopped, rounded],
+    loop_of_a_library: [nan_rule, singular, wrong_rule, rounded],
+}
+CASES = [(fault, surrounding) for surrounding in SURROUNDINGS for fault in OF_LIBRARIES.get(surrounding, FAULTS)]
 
 
 @functools.cache
@@ -127,7 +160,7 @@ def line_of(fault):
 def test_it_is_found_where_it_is(fault, surrounding):
     function = surrounding(fault)
     with jax.enable_x64(CASES.index((fault, surrounding)) % 2 == 1):
-        point = {"a": jnp.asarray(0.7), "b": jnp.asarray(1.3)}
+        point = {"a": jnp.asarray(0.7 + (0.2j if surrounding is complex_leaf else 0)), "b": jnp.asarray(1.3)}
         report = pg.check(lambda p: function(p["a"], p["b"]), progress=False)(point)
     kind, severity, leaf = FAULTS[fault]
     found = {(f.kind, f.severity, f.leaf, f.where) for f in report.findings}
@@ -204,6 +237,30 @@ def test_what_is_intended_is_a_note(what):
 def test_a_point_in_the_place_of_a_selector_is_answered(x):
     with pytest.raises(pg.errors.ArgumentError, match=r"check\(f\)\(x\)"):
         pg.check(sine, x)
+
+
+def test_what_is_intended_and_not_found_is_told():
+    report = pg.check(sine, intended=["args[1]", wrong_sine, wrong_twice], argnums=(0, 1), progress=False)(0.7, 1.3)
+    assert report.ok
+    stale = [f for f in report.findings if f.kind == "intended"]
+    assert [f.severity for f in stale] == ["warning", "warning"]
+    assert "args[1]" in stale[0].message
+    assert "1 note" in str(report)
+
+
+def test_one_thing_that_is_intended_needs_no_list():
+    report = pg.check(lambda p: sine(p["x"], p["y"]), intended="['x']", progress=False)({"x": 0.7, "y": 1.3})
+    assert {f.severity for f in report.findings} == {"info"}
+    pg.testing.assert_gradients(sine, 0.7, 1.3, intended=sine, argnums=(0, 1))
+
+
+def test_a_callback_without_a_rule_is_named():
+    def f(x):
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), x.dtype), x)  # fault: f
+
+    (finding,) = pg.check(f, progress=False)(jnp.asarray(0.7)).findings
+    assert finding.where == line_of(f)
+    assert "`pure_callback`" in finding.message
 
 
 def test_numpy_is_told_from_a_branch():

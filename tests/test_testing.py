@@ -39,7 +39,10 @@ def f(tree, scale, *, power=2):
 
 def test_everything_is_handed_on_to_check(asked):
     testing.assert_gradients(f, {"a": 1.0}, 2.0, wrt="a", exhaustive=True, seed=3, directions=5, power=4)
-    assert asked["check"] == ((f, "a"), {"exhaustive": True, "seed": 3, "directions": 5, "progress": False})
+    (given,), options = asked["check"]
+    named = {"wrt": "a", "exhaustive": True, "seed": 3, "directions": 5, "progress": False}
+    assert given is f
+    assert {name: options[name] for name in named} == named
     assert asked["run"] == (({"a": 1.0}, 2.0), {"power": 4})
 
 

@@ -1,6 +1,6 @@
 """Functions with one fault each, as data: what is wrong, in which leaf and at which line."""
 
-from . import draws, indices, nonfinite, numbers, rules, zeros
+from . import draws, everyday, indices, nonfinite, numbers, rules, zeros
 from ._fault import Fault
 
 GALLERY = [
@@ -10,6 +10,7 @@ GALLERY = [
     *indices.FAULTS,
     *draws.FAULTS,
     *numbers.FAULTS,
+    *everyday.FAULTS,
 ]
 
 __all__ = ["GALLERY", "Fault"]

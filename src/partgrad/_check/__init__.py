@@ -15,6 +15,7 @@ from .._trees import describe, flatten
 from ..errors import ArgumentError
 from .examine import Options, examine, is_rounding_products, refuse_tracers
 from .finding import Finding as Finding
+from .intended import Meant
 from .progress import Progress
 from .report import GradientReport as GradientReport
 
@@ -29,7 +30,7 @@ def check(
     argnames: str | Sequence[str] | None = None,
     has_aux: bool = False,
     forward: bool = False,
-    intended: Sequence[str | Callable[..., Any]] = (),
+    intended: Meant | Sequence[Meant] = (),
     exhaustive: bool = False,
     seed: int = 0,
     directions: int = 3,
@@ -52,7 +53,7 @@ def check(
         has_aux: Whether `f` returns a pair of what is differentiated and of something else, which is not looked at.
         forward: Whether the derivative is used in forward mode alone (`jacfwd`, `jvp`), so that no gradient is needed.
         intended: What is intentional: rules and functions, lines as `file.py:42`, and paths of leaves. What is found
-            there of stops, rules, zeros, draws, ties and indices becomes a note.
+            there of stops, rules, zeros, draws, ties and indices becomes a note; where nothing is, a warning says so.
         exhaustive: Whether to compare every element of every leaf instead of sampled directions.
         seed: What the directions and the weights are drawn with.
         directions: How many directions are sampled for each leaf. About ten evaluations each.
@@ -93,7 +94,8 @@ def check(
         )
     arguments = Arguments(f, wrt, argnums, argnames)
     shown = Progress(progress)
-    options = Options(exhaustive, seed, directions, has_aux, forward, tuple(intended))
+    meant = (intended,) if isinstance(intended, str) or callable(intended) else tuple(intended)
+    options = Options(exhaustive, seed, directions, has_aux, forward, meant)
 
     # Not `__dict__`: a model with __call__ keeps its parameters there.
     @functools.wraps(f, updated=())

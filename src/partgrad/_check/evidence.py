@@ -105,9 +105,9 @@ class Evidence:
                 return [leaf for leaf in range(len(self.program.leaves)) if mask >> leaf & 1]
         return []
 
-    def is_into(self, leaf: int, chain: Chain) -> bool:
+    def is_into(self, leaf: int, chain: Chain, flow: Dependence | None = None) -> bool:
         """Whether a leaf flows differentiably into an operand of an equation that has a tangent."""
-        operands = zip(chain[-1].invars, self.smooth.into(chain), strict=True)
+        operands = zip(chain[-1].invars, (flow or self.smooth).into(chain), strict=True)
         return any(mask >> leaf & 1 and is_floating(atom.aval) for atom, mask in operands)
 
     def is_out_of(self, leaf: int, chain: Chain) -> bool:

@@ -29,7 +29,7 @@ from .findings.precision import precision
 from .findings.tie import Ties, tie
 from .findings.value import untraceable, value, value_with_open_marks
 from .findings.zero import zero
-from .intended import intended
+from .intended import Meant, intended
 from .numbered import NumberedProgram, differentiable
 from .progress import Progress
 from .report import GradientReport, LeafRow
@@ -48,7 +48,7 @@ class Options(NamedTuple):
     directions: int
     has_aux: bool
     forward: bool
-    intended: tuple[str | Callable[..., Any], ...]
+    intended: tuple[Meant, ...]
 
 
 def examine(
@@ -92,7 +92,7 @@ def examine(
         held = differentiated(of_selected.with_marks_held(leaves))
         examination.findings += value_with_open_marks(plain, held)
     examination.run(again)
-    findings = intended(examination.findings, options.intended)
+    findings = list(intended(examination.findings, options.intended))
     cost = {"function": 4, "derivative": 2, "finite differences": examination.evaluations}
     return _report(f, targets, evidence.values.gradient, findings, examination.compared, cost)
 

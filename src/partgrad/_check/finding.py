@@ -12,7 +12,7 @@ KINDS = (
     "tie",
     "precision",
     "nondeterminism",
-    "scale",
+    "intended",
 )
 # The gravest first.
 SEVERITIES = ("error", "warning", "info")
@@ -22,7 +22,7 @@ class Finding(NamedTuple):
     """Something that is wrong with a gradient, or worth knowing about it.
 
     Attributes:
-        kind: `value`, `mismatch`, `nan`, `oob`, `zero`, `draw`, `tie`, `precision`, `nondeterminism` or `scale`.
+        kind: `value`, `mismatch`, `nan`, `oob`, `zero`, `draw`, `tie`, `precision`, `nondeterminism` or `intended`.
         severity: `error` where the gradient cannot be trusted, `warning` where it may not mean what you think, `info`
             where there is nothing to fix.
         leaf: The path of the leaf, as `partgrad.summary` writes it; empty if it concerns the whole function.

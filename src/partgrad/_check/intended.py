@@ -2,26 +2,35 @@
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .finding import Finding
+
+Meant = str | Callable[..., Any]
 
 # Never meant: another value, NaN, chance.
 _KINDS = frozenset({"mismatch", "zero", "draw", "tie", "oob", "precision"})
 
 
-def intended(findings: Sequence[Finding], meant: Sequence[str | Callable[..., Any]]) -> list[Finding]:
-    """The findings, in which those about what is meant are notes."""
-    is_meant = lambda finding: finding.kind in _KINDS and any(_is_about(finding, what) for what in meant)
-    return [_as_note(finding) if is_meant(finding) else finding for finding in findings]
+def intended(findings: Sequence[Finding], meant: Sequence[Meant]) -> Iterator[Finding]:
+    """The findings, in which those about what is meant are notes, and one for each that is meant and was not found."""
+    met = set()
+    for finding in findings:
+        about = [i for i, what in enumerate(meant) if finding.kind in _KINDS and _is_about(finding, what)]
+        met.update(about)
+        yield finding._replace(severity="info", message=f"intended: {finding.message}") if about else finding
+    for i, what in enumerate(meant):
+        if i not in met:
+            name = what if isinstance(what, str) else getattr(what, "__name__", repr(what))
+            message = (
+                f"`intended` accepts what is found of `{name:.60}`, and nothing was. Fix: correct the name; or remove "
+                "it, so that it hides nothing later."
+            )
+            yield Finding("intended", "warning", "", "", message)
 
 
-def _as_note(finding: Finding) -> Finding:
-    return finding._replace(severity="info", message=f"intended: {finding.message}")
-
-
-def _is_about(finding: Finding, meant: str | Callable[..., Any]) -> bool:
+def _is_about(finding: Finding, meant: Meant) -> bool:
     if isinstance(meant, str):
         return meant in (finding.where, finding.leaf)
     function = inspect.unwrap(meant)

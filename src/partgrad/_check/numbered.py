@@ -24,6 +24,7 @@ from .._programs import (
     EquationRule,
     Operands,
     any_equation,
+    bind,
     inner_jaxprs,
     is_floating,
     name_of,
@@ -186,7 +187,9 @@ def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:
 
     def opening(chain: Chain, operands: Operands) -> Operands | None:
         if not is_double_where(chain[-1]):
-            return None
+            # What has none inside stays the very equation, with what tells whose function it is.
+            is_wrapped = any(any_equation(body, is_double_where) for body in inner_jaxprs(chain[-1]))
+            return None if is_wrapped else list(bind(chain[-1], operands))
         inner, consts = opened(primal_jaxpr(chain[-1]))
         body = lambda *given: run(inner, consts, list(given), opening)
         body.__name__ = name

@@ -52,7 +52,10 @@ class Rules:
 
     def to_blame_for(self, leaf: int) -> list[Blame]:
         """The rules on the way of a leaf that differ from their functions, one for each line."""
-        wrong = (blame for blame in self._blamed if leaf in self._evidence.leaves_into(blame.chain))
+        wrong = [blame for blame in self._blamed if leaf in self._evidence.leaves_into(blame.chain)]
+        # A rule is as wrong as those that are inside of it.
+        outer = {id(equation) for blame in wrong for equation in blame.chain[:-1]}
+        wrong = [blame for blame in wrong if id(blame.chain[-1]) not in outer]
         return _one_for_each_line(sorted(wrong, key=lambda blame: blame.of_value))
 
     def incomparable_for(self, leaf: int) -> list[Chain]:

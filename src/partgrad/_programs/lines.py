@@ -17,7 +17,7 @@ from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
 from .._compat import files_of
-from .primitives import TRANSPARENT, Chain, inner_jaxprs, name_of
+from .primitives import CALLS, TRANSPARENT, Chain, inner_jaxprs, name_of
 
 _OWN = os.path.join(Path(__file__).parents[1], "")
 # So that JAX takes no line of partgrad for the source of an equation.
@@ -75,9 +75,9 @@ def line(chain: Chain) -> str:
     """Where an equation comes from, as `file.py:42`: the innermost line of the user's own code.
 
     A function of a library that is compiled is traced once and then used from a cache, together with the lines from
-    which it was called the first time. So what is inside a call is believed only if the call is of the user's own
-    function, or the lines lead through it, or they were running inside of the function that is called: as those of a
-    function that a library has wrapped and compiled.
+    which it was called the first time. So what is inside a call is believed only if the innermost call that it is in is
+    of the user's own function, or the lines lead through it, or they were running inside of the function that is
+    called: as those of a function that a library has wrapped and compiled.
 
     Args:
         chain: The equation, and before it those that it is inside of, from the outermost in.
@@ -87,11 +87,12 @@ def line(chain: Chain) -> str:
     """
     for number in reversed(range(len(chain))):
         frames = _frames(chain[number], is_users)
-        inside_users = number == 0 or holds_users_function(chain[number - 1])
+        call = next((outer for outer in reversed(chain[:number]) if outer.primitive.name in CALLS), None)
         if frames and (
-            inside_users
-            or _leads_through(frames, chain[number - 1])
-            or _was_running_inside(chain[number], chain[number - 1])
+            call is None
+            or holds_users_function(call)
+            or _leads_through(frames, call)
+            or _was_running_inside(chain[number], call)
         ):
             return as_where(*frames[-1])
     # All of it is in libraries: then the line of one that is not JAX is the best that there is.
@@ -130,14 +131,17 @@ def _sites(call: JaxprEqn) -> list[_Frame]:
 
 
 def _was_running_inside(equation: JaxprEqn, call: JaxprEqn) -> bool:
-    """Whether a line of the user's was running inside of the function that a call is of."""
+    """Whether a line of the user's was running inside of the function that a call is of.
+
+    JAX keeps the innermost frames: a function of another library whose frame is not among them is further out.
+    """
     trace, sites = equation.source_info.traceback, _sites(call)
-    is_inside = False
-    for frame in reversed(trace.frames if trace is not None else []):
-        is_inside = is_inside or (frame.file_name, frame.function_start_line) in sites
-        if is_inside and is_users(frame.file_name):
-            return True
-    return False
+    frames = trace.frames if trace is not None else []
+    first = lambda found: next((number for number, frame in enumerate(frames) if found(frame)), len(frames))
+    users = first(lambda frame: is_users(frame.file_name))
+    of_call = first(lambda frame: (frame.file_name, frame.function_start_line) in sites)
+    is_lost = bool(sites) and not any(file.startswith(_JAX) for file, _ in sites)
+    return users < of_call and (of_call < len(frames) or is_lost)
 
 
 def _leads_through(frames: list[_Frame], call: JaxprEqn) -> bool:

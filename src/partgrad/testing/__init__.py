@@ -1,7 +1,7 @@
 """Gradients in a test suite, and strategies for `hypothesis`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._check import check
@@ -22,6 +22,11 @@ def assert_gradients(
     f: Callable[..., Any],
     *args: Any,
     wrt: Any = None,
+    argnums: int | Sequence[int] | None = None,
+    argnames: str | Sequence[str] | None = None,
+    has_aux: bool = False,
+    forward: bool = False,
+    intended: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (),
     exhaustive: bool = False,
     seed: int = 0,
     directions: int = 3,
@@ -34,7 +39,12 @@ def assert_gradients(
     Args:
         f: The function.
         *args: Its arguments.
-        wrt: A selector. None selects every floating or complex leaf of the first argument that no mark holds.
+        wrt: A selector. None selects every floating or complex leaf that no mark holds.
+        argnums: Which arguments, by position; the first one if neither this nor `argnames` is given.
+        argnames: Which arguments, by name.
+        has_aux: Whether the function returns a pair of what is differentiated and of something else.
+        forward: Whether the derivative is used in forward mode alone.
+        intended: What is meant as it is: rules and functions, lines as `file.py:42`, and paths of leaves.
         exhaustive: Whether to compare every entry of the gradient, and not only sampled directions.
         seed: What the directions are drawn with.
         directions: How many directions.
@@ -55,8 +65,19 @@ def assert_gradients(
         The gradient of `norm` did not pass its check.
         >>> pg.testing.assert_gradients(pg.safe.norm, jnp.zeros(3))
     """
+    options = {
+        "wrt": wrt,
+        "argnums": argnums,
+        "argnames": argnames,
+        "has_aux": has_aux,
+        "forward": forward,
+        "intended": intended,
+        "exhaustive": exhaustive,
+        "seed": seed,
+        "directions": directions,
+    }
     parameters = _parameters(f)
-    for name in ("wrt", "exhaustive", "seed", "directions"):
+    for name in options:
         if name in parameters:
             raise ArgumentError(
                 word(
@@ -65,8 +86,7 @@ def assert_gradients(
                     fix=f"give the function its own beforehand, `functools.partial(f, {name}=...)`, in a lambda.",
                 )
             )
-    report = check(f, wrt, exhaustive=exhaustive, seed=seed, directions=directions, progress=False)(*args, **kwargs)
-    report.raise_if_failed()
+    check(f, **options, progress=False)(*args, **kwargs).raise_if_failed()
 
 
 def _parameters(f: Callable[..., Any]) -> frozenset[str]:

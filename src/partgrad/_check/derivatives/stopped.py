@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr
 
-from ..._programs import ENTERED, Chain, inner_jaxprs
+from ..._programs import ENTERED, Chain, inner_jaxprs, is_custom_rule, is_in_library
 from ..numbered import NumberedProgram
 from .exact import Leaves
 from .reading import AGREE, ROUNDING, Point
@@ -49,11 +49,14 @@ def _chains(jaxpr: Jaxpr, outer: Chain) -> Iterator[Chain]:
         # What is stopped there is another way to the same derivative.
         return
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "stop_gradient":
-            yield (*outer, equation)
-        if equation.primitive.name in ENTERED:
+        chain = (*outer, equation)
+        is_ruled = any(map(is_custom_rule, outer))
+        # Inside of the rule of a library only what the user stopped in a function that was given to it.
+        if equation.primitive.name == "stop_gradient" and not (is_ruled and is_in_library(chain)):
+            yield chain
+        if equation.primitive.name in ENTERED or (is_custom_rule(equation) and is_in_library(chain)):
             for inner in inner_jaxprs(equation):
-                yield from _chains(inner, (*outer, equation))
+                yield from _chains(inner, chain)
 
 
 def _agrees_holding(program: NumberedProgram, point: Point, direction: Leaves, slack: float, held: set[int]) -> bool:

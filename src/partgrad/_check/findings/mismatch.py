@@ -19,7 +19,7 @@ _SLIGHT = 1e-3
 _OF_CONSTANTS = 1e-6
 _CONVERGED = 1e-3
 # How far an iteration, and a solver whose rule is that of its limit, may be off.
-_OF_LOOPS = 1e-3
+OF_LOOPS = 1e-3
 _OF_SOLVERS = 3e-2
 _ITERATIONS = HIGH | {"while", "custom_linear_solve"}
 
@@ -64,9 +64,11 @@ def without_reverse(evidence: Evidence) -> Iterator[Finding]:
             "derivative was checked. Fix: a loop of a known number of steps (`jax.lax.scan`), or a custom rule."
         )
     else:
-        where = raised_at(error)
+        foreign = [c for c in _foreign(evidence) if not any(map(is_custom_rule, c))]
+        where = raised_at(error) or (line(foreign[0]) if foreign else "")
         text = str(error).partition("\n")[0][:300]
-        message = f"reverse mode raises {type(error).__name__}, so there is no gradient: {text}"
+        by = f" in the derivative of {at(foreign[0])}" if foreign else ""
+        message = f"reverse mode raises {type(error).__name__}{by}, so there is no gradient: {text}"
     yield Finding("mismatch", "error", "", where, message)
 
 
@@ -85,7 +87,7 @@ def _slack(chain: Chain) -> float:
     name = chain[-1].primitive.name
     if name not in _ITERATIONS and not (is_custom_rule(chain[-1]) and _contains_iteration(chain)):
         return 0.0
-    return _OF_LOOPS if name == "while" else _OF_SOLVERS
+    return OF_LOOPS if name == "while" else _OF_SOLVERS
 
 
 def _contains_iteration(chain: Chain) -> bool:
@@ -147,7 +149,8 @@ def _numbers_of(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> st
 
 
 def _number(value: complex) -> str:
-    return f"{value:.6g}"
+    # No negative zeros.
+    return f"{value + 0.0:.6g}"
 
 
 def _slight(evidence: Evidence, rules: Rules, leaf: int, derivative: LeafDerivative) -> Iterator[Finding]:
@@ -174,12 +177,17 @@ def _slight(evidence: Evidence, rules: Rules, leaf: int, derivative: LeafDerivat
 
 def _inconclusive(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> str:
     begin = "inconclusive: finite differences neither confirm nor refute the gradient"
-    foreign = [c for c in evidence.smooth.chains if c[-1].primitive.name in FOREIGN and leaf in evidence.leaves_into(c)]
+    foreign = [c for c in _foreign(evidence) if leaf in evidence.leaves_into(c)]
     if derivative.kinks or derivative.jumps:
         return f"{begin}, as the point is at a {'kink' if derivative.kinks else 'jump'}. Fix: check another point."
     if foreign:
         return f"{begin}, as {at(foreign[0])} is evaluated in its own precision. Fix: check in float64."
     return f"{begin}, as they do not settle: the function is noise at small steps. Fix: check in float64, or elsewhere."
+
+
+def _foreign(evidence: Evidence) -> list[Chain]:
+    """The calls of code that is not JAX's through which a derivative would go."""
+    return [c for c in evidence.smooth.chains if c[-1].primitive.name in FOREIGN and evidence.leaves_into(c)]
 
 
 def _stopped(path: str, derivative: LeafDerivative) -> str:

@@ -3,19 +3,23 @@
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
 
-from ..._programs import Operands, line, raised_at
+from ..._programs import Operands, arriving, line, opened, raised_at, while_parts
 from ..evidence import Evidence, at
 from ..finding import Finding
 from ..noise import apart
 from ..rules import Rules
+from ..values import Disagreement
+from .mismatch import OF_LOOPS
 
 _WAYS = {"jit": "`jax.jit(f)`", "vjp": "the value in `jax.value_and_grad`"}
 
 
 def value(evidence: Evidence, rules: Rules) -> Iterator[Finding]:
     """Findings if the ways to evaluate the function do not agree: for each leaf of the rules to blame, or else one."""
-    found = evidence.values.disagreements
+    found = list(_unexplained(evidence))
     if not found:
         return
     worst = max(found, key=lambda disagreement: disagreement.apart.absolute)
@@ -31,6 +35,26 @@ def value(evidence: Evidence, rules: Rules) -> Iterator[Finding]:
     if not wrong:
         reason = "Python takes another path where it is traced, or a rule knows that it is"
         yield Finding("value", "error", "", "", f"{what}; {reason}. Fix: compute the same value in every mode.")
+
+
+def _unexplained(evidence: Evidence) -> Iterator[Disagreement]:
+    """The disagreements that are no matter of one step more or less of an iteration until something is small."""
+    loops = [chain for chain in evidence.value.chains if _is_until(chain[-1])]
+    reached = arriving(evidence.program.jaxpr.jaxpr, loops) if evidence.values.disagreements and loops else []
+    for disagreement in evidence.values.disagreements:
+        found = disagreement.apart
+        is_slight = found.absolute <= OF_LOOPS * abs(found.first)
+        if not (is_slight and reached and reached[found.output]):
+            yield disagreement
+
+
+def _is_until(equation: JaxprEqn) -> bool:
+    """Whether an equation is a loop that does more than count."""
+    if equation.primitive.name != "while":
+        return False
+    test = opened(while_parts(equation).test)[0]
+    asked = [atom for inner in test.eqns for atom in inner.invars] or test.outvars
+    return not all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in asked)
 
 
 def value_with_open_marks(plain: Operands, held: Operands) -> Iterator[Finding]:

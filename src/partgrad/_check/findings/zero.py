@@ -1,38 +1,36 @@
 """A gradient of zeros: no path, a stop, a mark, an integer, a saturated operation, or honestly zero."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from ..._marks import EXPLICIT, mark_in
-from ..._programs import TESTS, Chain, Operands, arriving, is_floating, last_of, line, sampler_of, union
+from ..._programs import (
+    TESTS,
+    Chain,
+    Dependence,
+    Operands,
+    arriving,
+    differentiably,
+    is_custom_rule,
+    is_floating,
+    is_in_library,
+    last_of,
+    line,
+    sampler_of,
+    union,
+)
 from ..evidence import Evidence, at, name_of, rule_name, steps_of
 from ..finding import Finding
 from ..probe import Answer, probe
 
 _SATURATING = frozenset({"tanh", "logistic", "erf", "erfc", "exp", "exp2", "expm1", "log1p", "atan"})
-_CHOOSING = frozenset(
-    {
-        "select_n",
-        "max",
-        "min",
-        "clamp",
-        "reduce_max",
-        "reduce_min",
-        "cummax",
-        "cummin",
-        "sort",
-        "gather",
-        "scatter",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "slice",
-        "scatter-min",
-        "scatter-max",
-    }
-)
+# What takes one of several values: by how large they are or what a condition says, and by where they are.
+_CHOOSING = frozenset({"select_n", "max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "sort"})
+_CHOOSING |= {"scatter-min", "scatter-max"}
+_PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
 
 
 def zero(evidence: Evidence) -> Iterator[Finding]:
@@ -55,21 +53,37 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("zero", "info", path, "", message)
 
 
-def blockers(evidence: Evidence, leaf: int) -> list[Chain]:
+def blockers(
+    evidence: Evidence,
+    leaf: int,
+    flow: Dependence | None = None,
+    wanted: Callable[[Chain], bool] = lambda chain: True,
+) -> list[Chain]:
     """The equations through which the value of a leaf flows on to the output, but not its derivative.
 
     Of several in a row it is the last, as a `softmax` stops a maximum on the way to an `argmax`.
     """
+    flow = flow or evidence.smooth
+    outer = {id(equation) for chain in flow.chains for equation in chain[:-1]}
     found = [
         chain
-        for chain in evidence.smooth.chains
-        if not evidence.contains_others(chain)
-        and evidence.is_into(leaf, chain)
+        for chain in flow.chains
+        if wanted(chain)
+        and not (evidence.contains_others(chain) or id(chain[-1]) in outer)
+        and evidence.is_into(leaf, chain, flow)
         # As of `argsort`, whose values have a derivative and whose indices have none.
-        and not all(mask >> leaf & 1 for mask in evidence.smooth.out_of(chain))
+        and not all(mask >> leaf & 1 for mask in flow.out_of(chain))
     ]
     last = last_of(evidence.program.jaxpr.jaxpr, found)
     return [chain for chain in last if chain[-1].primitive.name not in ("ne", "is_finite")]
+
+
+def _in_rules_of_libraries(evidence: Evidence, leaf: int) -> list[Chain]:
+    """What the user's own code blocks in a function that was given to a library, whose rule differentiates it."""
+    jaxpr = evidence.program.jaxpr.jaxpr
+    flow = differentiably(jaxpr, [1 << number for number in range(len(jaxpr.invars))], into_rules=True)
+    is_ruled = lambda chain: any(is_custom_rule(outer) for outer in chain[:-1]) and not is_in_library(chain)
+    return blockers(evidence, leaf, flow, is_ruled)
 
 
 def mark_of(chain: Chain) -> str | None:
@@ -112,7 +126,9 @@ def _barrier(path: str, chain: Chain) -> str:
     if name == "convert_element_type":
         kind = chain[-1].outvars[0].aval.dtype
         return f"it is cast to {kind}{place}. Fix: leave the cast out of what is differentiated."
-    return f"{at(chain)} makes integers of it. Fix: choose smoothly, with a softmax for one."
+    # That of the values has a derivative.
+    by = at(chain).replace("`sort`", "`argsort`")
+    return f"{by} makes integers of it. Fix: choose smoothly, with a softmax for one."
 
 
 # What holds a leaf that is differentiated is a mark of what the function builds of it.
@@ -159,10 +175,11 @@ def _vanishing(evidence: Evidence, leaf: int, killed: list[_Death]) -> Finding:
     own = [(chain, answer) for chain, answer in origins if chain and leaf in evidence.leaves_into(chain)]
     if not own:
         # The branch that is not taken has another path.
-        branches = [c for c in blockers(evidence, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
-        if branches:
-            message = f"the gradient is zero: {_barrier(path, branches[0])}"
-            return Finding("zero", "warning", path, line(branches[0]), message)
+        blocked = [c for c in blockers(evidence, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
+        blocked = blocked or _in_rules_of_libraries(evidence, leaf)
+        if blocked:
+            message = f"the gradient is zero: {_barrier(path, blocked[0])}"
+            return Finding("zero", "warning", path, line(blocked[0]), message)
         return Finding("zero", "info", path, "", "the gradient is zero here: its parts cancel, or a factor is zero.")
     chain = own[0][0]
     name, where = chain[-1].primitive.name, line(chain)
@@ -172,9 +189,11 @@ def _vanishing(evidence: Evidence, leaf: int, killed: list[_Death]) -> Finding:
         return Finding("zero", "warning", path, where, message)
     if rule_name(chain[-1]) is not None:
         message = f"the gradient is zero: the derivative of {at(chain)} is zero at all that goes into it{steps}."
+        message = f"{message} Fix: start elsewhere."
         return Finding("zero", "warning", path, where, message)
-    if name in _CHOOSING:
+    if name in _CHOOSING | _PLACING:
+        remedy = "start where it is taken, or choose smoothly" if name in _CHOOSING else "use it, or mark it NonDiff"
         message = f"the gradient is zero: {at(chain)} takes another value than what depends on it{steps}."
-        return Finding("zero", "warning", path, where, message)
+        return Finding("zero", "warning", path, where, f"{message} Fix: {remedy}.")
     message = f"the gradient is honestly zero here: the derivative of {at(chain)} is zero at this point{steps}."
     return Finding("zero", "info", path, where, message)
