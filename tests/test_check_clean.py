@@ -17,15 +17,17 @@ CASES = [
     for x64 in [bool(number // 2 % 2) if case.x64 is None else case.x64]
     if is_mine(number)
 ]
-# Each plain and wrapped, in both precisions. Unless all are asked for, each version takes a quarter, in one of the ways,
-# and what was a false alarm once.
+# Each plain and wrapped, in both precisions, if all are asked for. Else the newer version takes a quarter of the layers and
+# losses, in one of these ways, and the older one of everything, solvers and densities plain; and what was an alarm once.
 WAYS = [(wrapped, x64) for x64 in (False, True) for wrapped in (False, True)]
 FOUND = {"optimistix_BFGS", "lineax_Cholesky"}
+IS_LAYER = {case.name: case.name.startswith(("equinox_", "optax_")) for case in LIBRARIES}
 OF_LIBRARIES = [
-    pytest.param(case, wrapped, bool(x64), id=f"{case.name}{'-wrapped' * wrapped}-{'x64' if x64 else 'x32'}")
+    pytest.param(case, wrapped, x64, id=f"{case.name}{'-wrapped' * wrapped}-{'x64' if x64 else 'x32'}")
     for number, case in enumerate(LIBRARIES)
-    for wrapped, x64 in (WAYS if ALL else [WAYS[0 if case.name in FOUND else number // 4 % 4]])
-    if (ALL or number % 4 == 2 * OLDER or case.name in FOUND) and (case.x64 is None or (case.x64 == x64) >= ALL)
+    for wrapped, x64 in (WAYS if ALL else [WAYS[number // 4 % 4 if IS_LAYER[case.name] else 0]])
+    if ALL or case.name in FOUND or (number % 4 == 2 * OLDER and (OLDER or IS_LAYER[case.name]))
+    if case.x64 is None or not ALL or case.x64 == x64
 ]
 
 

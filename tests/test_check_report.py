@@ -160,10 +160,10 @@ def test_many_leaves_without_findings_are_folded():
 def test_ten_thousand_leaves_take_no_time():
     rows = [row(f"p[{i}]") for i in range(10_000)]
     findings = [NAN._replace(leaf=r.path) for r in rows]
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(lines_with(report(rows, *findings), "p[", "nan at my-")) >= 10_000
     report(rows, *findings)._repr_html_()
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_html():

@@ -9,7 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from .._programs import Chain, Operands, bind, custom_rule_body, evaluate, is_custom_rule, is_floating, line, opened
+from .._programs import (
+    Chain,
+    Operands,
+    bind,
+    custom_rule_body,
+    evaluate,
+    is_custom_rule,
+    is_floating,
+    is_in_library,
+    line,
+    opened,
+)
 from .evidence import Evidence
 from .probe import Answer
 
@@ -52,7 +63,11 @@ class Rules:
 
     def to_blame_for(self, leaf: int) -> list[Blame]:
         """The rules on the way of a leaf that differ from their functions, one for each line."""
-        wrong = [blame for blame in self._blamed if leaf in self._evidence.leaves_into(blame.chain)]
+        wrong = [
+            blame
+            for blame in self._blamed
+            if leaf in self._evidence.leaves_into(blame.chain) and not _is_librarys_own(blame.chain)
+        ]
         # A rule is as wrong as those that are inside of it.
         outer = {id(equation) for blame in wrong for equation in blame.chain[:-1]}
         wrong = [blame for blame in wrong if id(blame.chain[-1]) not in outer]
@@ -97,6 +112,11 @@ class Rules:
 
 def _one_for_each_line(blames: Iterable[Blame]) -> list[Blame]:
     return list({line(blame.chain): blame for blame in reversed(list(blames))}.values())[::-1]
+
+
+def _is_librarys_own(chain: Chain) -> bool:
+    """Whether a rule is used by another one of its library, which knows what it does."""
+    return is_in_library(chain) and any(map(is_custom_rule, chain[:-1]))
 
 
 def _is_reverse(equation: JaxprEqn) -> bool:
