@@ -7,6 +7,7 @@ element by element through what only moves or combines elements, so that what is
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -42,6 +43,9 @@ Transfer = Callable[[Chain, Sources], Sources]
 CONSTANT = 1
 _LINEAR = MOVES | SUMS
 _ENTERED = CALLS | CHECKPOINTS | {"custom_vmap_call", "shard_map"}
+# What was made of an equation, by its id: two analyses of one program must meet the same equations in it. Whoever keeps
+# an expansion keeps its equation, so that the id stays taken.
+_expansions: weakref.WeakValueDictionary[int, Jaxpr] = weakref.WeakValueDictionary()
 
 
 class Dependence:
@@ -91,6 +95,7 @@ class Dependence:
         self._records: dict[tuple[int, ...], tuple[Sources, Sources]] = {}
         self._chains: dict[tuple[int, ...], Chain] = {}
         self._expanded: dict[int, list[Jaxpr]] = {}
+        self._outer: set[tuple[int, ...]] = set()
         self.outputs = _unions(self._through(jaxpr, sources, ()))
 
     @property
@@ -101,6 +106,10 @@ class Dependence:
     def knows(self, chain: Chain) -> bool:
         """Whether an equation was met."""
         return _key(chain) in self._records
+
+    def is_entered(self, chain: Chain) -> bool:
+        """Whether an equation was looked into: what it does is what those inside of it do."""
+        return _key(chain) in self._outer
 
     def into(self, chain: Chain) -> Sources:
         """What the operands of an equation depend on, in any step of the loops around it; nothing if it was not met."""
@@ -125,6 +134,7 @@ class Dependence:
     def _step(self, chain: Chain, given: list[Any]) -> list[Any]:
         key, own = _key(chain), self._own(chain)
         self._chains.setdefault(key, chain)
+        self._outer.add(key[:-1])
         results = self._of(chain, given)
         if own:
             results = [own if self._ends_at_own else result | own for result in results]
@@ -159,9 +169,10 @@ class Dependence:
         if name in _ENTERED or (self._into_rules and is_custom_rule(equation)):
             return list(inner_jaxprs(equation))
         if name in HIGH and id(equation) not in self._expanded:
-            # Kept, so that the identity of its equations stays taken.
-            body = expanded(equation)
-            self._expanded[id(equation)] = [] if body is None else [opened(body)[0]]
+            body = _expansions.get(id(equation))
+            if body is None and (closed := expanded(equation)) is not None:
+                body = _expansions[id(equation)] = opened(closed)[0]
+            self._expanded[id(equation)] = [] if body is None else [body]
         return self._expanded.get(id(equation), [])
 
     def _of_cond(self, chain: Chain, given: list[Any]) -> list[Any]:

@@ -81,6 +81,7 @@ def _decisions(evidence: Evidence) -> list[Chain]:
         if (
             chain[-1].primitive.name in _TESTS
             or any(evidence.smooth.out_of(chain))
+            or evidence.smooth.is_entered(chain)
             or any(map(is_of_jax_random, chain))
             or any(map(sampler_of, chain))
         ):

@@ -64,12 +64,11 @@ def blockers(
     Of several in a row it is the last, as a `softmax` stops a maximum on the way to an `argmax`.
     """
     flow = flow or evidence.smooth
-    outer = {id(equation) for chain in flow.chains for equation in chain[:-1]}
     found = [
         chain
         for chain in flow.chains
         if wanted(chain)
-        and not (evidence.contains_others(chain) or id(chain[-1]) in outer)
+        and not (evidence.contains_others(chain) or flow.is_entered(chain))
         and evidence.is_into(leaf, chain, flow)
         # As of `argsort`, whose values have a derivative and whose indices have none.
         and not all(mask >> leaf & 1 for mask in flow.out_of(chain))
