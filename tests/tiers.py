@@ -4,8 +4,8 @@ A parametrised test marked `share(6, kind=...)` runs every sixth case of each ki
 so that no kind is without one; rows that are marked `long` themselves are counted apart. `kind` maps the parameters, by
 name, to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a sixth by default.
 
-With everything, `.ci/run` lets its two lanes take turns in these tables: TESTS_TURN is 0 or 1, and `-m "not elsewhere"`
-passes over what the other lane runs. The first case of each kind runs on both. A law draws half of its examples on each. What is marked `lane(1)` runs on that
+`.ci/run` deals these tables out: TESTS_TURN is 0 or 1, a lane with `-m "not elsewhere"` runs that quarter of each, and of
+each kind the first case. A law draws half of its examples on each lane. What is marked `lane(1)` runs on that
 lane only.
 """
 
@@ -15,6 +15,7 @@ import os
 import pytest
 
 SHARE = 6
+PARTS = 4
 TURN = os.environ.get("TESTS_TURN")
 CASES = os.environ.get("LAW_CASES")
 _everything = False
@@ -53,5 +54,6 @@ def share_out(items):
         if place % (mark.args[0] if mark.args else SHARE):
             item.add_marker(pytest.mark.long)
         # What `turns` shares out is half of its cases already.
-        if TURN and (place or is_long) and place % 2 == int(TURN) and not hasattr(item.module, "is_mine"):
+        parts, own = (2, 0) if hasattr(item.module, "is_mine") else (PARTS, int(TURN or 0))
+        if TURN and (place or is_long) and place % parts != own:
             item.add_marker(pytest.mark.elsewhere)
