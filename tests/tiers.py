@@ -54,6 +54,6 @@ def share_out(items):
         if place % (mark.args[0] if mark.args else SHARE):
             item.add_marker(pytest.mark.long)
         # What `turns` shares out is half of its cases already.
-        parts, own = (2, 0) if hasattr(item.module, "is_mine") else (PARTS, int(TURN or 0))
+        parts, own = (2, 0) if hasattr(item.module, "is_mine") else (PARTS, 1 - int(TURN or 0))
         if TURN and (place or is_long) and place % parts != own:
             item.add_marker(pytest.mark.elsewhere)
