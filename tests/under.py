@@ -63,7 +63,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def is_refused(error):
-    """Whether a mode refused something that stands in a test: the innermost frame outside of JAX is no file of ours."""
+    """Whether a mode refused something that stands in a test: the innermost frame outside JAX is not in our code."""
     while error is not None:
         if any(words in f"{type(error).__name__}: {error}" for words in _REFUSALS):
             files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))

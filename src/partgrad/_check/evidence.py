@@ -8,7 +8,6 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from .._programs import (
-    ENTERED,
     Chain,
     Dependence,
     by_value,
@@ -113,10 +112,6 @@ class Evidence:
     def is_out_of(self, leaf: int, chain: Chain) -> bool:
         """Whether a leaf flows differentiably out of an equation."""
         return bool(union(self.smooth.out_of(chain)) >> leaf & 1)
-
-    def contains_others(self, chain: Chain) -> bool:
-        """Whether an equation is entered: what it does is what those inside of it do."""
-        return chain[-1].primitive.name in ENTERED
 
     def siblings(self, chain: Chain) -> list[JaxprEqn]:
         """The equations of the body that an equation is in, in their order."""

@@ -67,7 +67,7 @@ def _rendered(kind: "str | None", value: Any, path: "str | None", subtree_render
 
 
 def _symbol(kind: "str | None") -> "list[Any]":
-    """The symbol of a kind, which is no part of what can be pasted as code."""
+    """The symbol of a kind; code copied from the drawing does not contain it."""
     from treescope import rendering_parts as parts
 
     if kind is None:

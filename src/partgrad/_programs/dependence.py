@@ -95,7 +95,7 @@ class Dependence:
         self._records: dict[tuple[int, ...], tuple[Sources, Sources]] = {}
         self._chains: dict[tuple[int, ...], Chain] = {}
         self._expanded: dict[int, list[Jaxpr]] = {}
-        self._outer: set[tuple[int, ...]] = set()
+        self._looked_into: set[tuple[int, ...]] = set()
         self.outputs = _unions(self._through(jaxpr, sources, ()))
 
     @property
@@ -109,7 +109,7 @@ class Dependence:
 
     def is_entered(self, chain: Chain) -> bool:
         """Whether an equation was looked into: what it does is what those inside of it do."""
-        return _key(chain) in self._outer
+        return _key(chain) in self._looked_into
 
     def into(self, chain: Chain) -> Sources:
         """What the operands of an equation depend on, in any step of the loops around it; nothing if it was not met."""
@@ -120,6 +120,7 @@ class Dependence:
         return self._records.get(_key(chain), ([], [0] * len(chain[-1].outvars)))[1]
 
     def _through(self, jaxpr: Jaxpr, sources: list[Any], inside: Chain) -> list[Any]:
+        self._looked_into.add(_key(inside))
         step = lambda equation, given: self._step((*inside, equation), given)
         return step_through(jaxpr, [self._constant] * len(jaxpr.constvars), sources, step, self._of_literal)
 
@@ -134,7 +135,6 @@ class Dependence:
     def _step(self, chain: Chain, given: list[Any]) -> list[Any]:
         key, own = _key(chain), self._own(chain)
         self._chains.setdefault(key, chain)
-        self._outer.add(key[:-1])
         results = self._of(chain, given)
         if own:
             results = [own if self._ends_at_own else result | own for result in results]

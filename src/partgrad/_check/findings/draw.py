@@ -86,7 +86,7 @@ def _decisions(evidence: Evidence) -> list[Chain]:
             or any(map(sampler_of, chain))
         ):
             continue
-        if not evidence.contains_others(chain) and any(evidence.smooth.into(chain)) and any(evidence.drawn.into(chain)):
+        if any(evidence.smooth.into(chain)) and any(evidence.drawn.into(chain)):
             found.append(chain)
     return reaching(evidence.program.jaxpr.jaxpr, found)
 

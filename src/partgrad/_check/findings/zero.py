@@ -68,7 +68,7 @@ def blockers(
         chain
         for chain in flow.chains
         if wanted(chain)
-        and not (evidence.contains_others(chain) or flow.is_entered(chain))
+        and not flow.is_entered(chain)
         and evidence.is_into(leaf, chain, flow)
         # As of `argsort`, whose values have a derivative and whose indices have none.
         and not all(mask >> leaf & 1 for mask in flow.out_of(chain))
