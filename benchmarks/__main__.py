@@ -32,9 +32,9 @@ def main(arguments: list[str]) -> int:
         description="Time partgrad beside its peers, in one process, as ratios of medians.",
         epilog="`check ...` and `double_where ...` measure these two, with arguments of their own.",
     )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(COMPARED)}; all by default")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(COMPARED)}; all by default")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything runs")
-    parser.add_argument("--cpu", action="store_true", help="count the processor's seconds: for a machine that is busy")
+    parser.add_argument("--cpu", action="store_true", help="measure CPU time, for a busy machine")
     parser.add_argument("--page", type=Path, help="write this Markdown page, and a picture beside it")
     options = parser.parse_args(arguments)
     if unknown := set(options.sections) - set(COMPARED):
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     clock = time.process_time if options.cpu else time.perf_counter
     effort = Effort(3, 0.001, clock, True) if options.quick else Effort(clock=clock)
     groups: dict[str, list[Row]] = {}
-    where = environment() + (", seconds of the processor" if options.cpu else "")
+    where = environment() + (", CPU time" if options.cpu else "")
     print(where, flush=True)
     for name in options.sections or COMPARED:
         title, measure = COMPARED[name]

@@ -22,9 +22,9 @@ def page(groups: dict[str, list[Row]], environment: str, picture: str, command: 
     parts = [
         "# Benchmarks",
         f"Written by `{command}`. {environment}.",
-        "Everything is timed in one process, in turns, with the garbage collector off, and a figure is a median. A "
-        "ratio is partgrad's time divided by the peer's: below one, partgrad is faster. A bound is the most that the "
-        "project allows itself; what is over is bold.",
+        "Everything is timed in one process, interleaved, with the garbage collector off; figures are medians. A "
+        "ratio is partgrad's time divided by the peer's: below one, partgrad is faster. A bound is the highest ratio "
+        "that the project allows itself; ratios above their bound are bold.",
         f"![Time of each peer as a multiple of partgrad's]({picture})",
     ]
     for title, rows in groups.items():

@@ -4,8 +4,15 @@ Sphinx runs no code: `tests/test_docs.py` executes every block of the pages and 
 """
 
 import os
+import pathlib
+import sys
+
+from docutils import nodes
 
 import partgrad
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from packages import drawn
 
 project = "partgrad"
 author = "The partgrad authors"
@@ -60,7 +67,11 @@ copybutton_selector = "div.highlight-python pre, div.highlight-sh pre"
 
 
 def setup(app):
-    """Show mermaid pictures as text, as Pygments has no lexer for them."""
-    from pygments.lexers.special import TextLexer
+    """Draw mermaid graphs, for which Sphinx would need a script in the browser."""
 
-    app.add_lexer("mermaid", TextLexer)
+    def draw(app, doctree):
+        for block in list(doctree.findall(nodes.literal_block)):
+            if block.get("language") == "mermaid":
+                block.replace_self(nodes.raw("", drawn(block.astext()), format="html"))
+
+    app.connect("doctree-read", draw)

@@ -21,11 +21,11 @@ PACKAGES = {"orbax": "orbax-checkpoint", "tensorflow_probability": "tfp-nightly"
 UNINSTALLABLE = {"gpjax": "JAX 0.11 or newer, as gpjax 1.0.0 asks for `jax<0.11`"}
 HEAD = """# Tested with
 
-Each row is a test, written as a user of that library would write the code, that converges to a known answer. The table is
-made by the run, `python tests/interop_table.py`, with the versions of the `interop` extra; CI compares it.
+Each row is a test, written the way a user of that library would write the code, that converges to a known answer.
+`python tests/interop_table.py` runs the tests and writes the table, with the versions of the `interop` extra. CI checks it.
 
-"As written" means that models with marks go in and come out. Where it says "with", that line is what partgrad's user adds.
-Most of it is one idea: hand over the selected part, and put it together again where the function needs the model.
+"As written" means that models with marks go in and come out. Where the table says "with", you add the line shown. Most of
+these lines do the same thing: pass the selected part, and put the model back together where the function needs it.
 
 ```python
 import jax

@@ -411,10 +411,10 @@ def covering_array(size):
 
 HEAD = """# Every feature with every other
 
-Each cell of the tables below is a transform of partgrad on a model of two numbers, with a surrounding around the transform or inside of
-the function: `jit`, a loop, a custom rule, an export. It is tried with models that are marked in nine ways, and with functions
-that are wrapped in six. The true numbers are those of plain JAX on the bare formula. The page is written by
-`python tests/matrix.py --covering --write`, which runs every triple of features that can be together; CI runs every pair.
+Each cell of the tables below is a partgrad transform of a model with two numbers, with something around the transform or inside
+the function: `jit`, a loop, a custom rule, an export. Models are marked in nine ways, and functions wrapped in six. The
+expected numbers come from plain JAX on the bare formula. `python tests/matrix.py --covering --write` runs every
+possible triple of features and writes this page; CI runs every pair.
 
 ```python
 import jax
@@ -449,13 +449,13 @@ def page(wrong, ran):
                 count = sum(cell not in wrong and not refused(cell) for cell in here)
                 entries.append(f"{count}{note}")
             lines.append(f"| {row} | {' | '.join(entries)} |")
-    lines += ["", "Cells that cannot be, inside of the function or around the transform, and what is raised there:", ""]
+    lines += ["", "Impossible cells, inside the function or around the transform, and the error raised there:", ""]
     lines += [f"{number}. {reason}" for reason, number in notes.items()]
     lines += [
         "",
-        "Under `export` a wrapper cannot look into the program that was exported, and changes nothing; what was",
+        "Under `export`, a wrapper cannot see into the exported program and changes nothing. A program exported in",
     ]
-    lines += ["exported in float32 does not run in float64, so `check` is inconclusive about it."]
+    lines += ["float32 does not run in float64, so `check` is inconclusive about it."]
     return "\n".join(lines) + "\n"
 
 

@@ -1,11 +1,16 @@
-"""Write the Python of every page into a file each, for type checkers: `python tests/pages.py FOLDER`.
+"""Run the code of a page; or write the Python of every page into a file each, for type checkers.
+
+    python tests/pages.py FOLDER
 
 The lines of a file are those of its page, so that what a checker says about one is found on the other.
 """
 
+import contextlib
+import io
 import pathlib
 import re
 import sys
+import types
 
 # The rules that a page cannot keep, since the types of another library do not allow what its users write: compilations are
 # counted by a private method of JAX, optax and JAX have no type for trees of any class, axes are where arrays are.
@@ -35,6 +40,35 @@ def python_of(page: str) -> str:
             line = ""
         lines.append(line if inside else "")
     return "\n".join(lines) + "\n"
+
+
+NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[-+]\d+)?")
+
+
+def assert_printed(printed: str, expected: str) -> None:
+    """Equal but for blanks and the last digits of floats, which differ from processor to processor."""
+    assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", expected).split()
+    for one, other in zip(NUMBER.findall(printed), NUMBER.findall(expected), strict=True):
+        assert abs(float(one) - float(other)) <= max(1e-4 * abs(float(other)), 1e-12), (one, other)
+
+
+def run_page(page: pathlib.Path, languages: list[str]) -> None:
+    """Run the blocks of a page that are in these languages, in one scope; a `text` block after one is what it prints."""
+    # In a module of its own, as some decorators look theirs up.
+    module, printed = types.ModuleType("page"), None
+    sys.modules["page"] = module
+    try:
+        for language, block in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            if language in languages:
+                output = io.StringIO()
+                with contextlib.redirect_stdout(output):
+                    exec(compile(block, page.name, "exec"), vars(module))
+                printed = output.getvalue()
+            elif language == "text" and printed is not None:
+                assert_printed(printed, block)
+                printed = None
+    finally:
+        del sys.modules["page"]
 
 
 if __name__ == "__main__":
