@@ -1,13 +1,13 @@
 # %% [markdown]
 """Low-rank adapters: a small transformer learns Python's manual, and its adapters learn Python.
 
-A language model of characters is trained on the text of Python's manual, which ships with the interpreter. Then each of
-its linear maps gets an adapter, the rest is frozen, and the adapters learn the source code of the standard library.
-The model is made of equinox modules, and one line freezes it: `pg.freeze(adapted, ~own)`. What that saves is measured:
-bytes of the gradient and of the working memory, by XLA's analysis, bytes of the optimiser's state, and times; beside it
-the same with everything trained, and with `optax.masked`, which computes every gradient and throws away what is not
-wanted. The script fails if freezing does not save what it should. It runs as a notebook, too: its cells begin with
-`# %%`.
+A character-level language model is trained on the text of Python's manual, which ships with the interpreter. Then each
+of its linear maps gets an adapter, the rest is frozen, and the adapters learn the source code of the standard library.
+The model is made of equinox modules, and one line freezes it: `pg.freeze(adapted, ~own)`. The script measures what that
+saves (the bytes of the gradient and of the working memory, from XLA's analysis, the bytes of the optimiser's state, and
+the time), and compares it with training everything, and with `optax.masked`, which computes every gradient and then
+discards those that are not wanted. It fails if freezing does not save what it should. It also runs as a notebook: its
+cells begin with `# %%`.
 
     python -m pip install -e ".[examples-all]" && python examples/adapters.py [--out adapters.png]
 """
@@ -58,7 +58,7 @@ CODE = characters("".join(inspect.getsource(module) for module in (argparse, dat
 
 # %%
 class Block(eqx.Module):
-    """Attention to what came before, then a network of two layers, each added to what passes."""
+    """Causal attention, then a network of two layers, each with a residual connection."""
 
     mix: eqx.nn.Linear
     merge: eqx.nn.Linear
@@ -75,7 +75,7 @@ class Block(eqx.Module):
         self.norms = eqx.nn.LayerNorm(WIDTH), eqx.nn.LayerNorm(WIDTH)
 
     def __call__(self, x):
-        """Of one text: an array of places by features."""
+        """For one text: an array of places by features."""
         mixed = jax.vmap(self.mix)(jax.vmap(self.norms[0])(x))
         query, key, value = jnp.split(mixed.reshape(len(x), HEADS, -1), 3, axis=-1)
         attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
@@ -84,7 +84,7 @@ class Block(eqx.Module):
 
 
 class Transformer(eqx.Module):
-    """From characters to the logits of the character that follows each."""
+    """From characters to logits for the character that follows each of them."""
 
     embedding: eqx.nn.Embedding
     places: jax.Array
@@ -101,7 +101,7 @@ class Transformer(eqx.Module):
         self.head = eqx.nn.Linear(WIDTH, 128, key=keys[2])
 
     def __call__(self, text):
-        """Of one text."""
+        """For one text."""
         x = jax.vmap(self.embedding)(text) + self.places
         for block in self.blocks:
             x = block(x)
@@ -109,7 +109,7 @@ class Transformer(eqx.Module):
 
 
 class Adapter(eqx.Module):
-    """A linear map and a small correction of low rank, which is zero to begin with."""
+    """A linear map with a low-rank correction, which starts at zero."""
 
     linear: eqx.nn.Linear
     down: jax.Array
@@ -121,7 +121,7 @@ class Adapter(eqx.Module):
         self.up = jnp.zeros((linear.out_features, RANK))
 
     def __call__(self, x):
-        """Of one place."""
+        """For one place."""
         return self.linear(x) + self.up @ (self.down @ x)
 
 
@@ -134,12 +134,12 @@ def loss(model, texts):
 # %% [markdown]
 # ## Training
 #
-# The optimiser gets the part of the model that no mark holds. For a model without marks that is all of it.
+# The optimiser is given the part of the model that no mark holds. For a model without marks that is all of it.
 
 
 # %%
 def texts(source: np.ndarray, seed: int, count: int = BATCH) -> np.ndarray:
-    """Some pieces of a text; the last tenth of it is kept for tests, for which the seed is negative."""
+    """Random pieces of a text. A negative seed draws from the last tenth, which is kept for tests."""
     border = len(source) * 9 // 10
     low, high = (border, len(source) - CONTEXT - 1) if seed < 0 else (0, border - CONTEXT - 1)
     starts = np.random.default_rng(abs(seed)).integers(low, high, count)
@@ -166,7 +166,7 @@ class Run(NamedTuple):
 
 
 def adam(steps: int) -> optax.GradientTransformation:
-    """Adam, with a rate that falls to nothing in so many steps."""
+    """Adam, with a learning rate that decays to zero in this many steps."""
     return optax.adam(optax.cosine_decay_schedule(3e-3, steps))
 
 
@@ -190,8 +190,8 @@ transformer = train("the transformer, on the manual", Transformer(jax.random.key
 # %% [markdown]
 # ## Adapters
 #
-# Every linear map of the blocks gets one, and everything else is frozen. Frozen parts are called as before: the code of
-# the model does not know. `optax.masked` is the way without partgrad: it comes after the gradient.
+# Every linear map in the blocks gets one, and everything else is frozen. Frozen parts are called as before: the model's
+# code does not change. Without partgrad you would use `optax.masked`, which acts after the gradient.
 
 
 # %%
@@ -227,7 +227,7 @@ runs = {name: train(f"{name}, on code", model, CODE, STEPS // 2, rule) for name,
 
 # %%
 class Cost(NamedTuple):
-    """Of one way to train: bytes of the gradient, of XLA's working memory for it, of the optimiser's state; seconds."""
+    """The cost of one way to train: bytes of the gradient, of its working memory and of the state; seconds."""
 
     gradient: int
     working: int
@@ -242,14 +242,14 @@ def state_size(model: Transformer, optimiser: optax.GradientTransformation) -> i
 
 
 batch, costs = texts(CODE, 0), {}
-# `optax.masked` has the gradient of a model without marks.
+# `optax.masked` computes the gradient of a model without marks.
 whole, part = (jax.jit(pg.grad(loss)).lower(model, batch).compile() for model in (adapted, frozen))
 programs = {"all trained": whole, "optax.masked": whole, "frozen": part}
 for name, (model, optimiser) in WAYS.items():
     memory = programs[name].memory_analysis()
     size = memory.output_size_in_bytes, memory.temp_size_in_bytes, state_size(model, optimiser)
     costs[name] = Cost(*size, [])
-for _ in range(10):  # taking turns, so that whatever else the machine does falls on each
+for _ in range(10):  # interleaved, so that other load on the machine affects all alike
     for name, (model, _) in WAYS.items():
         start = time.perf_counter()
         jax.block_until_ready(programs[name](model, batch))

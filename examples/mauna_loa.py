@@ -1,9 +1,9 @@
 """Carbon dioxide at Mauna Loa: a Gaussian process fitted with its period held, and again with its period thawed.
 
-The data are monthly means of 1958-2001 (Keeling & Whorf 2004, from statsmodels), the kernel is that of Rasmussen &
-Williams, "Gaussian Processes for Machine Learning" (2006), section 5.4.3. The model is stated once, in `book_kernel`;
-what is fitted is a mark on it. The script checks the gradient before it fits, compares its results with published ones,
-and fails if either is wrong.
+The data are monthly means of 1958-2001 (Keeling & Whorf 2004, from statsmodels); the kernel is that of Rasmussen &
+Williams, "Gaussian Processes for Machine Learning" (2006), section 5.4.3. `book_kernel` states the model once, and
+marks on it decide what is fitted. The script checks the gradient before it fits, compares its results with published
+ones, and fails if either is wrong.
 
     python examples/mauna_loa.py [--out mauna_loa.png]
 """
@@ -94,20 +94,20 @@ def fit(kernel: Kernel, t: jax.Array, y: jax.Array) -> Fit:
 
 
 def by_path(tree: Kernel) -> dict[str, float]:
-    """Every leaf of a kernel under its path; what is None in it is left out."""
+    """The leaves of a kernel by path, without those that are None."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path).removeprefix("."): float(leaf) for path, leaf in leaves}
 
 
 def print_report(kernel: Kernel, t: jax.Array, y: jax.Array) -> None:
-    """Print what `partgrad.check` says of the gradient that is fitted with; an error stops the script."""
+    """Print what `partgrad.check` says about the gradient used in the fit; an error stops the script."""
     # A matrix of a quarter of the size is the same program, and is differentiated many times here.
     report = pg.check(log_marginal_likelihood)(kernel, t[::4], y[::4])
     print(report.raise_if_failed(), end="\n\n")
 
 
 def print_gradients(book: Kernel, held: Fit, t: jax.Array, y: jax.Array) -> None:
-    """Print two gradients that are one selector each: of every amplitude, and of the period in spite of its mark."""
+    """Print two gradients, each with one selector: every amplitude, and the period despite its mark."""
     amplitudes = by_path(pg.grad(log_marginal_likelihood, wrt=lambda k: k.amplitude)(book, t, y))
     print("\nGradient by amplitude at the book's values (nats/ppm), wrt=lambda k: k.amplitude")
     print("  " + ", ".join(f"{path.removesuffix('.amplitude')} {slope:.3g}" for path, slope in amplitudes.items()))

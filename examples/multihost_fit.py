@@ -1,8 +1,8 @@
 """The fits of `sharded_fit.py` by two processes that see each other's devices, as two hosts would.
 
-Run it with ``python examples/multihost_fit.py``. It starts the two, each with four virtual devices, which talk to each
-other over the loopback; on a real cluster `jax.distributed.initialize()` takes what it needs from the environment, and
-the rest is the same.
+Run it with ``python examples/multihost_fit.py``. It starts two processes with four virtual devices each, which
+communicate over the loopback interface. On a real cluster, `jax.distributed.initialize()` reads what it needs from the
+environment; the rest is the same.
 """
 
 import argparse

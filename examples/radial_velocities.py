@@ -1,12 +1,12 @@
 # %% [markdown]
 """Two planets of K2-24: their masses by radial velocities, with periods and transit times held, and then thawed.
 
-The star is pulled to and fro by its planets. The light curve of the Kepler telescope says to a minute when they pass in
-front of it; 32 velocities measured at Keck (Petigura et al. 2016, arXiv:1511.04497) say how heavy they are. So what the
-light curve knows is held, by marks that the class sets, and what the velocities can tell is fitted. Error bars come
-from the Hessian, by name. Then the periods are thawed, with the light curve as a prior and without one. The script
-compares its results with published ones, and with those of radvel 1.6.7 for the same likelihood, and fails if one is
-wrong. It runs as a notebook, too: its cells begin with `# %%`.
+The planets pull the star to and fro. The light curve from the Kepler telescope says to the minute when they pass in
+front of it; 32 velocities measured at Keck (Petigura et al. 2016, arXiv:1511.04497) say how heavy they are. So the
+parameters known from the light curve are held, by marks that the class sets, and those that the velocities determine
+are fitted. Error bars, with names, come from the Hessian. Then the periods are thawed, with the light curve as a
+prior and without. The script compares its results with published ones, and with those of radvel 1.6.7 for the same
+likelihood, and fails if one is wrong. It also runs as a notebook: its cells begin with `# %%`.
 
     python -m pip install -e ".[examples]" && python examples/radial_velocities.py [--out radial_velocities.png]
 """
@@ -34,8 +34,8 @@ OUT = parser.parse_known_args()[0].out
 # %% [markdown]
 # ## Data and model
 #
-# Periods and times of transit are *held*, in every orbit, by one word in the class. They stay ordinary numbers, and no
-# gradient, optimiser or Hessian takes them for parameters until they are named or thawed.
+# Periods and times of transit are *held* in every orbit, because the class says so. They remain ordinary numbers, but
+# no gradient, optimiser or Hessian treats them as parameters until they are named or thawed.
 
 # %%
 DATA = Path(__file__ if "__file__" in globals() else "examples/radial_velocities.py").with_name("data")
@@ -88,8 +88,8 @@ print(pg.check(log_likelihood)(star).raise_if_failed(), end="\n\n")
 # %% [markdown]
 # ## Fit
 #
-# `pg.ravel` makes one vector of the free parameters, gives each entry its name, and puts a vector back into the model:
-# all that scipy and a Hessian need. Nothing here knows which parameters are free; the marks of the model say it.
+# `pg.ravel` turns the free parameters into one vector, names each entry, and puts a vector back into the model, which
+# is all that SciPy and a Hessian need. Nothing here knows which parameters are free; the marks of the model decide.
 
 
 # %%
@@ -124,9 +124,10 @@ held = fit(star)
 # %% [markdown]
 # ## Thaw
 #
-# `pg.thaw` takes the marks off. The prior is what the light curve says of the periods, addressed by the same paths that
-# select them. The velocities know the periods a hundred times less well: with the prior, masses and error bars are
-# those of the fit that held the periods; without it, the error bars show what the velocities alone can say.
+# `pg.thaw` removes the marks. The prior is what the light curve says about the periods, addressed by the same paths
+# that select them. The velocities determine the periods a hundred times less precisely. With the prior, masses and
+# error bars are those of the fit that held the periods; without it, the error bars show what the velocities alone can
+# tell.
 
 # %%
 LIGHT_CURVE = {"planets[0].period": (20.8851, 0.0003), "planets[1].period": (42.3633, 0.0006)}
@@ -201,7 +202,7 @@ for i, (amplitude, sigma, mass, mass_sigma) in enumerate([(4.766, 0.91, 21.0, 5.
 
 # %%
 def draw(star: Star) -> Figure:
-    """Draw the velocities with the fit, and each planet's part of them against the phase of its orbit."""
+    """Draw the velocities with the fit, and each planet's contribution against the phase of its orbit."""
     figure = Figure(figsize=(7, 6.5), layout="constrained")
     top, *panels = figure.subplot_mosaic("AA;BC").values()
     sigma = np.hypot(error, star.jitter)

@@ -1,7 +1,7 @@
 """One fit, three times: on one device, with the data split over eight, and with the parameters split as well.
 
-Run it with ``python examples/sharded_fit.py``: eight virtual devices on the CPU will do. The model, the loss and the
-fit know nothing of devices. Only where the arrays are put differs, and the numbers are the same.
+Run it with ``python examples/sharded_fit.py``, which uses eight virtual devices on the CPU. The model, the loss and the
+fit know nothing about devices. Only the placement of the arrays differs, and the numbers are the same.
 """
 
 import sys
