@@ -61,3 +61,14 @@ except RuntimeError:
     print("no backend was started")
 """
     assert run(code) == "[]\nno backend was started\n"
+
+
+def test_what_not_every_program_needs_is_imported_when_it_is_first_used():
+    code = """
+import sys, partgrad
+heavy = ("_check", "_consistent_indexing", "_display", "_double_where", "_programs", "_random", "safe", "testing")
+partgrad.grad(lambda p: p["a"] ** 2, wrt="a")({"a": 3.0})
+print([name for name in heavy if f"partgrad.{name}" in sys.modules])
+print(partgrad.check.__name__, partgrad.safe.sqrt.__name__, "check" in vars(partgrad))
+"""
+    assert run(code) == "[]\ncheck sqrt True\n"

@@ -1,10 +1,9 @@
 """Say what is differentiated, in one place, and trust the gradient you get."""
 
-from . import errors as errors, safe as safe, testing as testing
-from ._check import Finding as Finding, GradientReport as GradientReport, check as check
-from ._consistent_indexing import consistent_indexing as consistent_indexing
-from ._display import show as show, summary as summary
-from ._double_where import double_where as double_where
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from . import errors as errors
 from ._marks import (
     Diff as Diff,
     NonDiff as NonDiff,
@@ -13,7 +12,6 @@ from ._marks import (
     field as field,
     unwrap as unwrap,
 )
-from ._random import draw as draw, expectation as expectation
 from ._selection import (
     Selection as Selection,
     apply_updates as apply_updates,
@@ -47,6 +45,14 @@ from ._transforms import (
     value_and_grad as value_and_grad,
     vjp as vjp,
 )
+
+if TYPE_CHECKING:
+    from . import safe as safe, testing as testing
+    from ._check import Finding as Finding, GradientReport as GradientReport, check as check
+    from ._consistent_indexing import consistent_indexing as consistent_indexing
+    from ._display import show as show, summary as summary
+    from ._double_where import double_where as double_where
+    from ._random import draw as draw, expectation as expectation
 
 __version__ = "0.2.0"
 __all__ = [
@@ -98,3 +104,26 @@ __all__ = [
     "value_and_grad",
     "vjp",
 ]
+
+# What not every program needs is imported when it is first used: it takes four times as long as all else.
+_LATER = {
+    "safe": "safe",
+    "testing": "testing",
+    **dict.fromkeys(("Finding", "GradientReport", "check"), "_check"),
+    "consistent_indexing": "_consistent_indexing",
+    **dict.fromkeys(("show", "summary"), "_display"),
+    "double_where": "_double_where",
+    **dict.fromkeys(("draw", "expectation"), "_random"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)
+    module = importlib.import_module(f".{_LATER[name]}", __name__)
+    globals()[name] = found = module if _LATER[name] == name else getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

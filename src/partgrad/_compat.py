@@ -1,11 +1,13 @@
 """What depends on JAX's internals or on the texts of its errors, each with the reason and the versions."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src import config as _config
-from jax.extend.core import JaxprEqn, take_current_trace
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
 
 # JAX has no class of its own for trees that do not match. Read on 0.10.2 and 0.12.
 _OF_STRUCTURES = ("structure", "pytree", "PyTree", "tree prefix", "custom node", "treedef")
@@ -37,14 +39,14 @@ def is_batching() -> bool:
 # What a primitive computes has no public name. Read on 0.10.2 and 0.12.
 
 
-def expansion_of(equation: JaxprEqn) -> Callable[..., Any]:
+def expansion_of(equation: "JaxprEqn") -> Callable[..., Any]:
     """What a `call_hi_primitive` computes, as a function of its operands."""
     primitive = equation.params["_prim"]
     unflattened = lambda operands: jax.tree.unflatten(primitive.in_tree, operands)
     return lambda *operands: jax.tree.leaves(primitive.expand(*unflattened(operands)))
 
 
-def foreign_implementation(equation: JaxprEqn) -> Callable[..., Any] | None:
+def foreign_implementation(equation: "JaxprEqn") -> Callable[..., Any] | None:
     """What a primitive of another library computes, as a function of its operands; None for JAX's own."""
     implementation = equation.primitive.impl
     home = getattr(getattr(implementation, "func", implementation), "__module__", None) or "jax"
@@ -59,6 +61,9 @@ def files_of(traceback: Any) -> Iterable[str]:
 
 
 def _current_trace() -> str:
+    # Imports Pallas, which `partgrad.grad` does not need.
+    from jax.extend.core import take_current_trace
+
     with take_current_trace() as trace:
         return type(trace).__name__
 

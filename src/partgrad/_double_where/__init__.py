@@ -47,8 +47,3 @@ def double_where(f: Callable[P, R]) -> Callable[P, R]:
     """
     refuse_uncallable("double_where", f)
     return rewritten(f, along_taken_paths)
-
-
-def taken_paths(f: Callable[P, R], double_where_option: bool) -> Callable[P, R]:
-    """What a transform with the option `double_where=` differentiates."""
-    return double_where(f) if double_where_option else f

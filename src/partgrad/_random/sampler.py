@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path
 
 from .._programs import running_line
-from .._trees import held_by, paths
+from .._trees import held_by, parameters_of, paths
 
 _KEY_NAMES = ("key", "rng_key", "rng", "seed")
 # They say how many numbers are drawn and in which form, not from which distribution.
@@ -26,18 +26,13 @@ def is_parameter(leaf: Any) -> bool:
 
 
 class Drawing:
-    """One call of a sampler, and its words.
-
-    Attributes:
-        name: The sampler, as the user would write it.
-        site: The file and the line of the call that is the user's.
-    """
+    """One call of a sampler: its name, as the user would write it, and the file and the line of the call."""
 
     def __init__(self, sampler: Callable[..., Any], key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.sampler, self.key, self.args, self.kwargs = sampler, key, args, kwargs
         self.name, self.site = _name(sampler), running_line()
-        self._signature = _signature(sampler)
-        self._key_keyword = _key_keyword(self._signature)
+        self._parameters = parameters_of(sampler) or {}
+        self._key_keyword = _key_keyword(self._parameters)
 
     def run(self) -> Any:
         """Draw."""
@@ -91,10 +86,8 @@ class Drawing:
     def _positional_names(self) -> list[str]:
         """The sampler's own names for its positional arguments, with `args[0]` and so on where it has none."""
         names = [f"args[{i}]" for i in range(len(self.args))]
-        if self._signature is None:
-            return names
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        own = [name for name, parameter in self._signature.parameters.items() if parameter.kind in kinds]
+        own = [name for name, parameter in self._parameters.items() if parameter.kind in kinds]
         own = [name for name in own if name != self._key_keyword] if self._key_keyword else own[1:]
         return [*own[: len(names)], *names[len(own) :]]
 
@@ -107,17 +100,9 @@ class Drawing:
             yield paths.write([jax.tree_util.GetAttrKey(head), *rest]), leaf
 
 
-def _signature(sampler: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(sampler)
-    except (TypeError, ValueError):
-        return None
-
-
-def _key_keyword(signature: inspect.Signature | None) -> str | None:
+def _key_keyword(parameters: dict[str, inspect.Parameter]) -> str | None:
     """The keyword that takes the key, or None where the first argument does."""
-    parameters = list(signature.parameters.values()) if signature else []
-    for position, parameter in enumerate(parameters):
+    for position, parameter in enumerate(parameters.values()):
         if parameter.name in _KEY_NAMES and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
             is_first = position == 0 and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
             return None if is_first else parameter.name

@@ -4,30 +4,41 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from .._message import listed, near_misses, word
-from .._programs import refuse_uncallable
 from .._selection import Form, Selection, Target, as_selection
+from .._trees import parameters_of
 from ..errors import ArgumentError, NotDifferentiableError
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None
 Argnames = str | Sequence[str] | None
 Position = int | str
+Unused = Literal["zero", "none", "error"]
+
+
+class JacobianOptions(TypedDict, total=False):
+    """What a type checker lets `jacfwd`, `jacrev` and `hessian` be given besides."""
+
+    argnums: Argnums
+    argnames: Argnames
+    has_aux: bool
+    holomorphic: bool
+    double_where: bool
+
+
+class GradOptions(JacobianOptions, total=False):
+    """What it lets `grad` and `value_and_grad` be given besides."""
+
+    unused: Unused
 
 
 class Arguments:
     """Which arguments a transform is taken with respect to, and what of them.
 
-    Args:
-        f: The function.
-        wrt: A selector, or a tuple of one for each argument.
-        argnums: One position, several, or None for the first (if there are no names).
-        argnames: One name, several, or None.
-
-    Attributes:
-        several: Whether the result is a tuple, one for each argument.
+    `argnums` may be one position, several, or None for the first (if there are no names). Where there are several, the
+    result is a tuple, and so is `wrt`.
     """
 
     def __init__(self, f: F, wrt: Any, argnums: Argnums, argnames: Argnames):
@@ -66,10 +77,8 @@ class Arguments:
 
     @functools.cached_property
     def _parameters(self) -> list[inspect.Parameter] | None:
-        try:
-            return list(inspect.signature(self._f).parameters.values())
-        except (TypeError, ValueError):
-            return None
+        parameters = parameters_of(self._f)
+        return None if parameters is None else list(parameters.values())
 
     def _refuse_unknown(self, name: str) -> None:
         parameters = self._parameters
@@ -166,8 +175,23 @@ def dressed(transform: str, f: F, title: str, implementation: F) -> F:
 
 def refuse_no_function(transform: str, f: Any) -> None:
     """Raise if what should be differentiated cannot be called."""
+    if callable(f):
+        return
+    # Takes longer to import than all that differentiates.
+    from .._programs import refuse_uncallable
+
     fix = "write partgrad.{0}(f, wrt=...)(model), or @partgrad.{0}(wrt=...)."
     refuse_uncallable(transform, f, "the function to differentiate", fix)
+
+
+def taken_paths(f: F, double_where: bool) -> F:
+    """What a transform with the option `double_where=` differentiates."""
+    if not double_where:
+        return f
+    # Takes longer to import than all that differentiates.
+    from .._double_where import double_where as along_taken_paths
+
+    return along_taken_paths(f)
 
 
 def refuse_empty(targets: Sequence[Target]) -> None:

@@ -6,11 +6,10 @@ see it.
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
-from .._double_where import taken_paths
 from .._message import listed, word
 from .._selection import Selector
 from ..errors import ArgumentError, SelectionError
@@ -19,45 +18,27 @@ from .arguments import (
     Argnums,
     Arguments,
     F,
+    GradOptions,
+    Unused,
     dressed,
     paths,
     refuse_empty,
     refuse_no_function,
-    selected,
+    taken_paths,
 )
-from .opened import OfSelected
-from .unused import used_leaves
+from .opened import of_selected
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Unused = Literal["zero", "none", "error"]
+
+
+@overload
+def grad(f: Callable[P, Any], wrt: Selector = None, **options: Unpack[GradOptions]) -> Callable[P, Any]: ...
 
 
 @overload
 def grad(
-    f: Callable[P, Any],
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    unused: Unused = "zero",
-    double_where: bool = False,
-) -> Callable[P, Any]: ...
-
-
-@overload
-def grad(
-    f: None = None,
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    unused: Unused = "zero",
-    double_where: bool = False,
+    f: None = None, wrt: Selector = None, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 
 
@@ -126,29 +107,13 @@ def grad(
 
 @overload
 def value_and_grad(
-    f: Callable[P, R],
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    unused: Unused = "zero",
-    double_where: bool = False,
+    f: Callable[P, R], wrt: Selector = None, **options: Unpack[GradOptions]
 ) -> Callable[P, tuple[R, Any]]: ...
 
 
 @overload
 def value_and_grad(
-    f: None = None,
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    unused: Unused = "zero",
-    double_where: bool = False,
+    f: None = None, wrt: Selector = None, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
 
 
@@ -211,9 +176,8 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
     def value_and_grad(*args: Any, **kwargs: Any) -> Any:
         targets = arguments.targets(args, kwargs)
         refuse_empty(targets)
-        function, leaves = OfSelected(taken, args, kwargs, targets), selected(targets)
-        function.refuse_silent_zeros(leaves, has_aux)
-        used = None if unused == "zero" else used_leaves(function, leaves, has_aux=has_aux)
+        function, leaves = of_selected(taken, args, kwargs, targets, has_aux)
+        used = None if unused == "zero" else _used(function, leaves, has_aux)
         if used is not None and unused == "error" and not all(used):
             raise _unused(path for path, flag in zip(paths(targets), used, strict=True) if not flag)
         value, gradients = _by_jax(function, leaves, has_aux, holomorphic)
@@ -222,6 +186,13 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
         return function.closed(value), arguments.shaped(targets, gradients)
 
     return value_and_grad
+
+
+def _used(function: F, leaves: list[Any], has_aux: bool) -> list[bool]:
+    # Takes longer to import than all that differentiates.
+    from .unused import used_leaves
+
+    return used_leaves(function, leaves, has_aux=has_aux)
 
 
 def _by_jax(function: F, leaves: list[Any], has_aux: bool, holomorphic: bool) -> tuple[Any, list[Any]]:

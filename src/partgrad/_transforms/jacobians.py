@@ -2,42 +2,35 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
-from .._double_where import taken_paths
 from .._selection import Selector, Target, as_selection
-from .arguments import Argnames, Argnums, Arguments, F, dressed, refuse_empty, refuse_no_function, selected
-from .opened import OfSelected
+from .arguments import (
+    Argnames,
+    Argnums,
+    Arguments,
+    F,
+    JacobianOptions,
+    dressed,
+    refuse_empty,
+    refuse_no_function,
+    taken_paths,
+)
+from .opened import of_selected
 
 P = ParamSpec("P")
 X = TypeVar("X")
 
 
 @overload
-def jacfwd(
-    f: Callable[P, Any],
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    double_where: bool = False,
-) -> Callable[P, Any]: ...
+def jacfwd(f: Callable[P, Any], wrt: Selector = None, **options: Unpack[JacobianOptions]) -> Callable[P, Any]: ...
 
 
 @overload
 def jacfwd(
-    f: None = None,
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    double_where: bool = False,
+    f: None = None, wrt: Selector = None, **options: Unpack[JacobianOptions]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 
 
@@ -82,28 +75,12 @@ def jacfwd(
 
 
 @overload
-def jacrev(
-    f: Callable[P, Any],
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    double_where: bool = False,
-) -> Callable[P, Any]: ...
+def jacrev(f: Callable[P, Any], wrt: Selector = None, **options: Unpack[JacobianOptions]) -> Callable[P, Any]: ...
 
 
 @overload
 def jacrev(
-    f: None = None,
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    double_where: bool = False,
+    f: None = None, wrt: Selector = None, **options: Unpack[JacobianOptions]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 
 
@@ -148,28 +125,12 @@ jacobian = jacrev
 
 
 @overload
-def hessian(
-    f: Callable[P, Any],
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    double_where: bool = False,
-) -> Callable[P, Any]: ...
+def hessian(f: Callable[P, Any], wrt: Selector = None, **options: Unpack[JacobianOptions]) -> Callable[P, Any]: ...
 
 
 @overload
 def hessian(
-    f: None = None,
-    wrt: Selector = None,
-    *,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    double_where: bool = False,
+    f: None = None, wrt: Selector = None, **options: Unpack[JacobianOptions]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 
 
@@ -241,9 +202,8 @@ def _jacobian_of(
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         targets = arguments.targets(args, kwargs)
         refuse_empty(targets)
-        leaves, structures = selected(targets), []
-        function = OfSelected(taken, args, kwargs, targets)
-        function.refuse_silent_zeros(leaves, has_aux)
+        function, leaves = of_selected(taken, args, kwargs, targets, has_aux)
+        structures = []
 
         def observed(values: list[Any]) -> Any:
             output = function(values)
@@ -292,8 +252,7 @@ def hvp(
         targets = arguments.targets((x, *args), kwargs)
         refuse_empty(targets)
         direction = targets[0].values(v, "The vector of `hvp`")
-        function, leaves = OfSelected(taken, (x, *args), kwargs, targets), selected(targets)
-        function.refuse_silent_zeros(leaves)
+        function, leaves = of_selected(taken, (x, *args), kwargs, targets)
         _, along = jax.jvp(jax.grad(function), (leaves,), (direction,))
         return arguments.shaped(targets, along)
 

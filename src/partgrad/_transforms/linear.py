@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, TypeVarTuple, overload
+from typing import Any, Literal, Self, TypeVar, TypeVarTuple, overload
 
 import jax
 
-from .._double_where import taken_paths
 from .._marks import alike, close
 from .._message import word
 from .._selection import Form, Selector, Target, as_selection
 from ..errors import ArgumentError, PartsError
-from .arguments import forms_of, refuse_empty, refuse_no_function, selected, shaped, wrong_number_of_selectors
-from .opened import OfSelected
+from .arguments import forms_of, refuse_empty, refuse_no_function, shaped, taken_paths, wrong_number_of_selectors
+from .opened import OfSelected, of_selected
 
 A = TypeVar("A")
 R = TypeVar("R")
 Primals = TypeVarTuple("Primals")
 
 
-def _targets(f: Any, transform: str, primals: Sequence[Any], wrt: Any) -> list[Target]:
+def _called(
+    transform: str, f: Any, primals: Sequence[Any], wrt: Any, has_aux: bool, double_where: bool
+) -> tuple[list[Target], OfSelected, list[Any]]:
+    """What is selected of the primals, the function of the differentiated leaves, and these leaves."""
     refuse_no_function(transform, f)
     if not isinstance(primals, tuple | list):
         raise ArgumentError(
@@ -40,7 +42,7 @@ def _targets(f: Any, transform: str, primals: Sequence[Any], wrt: Any) -> list[T
     targets = [Target(primals[number], selection, number) for number, selection in enumerate(selections)]
     if targets and all(target.is_empty for target in targets):
         refuse_empty(targets)
-    return targets
+    return targets, *of_selected(taken_paths(f, double_where), primals, {}, targets, has_aux)
 
 
 def _directions(forms: Sequence[Form], tangents: Any) -> list[Any]:
@@ -60,25 +62,40 @@ def _directions(forms: Sequence[Form], tangents: Any) -> list[Any]:
     ]
 
 
+class _OfJax:
+    """A linear function that JAX returned, whose leaves are residuals, and what else is known of it; a pytree too."""
+
+    def __init__(self, function: Any, *rest: Any):
+        self._function = function
+        self._rest = rest
+
+    def __getattr__(self, name: str) -> Any:
+        # What JAX's own has besides.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._function, name)
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """The function of JAX, and the rest."""
+        return (self._function,), self._rest
+
+    @classmethod
+    def tree_unflatten(cls, rest: Any, children: Any) -> Self:
+        """The function with other residuals."""
+        return cls(children[0], *rest)
+
+
 @jax.tree_util.register_pytree_node_class
-class Pullback:
+class Pullback(_OfJax):
     """Pulls cotangents of a value back to the selected leaves; a pytree, as JAX's is.
 
-    Args:
-        pull: The pullback of the selected leaves.
-        forms: The shapes of the gradients.
-        output: The structure of the value.
-        opened: The structure of the value inside the function, where marks may be open.
+    Beside JAX's function it has the shapes of the gradients, and the structure of the value: outside of the function,
+    and inside, where marks may be open.
     """
-
-    def __init__(self, pull: Any, forms: tuple[Form, ...], output: Any, opened: Any):
-        self._pull = pull
-        self._forms = forms
-        self._output = output
-        self._opened = opened
 
     def __call__(self, *cotangents: Any) -> tuple[Any, ...]:
         """A tuple of one pulled-back cotangent for each selected primal, in the shape of its gradient."""
+        forms, output, opened = self._rest
         if len(cotangents) != 1:
             raise ArgumentError(
                 word(
@@ -88,66 +105,30 @@ class Pullback:
                 )
             )
         leaves, structure = jax.tree.flatten(cotangents[0])
-        if not alike(structure, self._output):
+        if not alike(structure, output):
             raise PartsError(
                 word(
                     "The cotangent has another structure than the output of the function.",
-                    f"Expected {self._output}, got {structure}.",
+                    f"Expected {output}, got {structure}.",
                     fix="give a tree like the value, with a cotangent in the place of every array.",
                 )
             )
-        return shaped(self._forms, self._pull(self._opened.unflatten(leaves))[0])
-
-    def __getattr__(self, name: str) -> Any:
-        # What JAX's own has besides.
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._pull, name)
-
-    def tree_flatten(self) -> tuple[Any, Any]:
-        """The pullback of JAX, whose leaves are its residuals, and the rest."""
-        return (self._pull,), (self._forms, self._output, self._opened)
-
-    @classmethod
-    def tree_unflatten(cls, rest: Any, children: Any) -> Pullback:
-        """The pullback with other residuals."""
-        return cls(children[0], *rest)
+        return shaped(forms, self._function(opened.unflatten(leaves))[0])
 
 
 @jax.tree_util.register_pytree_node_class
-class LinearMap:
+class LinearMap(_OfJax):
     """The derivative along tangents of the selected leaves; a pytree, as JAX's is.
 
-    Args:
-        function: The linear function of the tangents of the selected leaves.
-        forms: The shapes of the gradients.
-        level: The level at which marks are open in what the function returns; 0 if none is.
+    Beside JAX's function it has the shapes of the gradients, and the level at which marks are open in what that
+    returns; 0 if none is.
     """
-
-    def __init__(self, function: Any, forms: tuple[Form, ...], level: int):
-        self._function = function
-        self._forms = forms
-        self._level = level
 
     def __call__(self, *tangents: Any) -> Any:
         """The derivative along tangents, one for each selected primal, in the shape of its gradient."""
-        along = self._function(_directions(self._forms, tangents))
-        return close(along, self._level) if self._level else along
-
-    def __getattr__(self, name: str) -> Any:
-        # What JAX's own has besides.
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._function, name)
-
-    def tree_flatten(self) -> tuple[Any, Any]:
-        """The function of JAX, whose leaves are its constants, and the rest."""
-        return (self._function,), (self._forms, self._level)
-
-    @classmethod
-    def tree_unflatten(cls, rest: Any, children: Any) -> LinearMap:
-        """The map with other constants."""
-        return cls(children[0], *rest)
+        forms, level = self._rest
+        along = self._function(_directions(forms, tangents))
+        return close(along, level) if level else along
 
 
 @overload
@@ -210,9 +191,7 @@ def jvp(
         >>> print(value, derivative)
         18.0 12.0
     """
-    targets = _targets(f, "jvp", primals, wrt)
-    function, leaves = OfSelected(taken_paths(f, double_where), primals, {}, targets), selected(targets)
-    function.refuse_silent_zeros(leaves, has_aux)
+    targets, function, leaves = _called("jvp", f, primals, wrt, has_aux, double_where)
     return function.closed(jax.jvp(function, (leaves,), (_directions(targets, tangents),), has_aux=has_aux))
 
 
@@ -260,9 +239,7 @@ def vjp(f: Any, *primals: *Primals, wrt: Selector = None, has_aux: bool = False,
         >>> print(value, pull(1.0))
         18.0 ({'a': Array(12., dtype=float32, weak_type=True), 'n': None}, Array(9., dtype=float32, weak_type=True))
     """
-    targets = _targets(f, "vjp", primals, wrt)
-    function, leaves = OfSelected(taken_paths(f, double_where), primals, {}, targets), selected(targets)
-    function.refuse_silent_zeros(leaves, has_aux)
+    targets, function, leaves = _called("vjp", f, primals, wrt, has_aux, double_where)
     value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux)
     opened = jax.tree.structure(value)
     value, *aux = function.closed((value, *aux))
@@ -316,9 +293,7 @@ def linearize(
         >>> print(value, linear(1.0), linear(10.0))
         9.0 6.0 60.0
     """
-    targets = _targets(f, "linearize", primals, wrt)
-    function, leaves = OfSelected(taken_paths(f, double_where), primals, {}, targets), selected(targets)
-    function.refuse_silent_zeros(leaves, has_aux)
+    targets, function, leaves = _called("linearize", f, primals, wrt, has_aux, double_where)
     value, linear, *aux = jax.linearize(function, leaves, has_aux=has_aux)
     value, *aux = function.closed((value, *aux))
     return value, LinearMap(linear, forms_of(targets), function.level), *aux

@@ -17,19 +17,11 @@ from .._programs import CONSTANT, any_equation, dependencies, is_mutating, is_re
 
 
 def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any], *, has_aux: bool = False) -> list[bool]:
-    """Tell of each leaf whether the output of a function can depend on it differentiably.
+    """Tell of each of the floating or complex leaves whether the output can depend on it differentiably.
 
     What is decided is structure, not values: a leaf multiplied by 0.0 is used, and one behind `stop_gradient` is not.
     Nothing is computed, unless the function branches in Python on the values of its leaves; then it runs once or twice,
     and the answer holds for the branches it took.
-
-    Args:
-        function: A function of one list of arrays to a scalar, or to a pair of it and auxiliary data.
-        selected: The floating or complex leaves.
-        has_aux: Whether the function returns a pair.
-
-    Returns:
-        One bool for each leaf.
     """
     differentiated = _first(function) if has_aux else function
     try:

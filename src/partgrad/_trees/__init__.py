@@ -22,5 +22,10 @@ from .leaf import (
 )
 from .look import LOOKS as LOOKS
 from .paths import write as write
-from .reach import held_by as held_by, reaches_array as reaches_array
+from .reach import (
+    data_of as data_of,
+    held_by as held_by,
+    parameters_of as parameters_of,
+    reaches_array as reaches_array,
+)
 from .show import show_fields as show_fields, show_wrapped as show_wrapped

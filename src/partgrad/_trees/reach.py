@@ -3,50 +3,59 @@
 import functools
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 _PLAIN = (str, bytes, int, float, complex, type, types.ModuleType, types.BuiltinFunctionType, np.dtype, type(None))
+_CONTAINERS = (dict, tuple, list, set, frozenset)
+_NO_ARRAYS = _PLAIN + _CONTAINERS
+_ARRAYS = (jax.Array, np.ndarray)
 # A structure may have a million keys.
 _QUICK = frozenset({str, int, float, bool, type(None)})
 
 
 def reaches_array(value: Any) -> bool:
-    """Whether an array or a tracer can be reached: in containers, attributes, closures, defaults, partial arguments.
-
-    Args:
-        value: Any object, auxiliary data of a tree, or a structure.
-    """
+    """Whether an array or a tracer can be reached: in containers, attributes, closures, defaults, partial arguments."""
     # Keeps what it has seen, or an id might be used again.
     pending, seen = [value], {id(value): value}
     while pending:
         value = pending.pop()
-        if isinstance(value, jax.Array | np.ndarray):
+        # Last, for it takes longest to tell.
+        if not isinstance(value, _NO_ARRAYS) and isinstance(value, _ARRAYS):
             return True
-        for held in [] if isinstance(value, _PLAIN) else _inside(value):
+        for held in _inside(value):
             if held.__class__ not in _QUICK and id(held) not in seen:
                 seen[id(held)] = held
                 pending.append(held)
     return False
 
 
-def _inside(value: Any) -> list[Any]:
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, _PLAIN):
+        return ()
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
-    if isinstance(value, tuple | list | set | frozenset):
-        return list(value)
+    if isinstance(value, _CONTAINERS):
+        return value
     if isinstance(value, jax.tree_util.PyTreeDef):
-        return [value.node_data(), *(child for child in value.children() if child.num_nodes > 1)]
+        return data_of(value)
     return [held for _, held in held_by(value)]
+
+
+def data_of(structure: Any) -> list[Any]:
+    """The auxiliary data of all nodes of a treedef."""
+    data: list[Any] = []
+    structure.walk(lambda _, own: data.append(own), callable, range(structure.num_leaves))
+    return data
 
 
 def held_by(value: Any) -> Iterator[tuple[str, Any]]:
     """What a function, a method, a partial application or an object holds, each with its name there."""
     if isinstance(value, functools.partial):
-        names = _parameter_names(value.func)
+        names = list(parameters_of(value.func) or ())
         yield from ((names[i] if i < len(names) else f"args[{i}]", arg) for i, arg in enumerate(value.args))
         yield from value.keywords.items()
         yield from held_by(value.func)
@@ -67,11 +76,12 @@ def held_by(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((name, getattr(value, name, None)) for name in _slots(cls))
 
 
-def _parameter_names(function: Any) -> list[str]:
+def parameters_of(function: Any) -> dict[str, inspect.Parameter] | None:
+    """The parameters of a function by name; None where it does not tell, as some of C do not."""
     try:
-        return list(inspect.signature(function).parameters)
+        return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        return []
+        return None
 
 
 def _slots(cls: type) -> tuple[str, ...]:

@@ -58,12 +58,7 @@ def show_wrapped(wrapper: str, value: Any, of: str = "") -> str:
 
 
 def show_fields(name: str, fields: Iterable[tuple[str, Any, str | None, str]]) -> str:
-    """Write an instance: `Name(field=value, ...)`.
-
-    Args:
-        name: The class.
-        fields: For each field its name, its value, its wrapper (NonDiff, Diff, Static or None) and what of it is held.
-    """
+    """Write an instance: `Name(field=value, ...)`; each field has its wrapper, if any, and what of it is held."""
     return _joined(f"{name}(", list(_fields(fields)), ")", _COLUMNS)
 
 

@@ -1,11 +1,11 @@
 """Gradients in a test suite, and strategies for `hypothesis`."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._check import check
 from .._message import word
+from .._trees import parameters_of
 from ..errors import ArgumentError
 from .strategies import (
     marked as marked,
@@ -76,7 +76,7 @@ def assert_gradients(
         "seed": seed,
         "directions": directions,
     }
-    parameters = _parameters(f)
+    parameters = parameters_of(f) or {}
     for name in options:
         if name in parameters:
             raise ArgumentError(
@@ -87,10 +87,3 @@ def assert_gradients(
                 )
             )
     check(f, **options, progress=False)(*args, **kwargs).raise_if_failed()
-
-
-def _parameters(f: Callable[..., Any]) -> frozenset[str]:
-    try:
-        return frozenset(inspect.signature(f).parameters)
-    except (TypeError, ValueError):
-        return frozenset()

@@ -1,0 +1,80 @@
+"""Never a silent zero: refuse a derivative that ends at a mark that nobody wrote on its way."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .._marks import EXPLICIT, Watch, mark_in
+from .._message import word
+from .._programs import Chain, arrivals, line, reaching, running_line
+from ..errors import HeldError
+
+
+def refuse_silent_zeros(
+    f: Callable[[list[Any]], Any], values: list[Any], named: list[bool], opened: Callable[[], str]
+) -> None:
+    """Raise if the derivative of a leaf whose mark was opened ends at another mark; the error says at which line.
+
+    Args:
+        f: The function of the differentiated leaves.
+        values: The leaves.
+        named: Of each leaf, whether its mark was opened.
+        opened: Lists these leaves.
+    """
+    try:
+        jaxpr = jax.make_jaxpr(f)(values).jaxpr
+    except jax.errors.ConcretizationTypeError:
+        # It branches in Python on values: it cannot be traced, and one more eager derivative has to tell.
+        for label, where in _met_while_running(f, values, named):
+            raise _held_again(label, where, opened()) from None
+        return
+    met = [chain for chain, _ in arrivals(jaxpr, list(map(int, named)), _is_implicit)]
+    for chain in reaching(jaxpr, met):
+        mark = mark_in(str(chain[-1].source_info.name_stack)) or ""
+        raise _held_again(mark, line(chain) or _line_of(mark, f, values), opened())
+
+
+def _met_while_running(f: Callable[[list[Any]], Any], values: list[Any], named: list[bool]) -> list[Any]:
+    numbers = [number for number, is_named in enumerate(named) if is_named]
+
+    def of_named(own: list[Any]) -> Any:
+        everything = list(values)
+        for number, value in zip(numbers, own, strict=True):
+            everything[number] = value
+        return f(everything)
+
+    own = [jax.numpy.asarray(values[number]) for number in numbers]
+    with Watch(running_line) as watch:
+        jax.jvp(of_named, (own,), ([jax.numpy.ones_like(value) for value in own],))
+    return watch.met
+
+
+def _held_again(mark: str, where: str, opened: str) -> HeldError:
+    field = mark.rpartition(".")[2] if "." in mark else "field"
+    return HeldError(
+        word(
+            f"The derivative of {opened}, which `wrt` names, ends at another mark: {mark}"
+            f"{f' at {where}' if where else ''}.",
+            "Expected the derivative to reach the output; this part of it would be a zero that nobody asked for.",
+            fix=f"build the model by dataclasses.replace(model, {field}=...), which keeps its marks, or "
+            f"with {field}=partgrad.Diff(x), without the mark; jax.lax.stop_gradient(x) if a zero is meant.",
+        )
+    )
+
+
+def _line_of(mark: str, f: Callable[..., Any], values: list[Any]) -> str:
+    """The line at which a mark holds something, if there is but one; for a program that does not bear its lines."""
+    with Watch(running_line) as watch:
+        # Not `f`, which JAX has traced before.
+        jax.make_jaxpr(lambda values: f(values))(values)
+    lines = {where for label, where in watch.held if label == mark}
+    return lines.pop() if len(lines) == 1 else ""
+
+
+def _is_implicit(chain: Chain) -> bool:
+    equation = chain[-1]
+    if equation.primitive.name != "stop_gradient":
+        return False
+    mark = mark_in(str(equation.source_info.name_stack))
+    return mark is not None and mark != EXPLICIT
