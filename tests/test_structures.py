@@ -302,7 +302,9 @@ def test_no_tracer_leaks():
 def test_what_reaches_an_array():
     array = jnp.ones(2)
     holds = (lambda b: lambda x: x * b)(array)
-    for value in (array, [{"a": (array,)}], holds, functools.partial(max, array), jax.jit(holds)):
+    # Its data is all that this node has.
+    data = jax.tree.structure([pg.Static(holds)])
+    for value in (array, [{"a": (array,)}], holds, functools.partial(max, array), jax.jit(holds), data):
         assert reaches_array(value)
     for value in ("x", 3, None, len, jax.nn.relu, lambda x: x, {1: ("a", 2.0)}, jax.tree.structure({"a": 1})):
         assert not reaches_array(value)

@@ -27,13 +27,7 @@ Line = tuple[tuple[bool, ...], Twig, bool]
 
 
 def drawn(lines: list[Line], legend: list[tuple[str, str]], title: str) -> str:
-    """An SVG document.
-
-    Args:
-        lines: The rows, as `Twig.lines` gives them.
-        legend: Kinds and what is said of them.
-        title: What stands below.
-    """
+    """An SVG document: the rows, as `Twig.lines` gives them, the kinds with what is said of them, and a title below."""
     texts = [_texts(twig, is_open) for _, twig, is_open in lines]
     names = max(len(last) * _STEP + _width(name) for (last, _, _), (name, *_) in zip(lines, texts, strict=True))
     rest = [max(_width(row[i]) for row in texts) for i in (1, 2, 3)]

@@ -93,13 +93,7 @@ def counted(counts: Mapping[str, int], words: bool = False) -> str:
 
 
 def cells(head: Iterable[str], rows: Iterable[Iterable[str]], foot: str = "") -> str:
-    """A table.
-
-    Args:
-        head: What stands above the columns, as text.
-        rows: The cells, as HTML.
-        foot: Rows below the table, as HTML.
-    """
+    """A table: a head of text, cells of HTML, and below them rows of HTML."""
     row = lambda tag, texts: f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
     body = "\n".join(row("td", texts) for texts in rows)
     below = f"\n<tfoot>\n{foot}\n</tfoot>" if foot else ""

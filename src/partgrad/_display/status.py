@@ -25,13 +25,7 @@ def kind_of(status: str) -> str:
 
 
 def statuses(layout: Layout, leaves: Iterable[Any], plan: Plan) -> list[str]:
-    """What each leaf is.
-
-    Args:
-        layout: The layout of the tree.
-        leaves: Its leaves.
-        plan: What is selected of it.
-    """
+    """What each leaf of a tree is, by what is selected of it."""
     chosen, opened = frozenset(plan.indices), open_leaves(layout)
     return [
         "differentiated" if i in chosen else "open" if i in opened else status_of(place, leaf)

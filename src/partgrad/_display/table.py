@@ -57,13 +57,8 @@ def fitted(text: str, width: int) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], widest: Sequence[int]) -> list[str]:
     """The lines of a table in a terminal, none wider than 80 columns.
 
-    Args:
-        head: What stands above each column.
-        rows: The cells.
-        widest: The most that each column after the first may take; the first one has what these leave.
-
-    Returns:
-        The lines. What is too wide for its column has its middle cut out.
+    Each column after the first takes at most what `widest` says, and the first one what these leave. What is too wide
+    for its column has its middle cut out.
     """
     lines = [tuple(map(printable, line)) for line in [head, *rows]]
     natural = [max(columns(line[i]) for line in lines) for i in range(len(head))]

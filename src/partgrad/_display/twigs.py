@@ -56,9 +56,8 @@ class Twig:
     def lines(self, rows: int) -> "Iterator[tuple[tuple[bool, ...], Twig, bool]]":
         """The rows from here on, of which there are at most so many: those near to the root.
 
-        Yields:
-            Of each node that is above it and itself, from below the root on, whether it is the last in its node; the
-            row; and whether what is in it follows.
+        Each comes with its place (of each node above it and of itself, from below the root on, whether it is the last
+        in its node) and with whether what is in it follows.
         """
         shown, waiting = {id(self)}, deque([self])
         opened = set()
@@ -85,13 +84,7 @@ class _Stretch(NamedTuple):
 
 
 class Grower:
-    """Makes the rows of a picture.
-
-    Args:
-        tree: The tree.
-        target: The tree with what is selected of it.
-        depth: So many levels below the root are drawn; None for as many as there is room for.
-    """
+    """Makes the rows of a picture, down to so many levels below the root; to None, as many as there is room for."""
 
     def __init__(self, tree: Any, target: Target, depth: int | None):
         layout, leaves, plan = target.structure.layout, target.leaves, target.plan

@@ -22,7 +22,7 @@ from .fields import MARKS, Schema, children_of, rebuild, schema_of
 from .foreign import is_foreign_mark
 from .layout import Layout, flatten_one_level
 from .nondiff import NonDiff, cover_of, covering
-from .opening import closed, is_open, open_leaves, opened
+from .opening import closed, is_open, open_leaves, opened, without_marks
 from .static import Static
 
 # The mark of a place: none, one that holds everything (None), or one that holds a part (a Cover).
@@ -31,17 +31,11 @@ Route = tuple[int, ...]
 
 
 def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[Route] = ()) -> Any:
-    """The structure of a tree with other marks.
+    """The structure of a tree in which some leaves are held from now on, or no longer.
 
-    Args:
-        tree: Any pytree.
-        leaves: The numbers of the leaves whose marks change.
-        held: Whether they are held from now on.
-        nodes: The routes of the nodes that are marked whole; all of their leaves are among the leaves.
-
-    Returns:
-        The treedef, for the same leaves. Where a node was marked and is held only in part from now on, its mark is
-        passed down to the rest. A mark that is open stays open, unless it is changed.
+    The nodes with the given routes are marked whole; all of their leaves are among the leaves. Where a node was marked
+    and is held only in part from now on, its mark is passed down to the rest. A mark that is open stays open, unless it
+    is changed.
     """
     values, structure = jax.tree.flatten(tree)
     changed = frozenset(leaves)
@@ -233,25 +227,8 @@ def _with_fields(schema: Schema, marks: Any, fields: dict[str, Any], children: l
 
 def _bare(node: Any) -> Any:
     """A node that is about to be marked whole, without the marks inside it that no class declares."""
-    if schema_of(node) is not None or isinstance(node, NonDiff):
-        return _without_own_marks(node)
-    return jax.tree.map(_without_own_marks, node, is_leaf=_has_own_marks)
-
-
-def _has_own_marks(node: Any) -> bool:
-    return isinstance(node, NonDiff) or schema_of(node) is not None
-
-
-def _without_own_marks(node: Any) -> Any:
-    if isinstance(node, NonDiff):
-        return _bare(node.value)
-    schema = schema_of(node)
-    if schema is None:
-        return node
-    children = [child if data is not None else _bare(child) for _, child, data in children_of(node)]
-    static = getattr(node, MARKS).static
-    names = {name for name, _ in static}
-    return rebuild(schema, schema.marks(tuple(n for n in schema.nondiff if n not in names), static), children)
+    leaves, structure = jax.tree.flatten(node)
+    return without_marks(structure, declared=True).unflatten(leaves)
 
 
 def _wrappers(tree: Any) -> list[tuple[bool, int]]:

@@ -36,17 +36,11 @@ def _compile(cls: type, name: str, lines: list[str], scope: dict[str, Any]) -> C
 
 
 def compile_init(cls: Any, schema: Schema) -> Callable[..., None]:
-    """Generate the `__init__` of a class that `dataclasses.dataclass` has processed.
+    """Generate the `__init__` of a class that `dataclasses.dataclass` has processed, whose signature it repeats.
 
     It stores the fields, and settles them only where something has to be settled: a wrapper was given, a field is
-    static, a class-marked field may hold a tracer, or there is a `__post_init__`.
-
-    Args:
-        cls: The class, with the `__init__` that `dataclasses` gave it, whose signature this one repeats.
-        schema: What the class declares.
-
-    Returns:
-        The function, with one more keyword, the instance that `dataclasses.replace` replaces.
+    static, a class-marked field may hold a tracer, or there is a `__post_init__`. It takes one more keyword: the
+    instance that `dataclasses.replace` replaces.
     """
     standard = cls.__init__
     signature = inspect.signature(standard)
@@ -159,13 +153,7 @@ def compile_tree_functions(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Generate flatten and unflatten for the regular instances of a class; the others go to the two functions given.
 
-    Args:
-        schema: What the class declares.
-        flatten_irregular: Flattens an instance whose static fields are not just the class's constants.
-        rebuild: Builds an instance from schema, marks and children.
-
-    Returns:
-        The functions `flatten(instance) -> (children, marks)` and `unflatten(marks, children) -> instance`.
+    They are `flatten(instance) -> (children, marks)` and `unflatten(marks, children) -> instance`.
     """
     scope: dict[str, Any] = {"irregular": flatten_irregular, "rebuild": rebuild, "schema": schema, "hold": hold}
     scope |= {

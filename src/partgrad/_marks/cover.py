@@ -14,11 +14,8 @@ class Cover:
     """What a mark does to the leaves of its value, where it does not simply hold all of them.
 
     Leaves are key paths from the marked value, not numbers: `None` in the place of a leaf (in a gradient, in a part)
-    would renumber those after it.
-
-    Args:
-        held: The paths of the leaves, or of the nodes around them, that are held; None for all.
-        open: The paths of the leaves that a transform has opened, each with the level of the transform.
+    would renumber those after it. `held` has the paths of the leaves, or of the nodes around them, or is None for all;
+    `open` the paths of the leaves that a transform has opened, each with the level of the transform.
     """
 
     __slots__ = ("held", "open")

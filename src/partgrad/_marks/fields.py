@@ -26,16 +26,12 @@ _MARKING = frozenset({"nondiff", "static", "pytree_node"})
 
 
 class Marks:
-    """The marks of one instance.
+    """The marks of one instance: the names of the fields that are held, and of those that are static.
 
-    Args:
-        nondiff: Names of the fields whose values are held.
-        static: Names of the fields whose values are static data, each with how to take it apart.
+    Attributes:
         regular: Whether the static fields are the class's own and hold no arrays, so that the children are exactly the
             class's other fields.
         covers: Of the held fields those that are held in part, or that a transform has opened.
-
-    Attributes:
         closed: The fields that are simply held.
     """
 

@@ -20,15 +20,7 @@ _NUMBERS = 1
 
 
 def refuse_forgotten(leaves: Sequence[Any], path_of: Callable[[int], str]) -> None:
-    """Raise if a leaf is a dataclass that holds floating arrays; warn, once a class, if it holds only Python floats.
-
-    Args:
-        leaves: The leaves of a tree that a selector takes without naming one.
-        path_of: The path of a leaf, by its number.
-
-    Raises:
-        ForgottenDecoratorError: With the path, the class and how to decorate it.
-    """
+    """Raise if a leaf is a dataclass that holds floating arrays; warn, once a class, if it holds only Python floats."""
     for number, leaf in enumerate(leaves):
         cls = type(leaf)
         known = _is_dataclass.get(cls)

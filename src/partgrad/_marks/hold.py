@@ -32,12 +32,7 @@ WRAPPER = "a NonDiff wrapper"
 def hold(value: Any, label: str) -> Any:
     """Stop gradients through every tracer in a value; anything concrete stays the object it is.
 
-    Args:
-        value: Any tree.
-        label: The mark, for those who read a traced program: `Periodic.period`, EXPLICIT or WRAPPER.
-
-    Returns:
-        The value, held.
+    The label says by which mark, to those who read a traced program: `Periodic.period`, EXPLICIT or WRAPPER.
     """
     if value.__class__ in CONCRETE:
         return value
@@ -95,12 +90,7 @@ class Met(NamedTuple):
 class Watch:
     """Sees which implicit marks end derivatives in what runs inside it, where no program can be traced beforehand.
 
-    Args:
-        where: Gives the line that is running.
-
-    Attributes:
-        held: The marks that held a value.
-        met: Those that ended a derivative.
+    `held` are the marks that held a value, `met` those that ended a derivative; `where` gives the line that is running.
     """
 
     def __init__(self, where: Callable[[], str]):

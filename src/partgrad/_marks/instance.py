@@ -28,10 +28,8 @@ WRAPPERS = frozenset({NonDiff, Diff, Static})
 def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
     """Turn what was stored into plain values and marks.
 
-    Args:
-        instance: Whose fields were stored.
-        origin: The instance whose marks these fields have to start with; None for the class's own.
-        complete: Whether every field must be there.
+    The fields start with the marks of `origin`, another instance, or else with the class's own. Unless it is
+    `complete`, the instance may still lack some.
     """
     schema: Schema = getattr(instance, SCHEMA)
     values = instance.__dict__

@@ -5,8 +5,10 @@ a path.
 """
 
 import dataclasses
+import functools
 import itertools
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
@@ -21,6 +23,7 @@ from .nondiff import NonDiff, cover_of
 from .static import Static
 
 _VALUE = GetAttrKey("value")
+_WRAPPERS = (NonDiff, Static)
 _NOTHING: frozenset[KeyPath] = frozenset()
 _without_marks: set[type] = set()
 
@@ -30,11 +33,11 @@ class Place:
 
     Attributes:
         value: The node or leaf.
+        structure: The treedef of a node, until its children are known.
         parent: The place above, or None at the root.
         step: The key entry that leads here, or None for the root and for what a wrapper holds.
         below: Where marks above hold only a part of their value, the key paths from here to what they hold.
-        number, siblings: Which child of its parent it is, and of how many.
-        index, end: The range of places from here to the last one below.
+        number: Which child of its parent it is.
         depth: How many places are above.
         mark: The depth of the lowest marked place from the root down to here, or -1.
         start, stop: The range of its leaves.
@@ -42,37 +45,44 @@ class Place:
     """
 
     __slots__ = (
-        *("_text", "below", "depth", "end", "index", "is_leaf", "mark", "number"),
-        *("parent", "siblings", "start", "step", "stop", "value"),
+        *("_text", "below", "depth", "is_leaf", "mark", "number"),
+        *("parent", "start", "step", "stop", "structure", "value"),
     )
 
     def __init__(
         self,
         value: Any,
+        structure: Any,
         parent: "Place | None" = None,
         step: Any = None,
         mark: "bool | Cover" = False,
         number: int = 0,
-        siblings: int = 1,
+        start: int = 0,
     ):
         self.value = value
         self.parent = parent
         self.step = step
         self.number = number
-        self.siblings = siblings
-        self.is_leaf = False
-        self.start = self.stop = self.index = self.end = 0
+        self.start, self.stop = start, start + structure.num_leaves
+        self.is_leaf: bool = structure.num_nodes == 1 == structure.num_leaves
+        self.structure = None if self.is_leaf else structure
         self._text: str | None = None
-        self.depth: int = 0 if parent is None else parent.depth + 1
         self.below: frozenset[KeyPath] = _NOTHING
-        if parent is not None and parent.below:
-            self.below = frozenset(path[1:] for path in parent.below if path[0] == self.key)
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.mark: int = -1 if parent is None else parent.mark
+        if mark or (parent is not None and parent.below):
+            self._set_mark(mark)
+
+    def _set_mark(self, mark: "bool | Cover") -> None:
+        if self.parent is not None:
+            self.below = frozenset(path[1:] for path in self.parent.below if path[0] == self.key)
         if isinstance(mark, Cover):
             self.below |= mark.held or _NOTHING
             mark = mark.held is None
         if () in self.below:
             mark, self.below = True, _NOTHING
-        self.mark: int = self.depth if mark else -1 if parent is None else parent.mark
+        if mark:
+            self.mark = self.depth
 
     @property
     def key(self) -> Any:
@@ -80,23 +90,23 @@ class Place:
         return _VALUE if self.step is None else self.step
 
     @property
+    def _line(self) -> "list[Place]":
+        """The places from below the root to here."""
+        line, place = [], self
+        while place.parent is not None:
+            line.append(place)
+            place = place.parent
+        return line[::-1]
+
+    @property
     def steps(self) -> list[Any]:
         """The key entries from the root to here."""
-        steps, place = [], self
-        while place.parent is not None:
-            if place.step is not None:
-                steps.append(place.step)
-            place = place.parent
-        return steps[::-1]
+        return [place.step for place in self._line if place.step is not None]
 
     @property
     def route(self) -> tuple[int, ...]:
         """The numbers of the children from the root to here, in the structure of the tree."""
-        numbers, place = [], self
-        while place.parent is not None:
-            numbers.append(place.number)
-            place = place.parent
-        return tuple(reversed(numbers))
+        return tuple(place.number for place in self._line)
 
     @property
     def path(self) -> str:
@@ -121,7 +131,7 @@ class Place:
     @property
     def is_wrapper(self) -> bool:
         """Whether it is a `NonDiff` or `Static` wrapper."""
-        return isinstance(self.value, NonDiff | Static)
+        return isinstance(self.value, _WRAPPERS)
 
     @property
     def is_static(self) -> bool:
@@ -138,90 +148,83 @@ class Place:
 
 
 class Layout:
-    """All places of a tree, each node before what is in it.
+    """The places of a tree; those in a node are made when they are asked for.
 
     Args:
         tree: Any pytree.
+        structure: Its treedef, where that is known.
 
     Attributes:
-        places: The nodes and leaves.
-        leaves: The leaves, by number.
-        data: The auxiliary data of its nodes.
+        root: The place of the tree itself.
     """
 
-    def __init__(self, tree: Any):
-        self.places: list[Place] = []
-        self.leaves: list[Place] = []
-        self.data: list[Any] = []
-        pending = [Place(tree)]
-        while pending:
-            place = pending.pop()
-            place.index, place.start = len(self.places), len(self.leaves)
-            self.places.append(place)
-            children = _children(place.value, self.data)
-            if children is None:
-                place.is_leaf = True
-                self.leaves.append(place)
-                continue
-            count = len(children)
-            below = [Place(value, place, step, mark, n, count) for n, (step, value, mark) in enumerate(children)]
-            pending += reversed(below)
-        for place in reversed(self.places):
-            if not place.end:
-                place.end, place.stop = place.index + 1, place.start + place.is_leaf
-            if place.parent is not None and not place.parent.end:
-                # The last of its children.
-                place.parent.end, place.parent.stop = place.end, place.stop
-
-    @property
-    def root(self) -> Place:
-        """The place of the tree itself."""
-        return self.places[0]
+    def __init__(self, tree: Any, structure: Any = None):
+        self.root = Place(tree, jax.tree.structure(tree) if structure is None else structure)
+        # Not kept by the places, for then every layout would be a cycle, which holds its leaves for a while.
+        self._children: dict[Place, list[Place]] = {}
 
     def children(self, place: Place) -> list[Place]:
         """The places right below one."""
-        # They are not kept, for then every layout would be a cycle, which holds its leaves for a while.
-        found, index = [], place.index + 1
-        while index < place.end:
-            found.append(self.places[index])
-            index = self.places[index].end
-        return found
+        # First, for another thread that makes them drops it in the end.
+        structure = place.structure
+        found = self._children.get(place)
+        if found is None and structure is not None:
+            found, start = [], place.start
+            entries = zip(structure.children(), *_children(place.value), strict=False)
+            for number, (own, step, value, mark) in enumerate(entries):
+                found.append(Place(value, own, place, step, mark, number, start))
+                start = found[-1].stop
+            found = self._children.setdefault(place, found)
+            place.structure = None
+        return found or []
 
-    def paths(self) -> list[str]:
-        """The paths of all leaves."""
-        return [leaf.path for leaf in self.leaves]
+    def within(self, place: Place) -> Iterator[Place]:
+        """A place and all those below it, each node before what is in it."""
+        pending = [place]
+        while pending:
+            place = pending.pop()
+            yield place
+            pending += reversed(self.children(place))
+
+    @functools.cached_property
+    def places(self) -> list[Place]:
+        """All nodes and leaves, each node before what is in it."""
+        return list(self.within(self.root))
+
+    @functools.cached_property
+    def leaves(self) -> list[Place]:
+        """All leaves, by number."""
+        return [place for place in self.places if place.is_leaf]
 
 
-def _children(node: Any, data: list[Any]) -> list[tuple[Any, Any, bool | Cover]] | None:
-    """The children of a node, each as step, value and its mark, while its auxiliary data is noted; None for a leaf."""
+_Children: TypeAlias = tuple[Iterable[Any], Iterable[Any], Iterable[bool | Cover]]
+_UNMARKED = itertools.repeat(False)
+
+
+def _children(node: Any) -> _Children:
+    """The steps to the children of a node, the children, and their marks."""
     kind = type(node)
     # Plain containers make up most of a large tree, and JAX takes longer over one level of one than over the tree.
     if kind is dict:
         keys = sorted(node)
-        data += [key for key in keys if key.__class__ is not str]
-        return [(DictKey(key), node[key], False) for key in keys]
+        return map(DictKey, keys), map(node.__getitem__, keys), _UNMARKED
     if kind is list or kind is tuple:
-        return [(SequenceKey(number), child, False) for number, child in enumerate(node)]
+        return map(SequenceKey, itertools.count()), node, _UNMARKED
     schema = schema_of(node)
     if schema is not None:
         marks = getattr(node, MARKS)
-        data += marks.static
         if marks.regular and not marks.nondiff:
-            return [(key, getattr(node, key.name), False) for key in schema.keys]
-        return [
-            (GetAttrKey(name), child, held is not None or _mark(marks, name)) for name, child, held in children_of(node)
-        ]
-    if not jax.tree_util.is_tree_node(kind):
-        return None
+            return schema.keys, [getattr(node, name) for name in schema.dynamic], _UNMARKED
+        fields = children_of(node)
+        held = [data is not None or _mark(marks, name) for name, _, data in fields]
+        return [GetAttrKey(name) for name, _, _ in fields], [child for _, child, _ in fields], held
     if isinstance(node, NonDiff):
-        return [(None, node.value, cover_of(node) or True)]
+        return [None], [node.value], [cover_of(node) or True]
     if isinstance(node, Static):
-        data.append(node.data)
-        return [(None, node.data.child(node.value), True)] if node.data.arrays else []
+        return [None], [node.data.child(node.value)] if node.data.arrays else [], [True]
     _refuse_ignored_marks(kind)
-    mark, (keyed, structure) = is_foreign_mark(node), flatten_one_level(node)
-    data.append(structure.node_data())
-    return [(step, child, mark) for step, child in keyed]
+    keyed, _ = flatten_one_level(node)
+    return [step for step, _ in keyed], [child for _, child in keyed], itertools.repeat(is_foreign_mark(node))
 
 
 def _refuse_ignored_marks(cls: type) -> None:

@@ -67,14 +67,7 @@ def alike(first: Any, second: Any) -> bool:
 
 
 def opened(structure: Any, layout: Layout, leaves: Iterable[int], level: int) -> Any:
-    """A treedef in which the marks above some leaves are open.
-
-    Args:
-        structure: The treedef.
-        layout: The layout of a tree of this structure.
-        leaves: The numbers of the leaves.
-        level: The level of the call that opens them.
-    """
+    """A treedef in which the marks above some leaves are open at a level, given a layout of its structure."""
     paths: dict[Any, list[KeyPath]] = {}
     for number in leaves:
         for mark, path, _ in _marks_above(layout.leaves[number]):
@@ -105,17 +98,18 @@ def _marks_above(place: Place) -> Iterator[tuple[Any, KeyPath, Cover | None]]:
         path, place = (place.key, *path), place.parent
 
 
-def without_marks(structure: Any) -> Any:
-    """A treedef without any mark."""
+def without_marks(structure: Any, declared: bool = False) -> Any:
+    """A treedef without any mark, or with those alone that classes have declared."""
     data = structure.node_data()
     if data is None or data[0] is type(None):
         return structure
     kind, aux = data
-    children = [without_marks(child) for child in structure.children()]
+    children = [without_marks(child, declared) for child in structure.children()]
     if kind is NonDiff:
         return children[0]
     if type(aux) is Marks:
-        aux = kind.__dict__[SCHEMA].marks((), aux.static)
+        schema, static = kind.__dict__[SCHEMA], {name for name, _ in aux.static}
+        aux = schema.marks(tuple(n for n in schema.nondiff if declared and n not in static), aux.static)
     return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), children)
 
 
@@ -128,35 +122,26 @@ def at_level(structure: Any, level: int) -> Any:
 
 def united(first: Any, second: Any) -> Any:
     """A treedef whose marks are open where either of two is; they are alike aside from that."""
-    others: dict[Any, Cover] = {}
-
-    def collect(cover: Cover, *mark: Any) -> Cover:
-        others[mark] = cover
-        return cover
-
-    _map_covers(second, collect)
+    others = _covers(second)
     return _map_covers(first, lambda cover, *mark: Cover(cover.held, cover.open | others[mark].open))
 
 
 def _highest_level(structure: Any) -> int:
-    levels = [0]
+    return max((level for cover in _covers(structure).values() for _, level in cover.open), default=0)
 
-    def look(cover: Cover, *_: Any) -> Cover:
-        levels.extend(level for _, level in cover.open)
-        return cover
 
-    _map_covers(structure, look)
-    return max(levels)
+def _covers(structure: Any) -> dict[Any, Cover]:
+    """The covers of the marks in a treedef, each by the route of its node and the marked field."""
+    found: dict[Any, Cover] = {}
+    _map_covers(structure, lambda cover, *mark: found.setdefault(mark, cover))
+    return found
 
 
 def _map_covers(structure: Any, change: Callable[..., Cover], route: tuple[int, ...] = ()) -> Any:
     """A treedef with other covers on its marks; the very same object where nothing changes.
 
-    Args:
-        structure: The treedef.
-        change: From a cover, the route of the node that has the mark, and the marked field (None for a wrapper), to the
-            new cover.
-        route: The numbers of the children that lead from the root to the structure.
+    `change` goes from a cover, the route of the node that has the mark, and the marked field (None for a wrapper), to
+    the new cover.
     """
     data = structure.node_data()
     if data is None or data[0] is type(None):

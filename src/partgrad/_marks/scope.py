@@ -20,12 +20,7 @@ def render_fields(
 ) -> Any:
     """A dataclass as treescope writes one, with its marks, and the symbol of what is marked or a leaf.
 
-    Args:
-        instance: The dataclass.
-        wrappers: The marks of its fields, as they are written.
-        static: The fields that its class declares as static.
-        path: As treescope gives it.
-        subtree_renderer: As treescope gives it.
+    The wrappers are the marks of its fields, as they are written; the static fields those that its class declares.
     """
     from treescope import rendering_parts as parts
 

@@ -1,6 +1,8 @@
 """Static: Python data for the compiler, and how it is taken apart where it holds arrays."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
@@ -20,15 +22,8 @@ class StaticData:
     """How a static value is taken apart: constants, compared by type and `==`, and arrays, which travel as leaves.
 
     What is an array is decided once, when this is built; taking the value apart and putting it together again only
-    follows that decision.
-
-    Args:
-        value: The value; an array or a tracer in it is never hashed.
-        where: What holds it, for the error message.
-
-    Attributes:
-        constant: The value itself, where it holds no array.
-        arrays: How many arrays it holds.
+    follows that decision. An array or a tracer is never hashed. `constant` is the value itself, where it holds no
+    array; `arrays` says how many it holds.
     """
 
     __slots__ = ("_child_def", "_constants", "_key", "_positions", "_treedef", "arrays", "constant")
@@ -50,10 +45,11 @@ class StaticData:
         self.arrays = len(self._positions)
         self.constant = None if self.arrays else _copied(value)
         self._constants = [None if is_array(leaf) else leaf for leaf in leaves]
-        self._key = (
-            typed_structure(self._treedef),
-            tuple(_ARRAY if is_array(leaf) else _typed(leaf, where, write(path)) for path, leaf in paths_and_leaves),
-        )
+        keys = [
+            _ARRAY if is_array(leaf) else _typed(leaf, functools.partial(_unhashable, where, write(path)))
+            for path, leaf in paths_and_leaves
+        ]
+        self._key = typed_structure(self._treedef), tuple(keys)
         # Not None for a constant: that is what stands for the leaves of another part of a tree.
         shown = [True if is_array(leaf) else () for leaf in leaves]
         self._child_def = jax.tree.structure(self._treedef.unflatten(shown))
@@ -105,55 +101,46 @@ def _copied(value: Any) -> Any:
 _ARRAY = object()
 
 
-def _typed(value: Any, where: str, path: str) -> Any:
-    """A key that compares by type and `==`, recursively; an error for what cannot be compared."""
-    if isinstance(value, set | frozenset):
-        return type(value), frozenset(_typed(item, where, path) for item in value)
-    if isinstance(value, tuple):
-        return type(value), tuple(_typed(item, where, path) for item in value)
-    if isinstance(value, np.ndarray):
-        return (
-            np.ndarray,
-            value.dtype.str,
-            value.shape,
-            tuple(_typed(item, where, path) for item in value.ravel().tolist()),
-        )
-    try:
-        hash(value)
-    except Exception:
-        inside = f" at `{path}`" if path else ""
-        raise StaticError(
-            word(
-                f"{where} holds {type(value).__name__} {written(value):.60}{inside}, which cannot be static.",
-                "Expected data that can be hashed and compared, or a dict, list, set or array of such.",
-                fix="give its class __eq__ and __hash__, or store the data it is made from.",
-            )
-        ) from None
-    return _typed_aux(value)
-
-
 def typed_structure(structure: Any) -> Any:
     """A key of a treedef that compares by type and value: treedefs compare by `==` alone, and `1 == True`."""
     data = structure.node_data()
-    return data and (data[0], _typed_aux(data[1]), tuple(map(typed_structure, structure.children())))
+    return data and (data[0], _typed(data[1]), tuple(map(typed_structure, structure.children())))
 
 
-def _typed_aux(aux: Any) -> Any:
-    """A key by type and value, recursively; by type alone where a value cannot be hashed."""
-    if isinstance(aux, tuple | list):
-        return type(aux), tuple(map(_typed_aux, aux))
-    if isinstance(aux, dict):
-        return type(aux), tuple((_typed_aux(key), _typed_aux(value)) for key, value in aux.items())
-    if isinstance(aux, float | complex | np.inexact):
+def _typed(value: Any, unhashable: Callable[[Any], Any] = type) -> Any:
+    """A key that compares by type and `==`, recursively; of what cannot be hashed, what is said of it."""
+    typed = functools.partial(_typed, unhashable=unhashable)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(map(typed, value))
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(map(typed, value))
+    if isinstance(value, dict):
+        return type(value), tuple((typed(key), typed(item)) for key, item in value.items())
+    if isinstance(value, float | complex | np.inexact):
         # 0.0 is not -0.0, but NaN is itself, or every call would compile anew.
-        return type(aux), repr(aux)
+        return type(value), repr(value)
     try:
-        hash(aux)
-    except TypeError:
-        return type(aux)
-    if dataclasses.is_dataclass(aux) and not isinstance(aux, type):
-        return type(aux), aux, tuple(_typed_aux(getattr(aux, f.name, None)) for f in dataclasses.fields(aux))
-    return type(aux), aux
+        hash(value)
+    except Exception:
+        return unhashable(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value), value, tuple(_typed(getattr(value, f.name, None)) for f in dataclasses.fields(value))
+    return type(value), value
+
+
+def _unhashable(where: str, path: str, value: Any) -> Any:
+    """The key of an array of constants, such as strings; an error for what cannot be compared."""
+    if isinstance(value, np.ndarray):
+        entries = (_typed(entry, functools.partial(_unhashable, where, path)) for entry in value.ravel().tolist())
+        return np.ndarray, value.dtype.str, value.shape, tuple(entries)
+    inside = f" at `{path}`" if path else ""
+    raise StaticError(
+        word(
+            f"{where} holds {type(value).__name__} {written(value):.60}{inside}, which cannot be static.",
+            "Expected data that can be hashed and compared, or a dict, list, set or array of such.",
+            fix="give its class __eq__ and __hash__, or store the data it is made from.",
+        )
+    ) from None
 
 
 class Static(Generic[T]):

@@ -11,7 +11,7 @@ from .._message import listed, near_misses, word
 from ..errors import ElementError, NoMatchError, SelectionError, SlotError
 from .choose import LEAF
 from .patterns import names_of
-from .slots import ElementSlot, Pick, Slot, Structure, computed
+from .slots import ElementSlot, Pick, Slot, Structure, computed, refuse_changes
 
 _TRACED = (
     jax.errors.ConcretizationTypeError,
@@ -21,13 +21,7 @@ _TRACED = (
 
 
 class _Misfit(Exception):
-    """A callable does not fit a node.
-
-    Args:
-        reason: Why.
-        name: The name that it looks for in vain.
-        is_static: Whether it returned static data.
-    """
+    """A callable does not fit a node; it may look for a name in vain, or return static data."""
 
     def __init__(self, reason: str, name: str | None = None, is_static: bool = False):
         super().__init__(reason)
@@ -42,23 +36,19 @@ _MISFITS = (_Misfit, AttributeError, KeyError, IndexError, TypeError)
 def answer_of(function: Callable[[Any], Any], structure: Structure, *, everywhere: bool) -> Any:
     """What a function returns on the root of a structure; or, if it does not fit, on the nodes below where it does.
 
-    Args:
-        function: From a node to parts of it.
-        structure: The structure.
-        everywhere: Whether to ask every node, the root included.
-
-    Returns:
-        The answer of a selection: see `Selection.answer`.
+    With `everywhere`, every node is asked, the root included. See `Selection.answer` for what is returned.
     """
     if structure.failure is not None:
         what = "A callable cannot be asked here: a class in the tree does not keep the slots that stand for its leaves."
         reason = f"{type(structure.failure).__name__}: {structure.failure}".splitlines()[0]
         details = reason, f"Leaves: {structure.listed_leaves()}."
         raise SelectionError(word(what, *details, fix="write a path or a glob.")) from structure.failure
+    # Copied before the function can change any.
+    containers = structure.containers
     try:
         return _answer(function, structure, everywhere)
     finally:
-        structure.refuse_changes()
+        refuse_changes(containers)
 
 
 def _answer(function: Callable[[Any], Any], structure: Structure, everywhere: bool) -> Any:

@@ -29,33 +29,37 @@ def choose_named(
     selected: list[int] = []
     elements: list[Elements] = []
     static: list[int] = []
+    thaw: list[Place] = []
     nodes = []
     for pick in places:
         place, own = (pick.place, pick.elements) if isinstance(pick, Pick) else (pick, None)
         refuse_undifferentiable(structure, place, purpose)
-        numbers = range(place.start, place.stop)
-        wanted = [i for i in numbers if is_wanted(structure, i, purpose, is_itself=place.is_leaf)]
+        leaves = [leaf for leaf in structure.layout.within(place) if leaf.is_leaf]
+        wanted = [leaf for leaf in leaves if is_wanted(structure, leaf.start, purpose, is_itself=place.is_leaf)]
         if purpose == "differentiate":
-            static += [i for i in wanted if structure.layout.leaves[i].is_static]
-            wanted = [i for i in wanted if not structure.layout.leaves[i].is_static]
-        free = wanted if purpose == "marks" else [i for i in wanted if structure.mark(i) <= place.depth]
+            static += [leaf.start for leaf in wanted if leaf.is_static]
+            wanted = [leaf for leaf in wanted if not leaf.is_static]
+        free = wanted if purpose == "marks" else [leaf for leaf in wanted if leaf.mark <= place.depth]
         is_opened = not free
         # A node that is wholly held is opened.
         free = free or wanted
-        considered += numbers
-        selected += free
+        numbers = [leaf.start for leaf in free]
+        considered += range(place.start, place.stop)
+        selected += numbers
+        thaw += [leaf for leaf in free if leaf.mark >= 0] if purpose == "differentiate" else []
         elements += [own] * len(free)
-        nodes.append(Node(place.route, len(numbers), [i - place.start for i in free], is_opened and not place.is_leaf))
+        own_numbers = [i - place.start for i in numbers]
+        nodes.append(Node(place.route, len(leaves), own_numbers, is_opened and not place.is_leaf))
     refuse_twice(structure, selected, elements)
     if not any(own is None or own.size for own in elements):
         raise nothing_selected(structure, static, wrt)
     is_leaf = containers == LEAF and (isinstance(places[0], Pick) or places[0].is_leaf)
-    thaw = [i for i in selected if structure.mark(i) >= 0] if purpose == "differentiate" else []
-    for i in thaw:
-        _refuse_foreign_mark(structure.layout.leaves[i])
+    for leaf in thaw:
+        _refuse_foreign_mark(leaf)
     # What a mark becomes goes by what can be differentiated beside the named leaf, too.
     considered = list(range(len(structure.leaves))) if thaw else considered
-    return Plan(structure, selected, elements, considered, Part(None if is_leaf else containers, nodes), thaw)
+    part = Part(None if is_leaf else containers, nodes)
+    return Plan(structure, selected, elements, considered, part, [leaf.start for leaf in thaw])
 
 
 def _refuse_foreign_mark(place: Place) -> None:

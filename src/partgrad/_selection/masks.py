@@ -10,16 +10,7 @@ from .slots import Structure
 
 
 def masked_places(mask: Layout, chosen: Sequence[bool], structure: Structure) -> list[Place]:
-    """The places of a structure under True.
-
-    Args:
-        mask: The layout of a tree of bools, or of a prefix of one.
-        chosen: Its bools.
-        structure: The structure.
-
-    Raises:
-        SelectionError: If the mask has another structure.
-    """
+    """The places of a structure under True in a tree of bools, or in a prefix of one, of this layout."""
     found = []
     pending = [(mask.root, structure.layout.root)]
     while pending:

@@ -64,17 +64,7 @@ def _same(first: Any, second: Any) -> bool:
 
 @functools.lru_cache(256)
 def parse(pattern: str) -> tuple[PatternStep, ...]:
-    """Parse a path or a glob.
-
-    Args:
-        pattern: Steps as Python writes them, `*` for any one step and `**` for any number of them.
-
-    Returns:
-        The steps. A pattern is exact when no step is a `*`, a `[*]` or a `**`.
-
-    Raises:
-        NoMatchError: Where the pattern cannot be read.
-    """
+    """Parse a path or a glob: steps as Python writes them, `*` for any one step and `**` for any number of them."""
     steps: list[PatternStep] = []
     start = 0
     while start < len(pattern) or not steps:
@@ -156,35 +146,38 @@ def matching_places(layout: Layout, steps: Sequence[PatternStep]) -> list[Place]
     """The places that a pattern matches; of a wrapper, what it holds."""
     found = []
     # Places, each with the positions in the pattern that its path may have reached.
-    pending = [(layout.root, _skipping(steps, {0}))]
+    pending = [(layout.root, _skipping(steps, 0))]
     while pending:
         place, positions = pending.pop()
         if len(steps) in positions and not place.is_wrapper:
             found.append(place)
-        for child in reversed(layout.children(place)):
-            reached = positions if child.step is None else frozenset(_advance(steps, positions, child))
+        children = layout.children(place)
+        for child in reversed(children):
+            reached = positions if child.step is None else _advanced(steps, positions, child.step, len(children))
             if reached:
                 pending.append((child, reached))
     return found
 
 
-def _advance(steps: Sequence[PatternStep], positions: Iterable[int], place: Place) -> Iterator[int]:
+def _advanced(steps: Sequence[PatternStep], positions: Iterable[int], step: Any, siblings: int) -> set[int]:
+    reached: set[int] = set()
     for position in positions:
         if position == len(steps):
             continue
         if steps[position].kind == "**":
-            yield from _skipping(steps, {position})
-        elif steps[position].matches(place.step, place.siblings):
-            yield from _skipping(steps, {position + 1})
+            reached |= _skipping(steps, position)
+        elif steps[position].matches(step, siblings):
+            reached |= _skipping(steps, position + 1)
+    return reached
 
 
-def _skipping(steps: Sequence[PatternStep], positions: set[int]) -> frozenset[int]:
-    """The positions, and those behind a `**`, which may stand for no step at all."""
-    position = max(positions)
+def _skipping(steps: Sequence[PatternStep], position: int) -> set[int]:
+    """A position, and those behind a `**`, which may stand for no step at all."""
+    positions = {position}
     while position < len(steps) and steps[position].kind == "**":
         position += 1
         positions.add(position)
-    return frozenset(positions)
+    return positions
 
 
 def elements_at(structure: Structure, steps: Sequence[PatternStep]) -> list[Pick]:

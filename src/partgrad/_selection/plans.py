@@ -37,13 +37,9 @@ _ELEMENTS = 4096
 
 
 class Node(NamedTuple):
-    """A node or a leaf of a named part.
+    """A node or a leaf of a named part: where it is in the tree, and which of its leaves are selected.
 
-    Attributes:
-        route: Where it is in the tree.
-        size: How many leaves it has.
-        selected: Which of them are selected.
-        is_opened: Whether marks inside it hold all of it, so that naming it takes them off.
+    It `is_opened` if marks inside it hold all of it, so that naming it takes them off.
     """
 
     route: tuple[int, ...]
@@ -53,12 +49,7 @@ class Node(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The shape of a named part: nodes and leaves of a tree, in tuples, lists and dicts.
-
-    Attributes:
-        containers: The structure of the tuples, lists and dicts; None where the part is one leaf.
-        nodes: The nodes and leaves.
-    """
+    """The shape of a named part: nodes and leaves in tuples, lists and dicts, which are None for a single leaf."""
 
     containers: Any
     nodes: list[Node]
@@ -67,20 +58,12 @@ class Part(NamedTuple):
 class Plan:
     """A resolved selector: which leaves are differentiated, and how a gradient is put together.
 
-    Args:
-        structure: The structure, bound to the leaves of a call.
+    Attributes:
         indices: The numbers of the differentiated leaves, each once; of a named part, in the part's order.
         elements: For each of them which elements are differentiated; None for the whole leaf. A named part may have a
             leaf more than once, with other elements.
-        considered: The numbers of the leaves that the selector is about.
-        part: The shape of the part that it names; None for a selector that describes leaves.
         thaw: The numbers of the selected leaves that a mark holds, and that were named in spite of it.
-
-    Attributes:
-        indices: As above.
-        elements: As above.
-        thaw: As above.
-        others: The considered leaves that have no derivative.
+        others: Those of the leaves that the selector is about (the considered ones) that have no derivative.
         nodes: The nodes that the selector names or matches.
     """
 
@@ -212,14 +195,9 @@ def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
 def plan(
     selection: "Selection", tree: Any, leaves: list[Any], treedef: Any, purpose: "Purpose" = "differentiate"
 ) -> Plan:
-    """Resolve a selection on a tree, or find the plan that was made for its structure.
+    """Resolve a selection on a tree of these leaves, or find the plan that was made for its structure.
 
-    Args:
-        selection: From `as_selection`. What it says about a structure for good is looked up; a callable is asked anew.
-        tree: The tree.
-        leaves: Its leaves.
-        treedef: Its structure.
-        purpose: What the selection is for.
+    What the selection says about a structure for good is looked up; a callable is asked anew.
     """
     structure = structure_of(tree, treedef, exactly=not selection.is_fixed)
     plans = structure.plans[purpose]
@@ -228,7 +206,7 @@ def plan(
         if selection.takes_everything and found.others:
             _refuse_forgotten(structure, leaves, found.others)
         return found
-    before = structure.bind(tree, leaves)
+    before = structure.bind((tree, leaves))
     try:
         answer = selection.answer(structure, purpose)
         if not selection.is_fixed and (found := _kept(plans, answer, leaves)) is not None:
@@ -236,7 +214,7 @@ def plan(
         new = selection.plan(structure, answer, purpose)
         new.nodes = tuple(_nodes_in(answer))
     finally:
-        structure.bind(*before)
+        structure.bind(before)
     key = selection if selection.is_fixed else answer
     if new.may_be_kept(structure) and not (selection.is_fixed and reaches_array(selection)):
         # Another thread may do the same just now.
@@ -269,13 +247,7 @@ def _kept(plans: dict[Hashable, Plan], key: Any, leaves: list[Any]) -> Plan | No
 
 
 class Form:
-    """The shape of a gradient, as part of a structure that JAX compares.
-
-    Args:
-        plan: Which leaves of an argument are differentiated.
-        treedef: Its structure.
-        position: Which argument it is.
-    """
+    """The shape of the gradient of an argument, as part of a structure that JAX compares."""
 
     __slots__ = ("plan", "position", "treedef")
 
@@ -302,14 +274,7 @@ class Form:
 
 
 class Target(Form):
-    """A tree with what is selected of it: its leaves, and how to put other values in.
-
-    Args:
-        tree: The tree.
-        selection: What is selected of it.
-        position: Which argument of a function it is.
-        purpose: What the selection is for.
-    """
+    """A tree with what is selected of it for a purpose: its leaves, and how to put other values in."""
 
     __slots__ = ("leaves", "tree")
 
@@ -370,11 +335,7 @@ def elements_refused(what: str, path: str) -> SelectionError:
 
 
 def values_like(template: Any, shaped: Any, what: str) -> list[Any]:
-    """The leaves of a tree, which must have the structure of a template.
-
-    Raises:
-        PartsError: If the structures differ; `what` says what the tree is.
-    """
+    """The leaves of a tree, which must have the structure of a template; `what` says what the tree is."""
     leaves, structure = jax.tree.flatten(shaped)
     if not alike(structure, jax.tree.structure(template)):
         path, expected, found = first_difference(template, shaped)

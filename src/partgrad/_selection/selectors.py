@@ -245,11 +245,7 @@ class CallableSelection(Selection):
 
 
 class Path(Selection):
-    """A path or a glob.
-
-    Args:
-        pattern: The text.
-    """
+    """A path or a glob."""
 
     def __init__(self, pattern: str):
         self._pattern = pattern
@@ -388,11 +384,7 @@ def _in_words(selection: Selection) -> str:
 
 
 def as_selection(wrt: Any) -> Selection:
-    """Turn what a user gave as `wrt` into a selection.
-
-    Raises:
-        SelectorTypeError: If it is not a selector.
-    """
+    """Turn what a user gave as `wrt` into a selection."""
     if wrt is None:
         return _EVERYTHING
     if isinstance(wrt, Selection):

@@ -2,6 +2,8 @@
 
 import collections
 import contextlib
+import functools
+import math
 import operator
 import threading
 import types
@@ -13,7 +15,7 @@ import numpy as np
 
 from .._marks import Cover, Layout, Marks, Place, StaticData, flatten_one_level, schema_of, typed_structure
 from .._message import at, listed, word
-from .._trees import describe, dtype_of, is_differentiable, positions, reaches_array, shape_of
+from .._trees import data_of, describe, dtype_of, is_differentiable, positions, reaches_array, shape_of
 from ..errors import ElementError, SlotError
 
 if TYPE_CHECKING:
@@ -69,10 +71,7 @@ class Slot:
     @property
     def size(self) -> int:
         """The number of elements of the leaf."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape)
 
     def __getattr__(self, name: str) -> NoReturn:
         # A leaf without shape and dtype, such as a string, has no more than a path.
@@ -112,26 +111,21 @@ class Slot:
 
 
 class ElementSlot(Slot):
-    """Stands for some elements of a leaf."""
+    """Stands for some elements of a leaf: their positions in the flattened leaf."""
 
-    __slots__ = ("_elements",)
+    __slots__ = ("elements",)
 
     def __init__(self, slot: Slot, elements: np.ndarray):
         super().__init__(slot._owner, slot._number)
-        self._elements = elements
-
-    @property
-    def elements(self) -> np.ndarray:
-        """Their positions in the flattened leaf."""
-        return self._elements
+        self.elements = elements
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the elements."""
-        return self._elements.shape
+        return self.elements.shape
 
     def __getitem__(self, index: Any) -> "ElementSlot":
-        return ElementSlot(self, self._positions(index, lambda: self._elements[index], self.shape))
+        return ElementSlot(self, self._positions(index, lambda: self.elements[index], self.shape))
 
 
 def computed(path: str, operation: str) -> SlotError:
@@ -170,12 +164,7 @@ for _name, _operation in {
 
 
 class Pick:
-    """Some elements of the leaf at a place.
-
-    Attributes:
-        place: The place of the leaf.
-        elements: The positions of the elements in the flattened leaf.
-    """
+    """Some elements of the leaf at a place: their positions in the flattened leaf."""
 
     __slots__ = ("_key", "elements", "place")
 
@@ -194,8 +183,7 @@ class Pick:
 class _Bound(threading.local):
     """The tree, and its leaves, that the slots of a structure stand for in a thread."""
 
-    tree: Any = None
-    leaves: Any = None
+    pair: tuple[Any, Any] = (None, None)
 
 
 class Structure:
@@ -204,13 +192,8 @@ class Structure:
     It is kept for other trees of the same structure, so it holds no leaves. A call binds its leaves for as long as it
     resolves a selector, each thread its own.
 
-    Args:
-        tree: A tree of the structure.
-        treedef: The structure.
-
     Attributes:
         layout: The places of a tree with a slot in the place of every leaf.
-        nodes: Its places that are nodes, wrappers left out.
         slots: The slots, by the number of the leaf.
         plans: The plans that were made for it, by the purpose and by what the selector says.
         holds_arrays: Whether it keeps an array alive, by another library's auxiliary data or a closure in it.
@@ -224,18 +207,31 @@ class Structure:
         self.plans: dict[str, dict[Hashable, Plan]] = collections.defaultdict(dict)
         self.failure: Exception | None = None
         self.holds_arrays = False
+        data = data_of(treedef)
         try:
-            self.layout = Layout(self._build(tree, treedef))
-            self.holds_arrays = self.holds_arrays or reaches_array(self.layout.data)
+            self.layout = Layout(self._build(tree, treedef), treedef)
+            self.holds_arrays = self.holds_arrays or reaches_array(data)
         except Exception as error:
             # A class that loses its leaves when it is built. Callables cannot be asked, all else can.
-            self.layout, self.holds_arrays = Layout(tree), True
+            self.layout, self.holds_arrays = Layout(tree, treedef), True
             self.failure = error.with_traceback(None)
-        self.typed = None if all(map(_is_exact, self.layout.data)) else typed_structure(treedef)
-        self._nodes = {id(place.value): place for place in reversed(self.layout.places) if not place.is_leaf}
-        self.nodes = [place for place in self.layout.places if not place.is_leaf and not place.is_wrapper]
+        self.typed = None if all(map(_is_exact, data)) else typed_structure(treedef)
+
+    @functools.cached_property
+    def nodes(self) -> list[Place]:
+        """The places that are nodes, wrappers left out."""
+        return [place for place in self.layout.places if not place.is_leaf and not place.is_wrapper]
+
+    @functools.cached_property
+    def _places(self) -> dict[int, Place]:
+        """The places that are nodes, by the identity of the node."""
+        return {id(place.value): place for place in reversed(self.layout.places) if not place.is_leaf}
+
+    @functools.cached_property
+    def containers(self) -> list[tuple[Any, Any]]:
+        """The lists and dicts of the tree, each with a copy."""
         containers = [place.value for place in self.nodes if type(place.value) in (list, dict)]
-        self._containers = [(node, node.copy()) for node in containers]
+        return [(node, node.copy()) for node in containers]
 
     def _build(self, tree: Any, treedef: Any) -> Any:
         try:
@@ -246,26 +242,26 @@ class Structure:
             # A constructor that checks or converts its arguments, which slots do not survive.
             pass
         built = _with_leaves(tree, iter(self.slots))
+        # An error here, or where somebody asks for a place.
+        jax.tree_util.tree_flatten_with_path(built)
         # It has all attributes of the tree's own nodes, those too that are not part of the structure.
         self.holds_arrays = self.holds_arrays or reaches_array(built)
         return built
 
-    def bind(self, tree: Any, leaves: Any) -> tuple[Any, Any]:
+    def bind(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
         """Let the slots stand for the leaves of a tree in this thread, and return what they stood for before."""
-        bound = self._bound
-        before = bound.tree, bound.leaves
-        bound.tree, bound.leaves = tree, leaves
+        before, self._bound.pair = self._bound.pair, pair
         return before
-
-    @property
-    def leaves(self) -> Any:
-        """The leaves that the slots stand for."""
-        return self._bound.leaves
 
     @property
     def bound_tree(self) -> Any:
         """The tree whose leaves the slots stand for."""
-        return self._bound.tree
+        return self._bound.pair[0]
+
+    @property
+    def leaves(self) -> Any:
+        """These leaves."""
+        return self._bound.pair[1]
 
     def mark(self, leaf: int) -> int:
         """The depth of the lowest mark at or above a leaf, or -1."""
@@ -301,9 +297,9 @@ class Structure:
             return Pick(self.layout.leaves[value._number], value.elements) if value._owner is self else None
         if value is None or (type(value) is tuple and not value):
             return None
-        place = self._nodes.get(id(value)) or self._find_copy(value)
+        place = self._places.get(id(value)) or self._find_copy(value)
         while place is not None and place.is_wrapper:
-            below = self._nodes.get(id(place.value.value))
+            below = self._places.get(id(place.value.value))
             place = below or self.layout.leaves[place.start]
         return place
 
@@ -318,20 +314,21 @@ class Structure:
         same = [p for p in self.layout.places if numbers == list(range(p.start, p.stop)) and _is_copy(node, p.value)]
         return same[-1] if same else None
 
-    def refuse_changes(self) -> None:
-        """Raise if a selector changed a list or a dict of the tree, which is kept for the next call; and repair it."""
-        changed = [(node, copy) for node, copy in self._containers if not _is_unchanged(node, copy)]
-        for node, copy in changed:
-            node.clear()
-            (node.extend if isinstance(node, list) else node.update)(copy)
-        if changed:
-            raise SlotError(
-                word(
-                    "The selector changes a list or a dict of the tree.",
-                    "A selector only points at parts of the tree.",
-                    fix="copy it first: list(m.layers), dict(m.params).",
-                )
+
+def refuse_changes(containers: list[tuple[Any, Any]]) -> None:
+    """Raise if a selector changed a list or a dict of a tree, which is kept for the next call; and repair it."""
+    changed = [(node, copy) for node, copy in containers if not _is_unchanged(node, copy)]
+    for node, copy in changed:
+        node.clear()
+        (node.extend if isinstance(node, list) else node.update)(copy)
+    if changed:
+        raise SlotError(
+            word(
+                "The selector changes a list or a dict of the tree.",
+                "A selector only points at parts of the tree.",
+                fix="copy it first: list(m.layers), dict(m.params).",
             )
+        )
 
 
 def _is_unchanged(node: Any, copy: Any) -> bool:
@@ -377,10 +374,7 @@ _structures: collections.OrderedDict[Any, Structure] = collections.OrderedDict()
 def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
     """The structure of a tree, kept from an earlier call wherever that keeps no array alive.
 
-    Args:
-        tree: The tree.
-        treedef: Its structure.
-        exactly: Whether static data must be of the same types, since a callable reads it.
+    `exactly` means that static data must be of the same types, since a callable reads it.
     """
     # It may not be there; or its auxiliary data cannot be compared; or another thread drops it just now.
     with contextlib.suppress(Exception):
@@ -399,4 +393,5 @@ def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
 
 def _kept_leaves() -> int:
     """The leaves of the structures that are kept, but for the newest."""
-    return sum(len(structure.slots) for structure in list(_structures.values())[:-1])
+    # Not of the values: an OrderedDict hashes each key on the way to them.
+    return sum(treedef.num_leaves for treedef in list(_structures)[:-1])
