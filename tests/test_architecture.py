@@ -26,7 +26,9 @@ def imported(file):
     depth = len(file.relative_to(PACKAGE).parts)
     tree = ast.parse(file.read_text())
     for_types = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
-    left_out = {id(inner) for block in for_types for inner in ast.walk(block)}
+    # The face names for type checkers what it imports when that is first used.
+    is_face = file == PACKAGE / "__init__.py"
+    left_out = {id(inner) for block in for_types for inner in ast.walk(block) if not is_face}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level == depth and id(node) not in left_out:
             yield from [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
