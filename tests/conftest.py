@@ -1,5 +1,6 @@
 """Fixtures shared by the tests, and how many of them run: see `tiers.py`."""
 
+import importlib.metadata
 import os
 from pathlib import Path
 
@@ -8,6 +9,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import tiers
+
+# Most of a run goes into compiling programs that run once: code of the lowest level is compiled in half the time.
+QUICK_COMPILING = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    # Other versions end the process at a flag that they don't know.
+    QUICK_COMPILING += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", QUICK_COMPILING)
 
 # No test fails because a machine is slow.
 settings.register_profile(

@@ -93,7 +93,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_agrees(name):
     function, x = RIGHT[name]
@@ -168,6 +168,7 @@ def test_exhaustive_moves_every_element():
     assert ticks == [(i + 1, 20) for i in range(20)]
 
 
+@pytest.mark.long
 def test_the_leaf_to_blame_is_found_among_few_and_among_many():
     for leaves in (5, 100):
         points = [np.float32([0.1 * i, 1]) for i in range(leaves)]

@@ -11,7 +11,7 @@ from gallery import GALLERY
 
 # The tests of one fault run one after another, in one process: they share its report.
 faults = pytest.mark.parametrize("fault", GALLERY, ids=[fault.name for fault in GALLERY], scope="module")
-shared_faults = pytest.mark.share(12, kind=lambda parameters: parameters["fault"].kind)
+shared_faults = pytest.mark.share(kind=lambda parameters: parameters["fault"].kind)
 
 
 @pytest.fixture(autouse=True)

@@ -155,7 +155,7 @@ def assert_same(got, expected, rtol, atol=0.0):
         np.testing.assert_allclose(g, e, rtol=rtol, atol=atol)
 
 
-@pytest.mark.share(6)
+@pytest.mark.share
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_agrees_with_the_function_run_in_float64(name):
     function, x = FUNCTIONS[name]
@@ -164,7 +164,7 @@ def test_agrees_with_the_function_run_in_float64(name):
         assert_same(got, function(wide(x)), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.share(6)
+@pytest.mark.share
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_what_the_function_draws(name):
     assert_same(evaluated(DRAWS[name], X), DRAWS[name](X), rtol=1e-5, atol=1e-5)

@@ -236,7 +236,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.share(8)
+@pytest.mark.share
 @pytest.mark.parametrize("name", RIGHT)
 def test_rounding_is_not_a_fault(name):
     right(name)
@@ -253,7 +253,8 @@ def right(name):
     assert not found.disagreements
 
 
-@pytest.mark.share(2)
+@pytest.mark.long
+@pytest.mark.share
 def test_a_large_ill_conditioned_likelihood_has_no_fault_and_shows_one(x64):
     function, point = likelihood(200 if x64 else 521), jnp.array([3.0, 3.0, 1.0, -1.0])
     traced, found = checked(function, point)
@@ -263,6 +264,7 @@ def test_a_large_ill_conditioned_likelihood_has_no_fault_and_shows_one(x64):
         assert apart(found.plain, [factor * value for value in found.plain], noise)
 
 
+@pytest.mark.long
 @equinox
 def test_networks_have_no_fault():
     import equinox as eqx

@@ -527,14 +527,14 @@ def is_own(number):
     return is_mine(number)
 
 
-@pytest.mark.share(12, kind=lambda parameters: parameters["name"].rpartition(".")[0])
+@pytest.mark.share(kind=lambda parameters: parameters["name"].rpartition(".")[0])
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for number, name in enumerate(HERE) if name in set(TESTED) and is_own(number)])
 def test_derivatives_are_those_of_jax(name):
     assert check(name), "the page lists it, but it cannot be called"
 
 
-@pytest.mark.share(12)
+@pytest.mark.share
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in HERE if name not in {*TESTED, *OTHERS}])
 def test_derivatives_of_what_is_new_in_jax(name):

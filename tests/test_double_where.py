@@ -440,7 +440,7 @@ CASES = [
 ]
 
 
-@pytest.mark.share(8)
+@pytest.mark.share
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cases(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
@@ -455,7 +455,7 @@ def test_cases(case):
     close(jax.jit(jax.jacrev(jax.grad(f)))(x), forward_over_reverse)
 
 
-@pytest.mark.share(8)
+@pytest.mark.share
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_vmap_inside_and_outside(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
@@ -485,7 +485,7 @@ def test_a_number_that_is_zero_is_no_selection(f, x):
     assert not np.isfinite(jax.grad(pg.double_where(f))(x))
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("name", ["max", "min", "reduce", "clip", "scatter", "cummax", "pool", "abs", "sort"])
 def test_ties_are_shared_as_jax_shares_them(name):
     functions = {
@@ -517,7 +517,8 @@ def test_a_constant_part_of_a_backward_pass_stays():
     assert jax.grad(pg.double_where(lambda x: f(2 * x, x**2)))(3.0) == 8
 
 
-@pytest.mark.share(3)
+@pytest.mark.long
+@pytest.mark.share
 @pytest.mark.parametrize("solve", ["solve", "inv", "positive", "masked", "likelihood"])
 def test_second_derivatives_of_linear_solves(solve):
     y = jnp.array([1.0, 2.0])
@@ -569,6 +570,7 @@ def on_explicit_axes(x):
     return sum(part.sum() for part in parts) + jnp.where(jnp.arange(2) > 0, kept(x).T, 0.0).sum()
 
 
+@pytest.mark.long
 def test_a_mesh_of_explicit_axes():
     mesh = jax.make_mesh((1, 1), ("i", "j"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     regular, singular = np.array([[1.5, 2.0], [3.0, 4.0]]), np.array([[1.5, 0.0], [3.0, 4.0]])
@@ -668,6 +670,7 @@ def test_equal_numbers_of_other_types_are_other_calls():
     assert gradient(1.0, 0.0)[0] - gradient(1.0, -0.0)[0] == 2
 
 
+@pytest.mark.long
 def test_method_and_module():
     class Model(eqx.Module):
         scale: jax.Array
@@ -727,6 +730,7 @@ def test_python_runs_once_for_each_eager_call_and_under_jit_for_each_shape():
         assert calls == [(2,), (3,)] * each
 
 
+@pytest.mark.long
 def test_dtypes_and_weak_types():
     f = lambda x, n, key: (jnp.where(x > 0, jnp.log(x), 0.0), n + 1, x > 0, jax.random.normal(key, dtype=x.dtype) * x)
     g = pg.double_where(f)
@@ -800,6 +804,7 @@ def test_reverse_mode_through_while_is_jaxs_error():
         jax.grad(pg.double_where(f))(2.0)
 
 
+@pytest.mark.long
 def test_a_mask_as_an_index_is_refused_with_what_to_write():
     with pytest.raises(jax.errors.NonConcreteBooleanIndexError) as caught:
         jax.grad(pg.double_where(lambda x: x.at[x == 0].set(0.0).sum()))(jnp.ones(2))

@@ -55,6 +55,7 @@ def test_lines_of_the_program(f, x, most):
     assert lines(jax.grad(pg.double_where(f)), x) <= most * lines(jax.grad(f), x)
 
 
+@pytest.mark.long
 def test_devices_are_told_nothing_of_masks_written_per_row():
     script = pathlib.Path(__file__).parents[1] / "benchmarks" / "double_where_mesh.py"
     printed = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
@@ -74,7 +75,8 @@ CHAINS = {
 }
 
 
-@pytest.mark.share(6)
+@pytest.mark.long
+@pytest.mark.share
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_second_derivatives_where_a_selection_ends_a_chain(name, order):
@@ -102,7 +104,8 @@ def test_rows_of_padding_in_both_factors():
     np.testing.assert_allclose(jax.grad(f)(jnp.ones((2, 3))), expected)
 
 
-@pytest.mark.share(4)
+@pytest.mark.long
+@pytest.mark.share
 @pytest.mark.parametrize(
     "mask",
     [

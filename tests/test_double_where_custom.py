@@ -185,7 +185,7 @@ def matrix():
         yield rule, "plain", "float"
 
 
-@pytest.mark.share(7, kind=lambda parameters: parameters["rule"])
+@pytest.mark.share(kind=lambda parameters: parameters["rule"])
 @pytest.mark.parametrize(
     ("rule", "inside", "other"), list(matrix()), ids=lambda p: p if isinstance(p, str) else p.__name__
 )

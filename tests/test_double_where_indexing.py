@@ -117,6 +117,7 @@ def assert_rows(found, expected, names):
     assert not wrong, wrong
 
 
+@pytest.mark.long
 def test_forward_mode_is_the_derivative_of_the_value():
     assert_rows(jacobian(jax.jacfwd, pg.double_where(stacked(TABLE))), TRUTHS, TABLE)
 

@@ -115,7 +115,7 @@ def test_second_derivatives_are_unchanged(steps, end, x):
         check_second(steps, end, jnp.array(x))
 
 
-@pytest.mark.share(15)
+@pytest.mark.share
 @pytest.mark.parametrize("first", range(0, 120, 2))
 def test_random_programs(first):
     """As `python tests/random_programs.py` tries many more of."""

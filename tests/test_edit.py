@@ -236,7 +236,7 @@ OPTIMISERS = {
 }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_training_loop_leaves_what_is_frozen_bit_identical(name):
     model = pg.freeze({"k": jax.tree.map(jnp.float32, composite()), "n": 3}, "k.b.a")
@@ -290,7 +290,7 @@ def test_ravel_and_unravel():
     refused(lambda: pg.ravel({"a": 1.0})[1](jnp.ones(2)), ValueError, "Expected shape (1,), got (2,)")
 
 
-@pytest.mark.share(2)
+@pytest.mark.share
 def test_unravel_under_jit_and_grad_and_with_scipy(x64):
     model = Sum(RBF(0.5, 0.7), Periodic(1.0, 1.3, 1.0))
     vector, unravel = pg.ravel(model)

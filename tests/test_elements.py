@@ -22,7 +22,7 @@ def f(k):
 FULL = np.array([4.0, 8.0, 12.0])
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize(
     ("wrt", "index"),
     [

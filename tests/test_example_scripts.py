@@ -34,7 +34,8 @@ def test_every_cell_is_python(name):
 
 
 # The first by default, the others with everything, on one lane each.
-@pytest.mark.share(99)
+@pytest.mark.long
+@pytest.mark.share
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_meets_its_numbers_and_draws_its_picture(name, tmp_path):
     shorter, numbers = SCRIPTS[name]

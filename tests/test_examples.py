@@ -97,6 +97,7 @@ def test_period_is_held_until_it_is_thawed():
     assert thawed.terms[1].factors[1].period == pg.grad(covariance, wrt="terms[1].factors[1].period")(kernel) != 0
 
 
+@pytest.mark.long
 def test_log_marginal_likelihood_is_the_density_of_the_data():
     t, y = data(every=40)
     kernel = mauna_loa.book_kernel()
@@ -130,6 +131,7 @@ def test_gradient_is_the_central_difference():
     np.testing.assert_allclose(gradient * parameters, differences, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.long
 def test_components_add_up_to_the_signal():
     t, y = data(every=10)
     kernel = mauna_loa.book_kernel()

@@ -152,7 +152,7 @@ def z_score(estimates, exact):
     return np.abs(estimates.mean(0) - np.asarray(exact)) / error
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_value_gradient_and_hessian_are_unbiased(name):
     f, exact = PROGRAMS[name]
@@ -168,7 +168,8 @@ def test_value_gradient_and_hessian_are_unbiased(name):
         assert z_score(estimates[order], exactly[order]) < 4, order
 
 
-@pytest.mark.share(2)
+@pytest.mark.long
+@pytest.mark.share
 def test_forward_and_reverse_agree_and_the_value_is_the_plain_mean(x64):
     mean = pg.expectation(branches, samples=50)
 
@@ -194,6 +195,7 @@ def test_one_sample_is_the_score_function_written_by_hand():
     assert jax.grad(pg.expectation(discrete, samples=1), 1)(KEY, 0.4) == pytest.approx(score(0.4))
 
 
+@pytest.mark.long
 def test_leave_one_out_baseline_by_hand():
     keys = jax.random.split(KEY, 5)
     costs = jax.vmap(discrete, (0, None))(keys, 0.4)
@@ -288,6 +290,7 @@ def test_transforms_of_an_expectation():
     assert jnp.isfinite(gradient(jax.random.PRNGKey(0), 0.1))
 
 
+@pytest.mark.long
 def test_other_words_inside():
     mean = lambda word: jax.grad(
         pg.expectation(lambda key, p: pg.draw(location, key, p, gradient=word) ** 2, samples=400), 1
@@ -306,6 +309,7 @@ def test_low_precision_and_complex_outputs():
     np.testing.assert_allclose([value, slope], [0.6 + 0.4j, -1 + 1j], atol=0.06)
 
 
+@pytest.mark.long
 def test_the_mean_of_infinite_samples_is_infinite_and_its_gradient_not_finite():
     value, slope = jax.value_and_grad(pg.expectation(lambda key, p: jnp.log(1.0 * flip(key, p)), samples=20), 1)(
         KEY, 0.4
@@ -376,7 +380,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("name", INSIDE)
 def test_differentiated_before_the_expectation_is_refused(name):
     call = lambda: pg.expectation(INSIDE[name], samples=3)(KEY, 0.3) if INSIDE[name] else jax.grad(walk, 1)(KEY, 0.3)
@@ -385,6 +389,7 @@ def test_differentiated_before_the_expectation_is_refused(name):
     )
 
 
+@pytest.mark.long
 def test_one_key_for_all_elements_of_a_vmap_is_refused():
     f = lambda key, p: jax.vmap(lambda p: flip(key, p))(p).sum() * 1.0
     refused(
@@ -397,6 +402,7 @@ def test_one_key_for_all_elements_of_a_vmap_is_refused():
     assert jax.grad(shared, 1)(KEY, 0.4) == pytest.approx(3, abs=0.2)
 
 
+@pytest.mark.long
 def test_a_log_prob_that_does_not_see_the_parameter_is_refused():
     blind = lambda draw, p: stats.bernoulli.logpmf(draw, lax.stop_gradient(p))
     f = lambda key, p: pg.draw(jax.random.bernoulli, key, p, gradient="score", log_prob=blind) * 1.0

@@ -63,7 +63,7 @@ def key(leaf):
     return np.shape(leaf), tuple(np.asarray(leaf, float).ravel())
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("wrt", SELECTORS, ids=range(len(SELECTORS)))
 def test_each_transform_is_that_of_jax_on_the_function_closed_over_the_rest(wrt):
     closed, leaves = split(wrt)

@@ -170,7 +170,7 @@ def assert_consistent(write, name, i, seed):
 INDICES = st.tuples(st.integers(-7, 7), st.integers(-7, 7)) | st.tuples(*[st.integers(-(10**9), 10**9)] * 2)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("name", READS)
 @settings(max_examples=6)
 @given(INDICES, st.integers(0, 10**6))
@@ -178,7 +178,7 @@ def test_reads(name, i, seed):
     assert_consistent(False, name, i, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("name", WRITES)
 @settings(max_examples=6)
 @given(INDICES, st.integers(0, 10**6))
@@ -189,7 +189,7 @@ def test_writes(name, i, seed):
     assert_consistent(True, name, i, seed)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share
 def test_the_report(x64):
     """What jax#5760 reported, in the shapes in which it is still there."""
     x = jnp.arange(2.0)
@@ -203,7 +203,8 @@ def test_the_report(x64):
             assert gradient.dtype == x.dtype
 
 
-@pytest.mark.share(4)
+@pytest.mark.long
+@pytest.mark.share
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_indices_of_every_dtype(dtype):
     """Every index reads and writes where its derivative says it does, the largest and the smallest too."""
@@ -260,7 +261,7 @@ def test_unique_indices_that_clamp_to_one_place():
         assert jax.grad(lambda u: put(u, jnp.array(i)).sum())(u).tolist() == [[1, 1], [0, 0], [1, 1]]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share
 def test_ties_keep_the_convention_of_jax(x64):
     x, u = jnp.array([1.0, 2.0, 2.0]), jnp.array([2.0, 2.0, 1.0, 3.0])
     inside, outside = jnp.array([2, 2, 0, 1]), jnp.array([5, 9, 0, 1])

@@ -99,7 +99,7 @@ SMOOTH = {
 }
 
 
-@pytest.mark.share(8)
+@pytest.mark.share
 @pytest.mark.parametrize("name", SMOOTH)
 def test_inside_everything(name):
     with jax.enable_x64(True):
@@ -124,7 +124,7 @@ def test_inside_everything(name):
                 jax.tree.map(close, derivatives[0], other)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share
 @pytest.mark.parametrize("name", ["scan", "vmap of cond", "checkpoint", "custom_jvp"])
 def test_under_vmap(name):
     consistent = pg.consistent_indexing(SMOOTH[name])
@@ -142,7 +142,8 @@ def test_while_forward():
     assert found.tolist() == [[1, 0], [1, 0]]
 
 
-@pytest.mark.share(2)
+@pytest.mark.long
+@pytest.mark.share
 def test_in_shard_map(x64):
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("d")
@@ -154,7 +155,8 @@ def test_in_shard_map(x64):
         assert jax.grad(lambda x: function(x).sum())(x).tolist() == [0, 5, 7]
 
 
-@pytest.mark.share(2)
+@pytest.mark.long
+@pytest.mark.share
 def test_a_backward_function_is_left_alone(x64):
     @jax.custom_vjp
     def f(x, k):
@@ -181,7 +183,8 @@ def test_a_backward_function_is_left_alone(x64):
         jax.jacfwd(consistent)(x)
 
 
-@pytest.mark.share(2)
+@pytest.mark.long
+@pytest.mark.share
 def test_what_a_custom_vjp_closes_over_has_no_derivative(x64):
     """The solver of differential equations has a backward function of its own and closes over the indices."""
     from jax.experimental.ode import odeint

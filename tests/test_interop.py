@@ -25,17 +25,18 @@ def objective(model):
 
 
 MODELS = {
-    "equinox": eqx.nn.MLP(2, 1, 3, 2, key=jax.random.key(0)),
     "flax": Flax(Flax(jnp.ones(2))),
     "namedtuple": Point(Point(jnp.ones(2), 3), jnp.array(0.5)),
     "dict of lists": {"a": [jnp.ones(2), jnp.zeros(())], "b": [], "n": 2, "none": None},
     "tied": {"a": SHARED, "b": [SHARED, SHARED]},
     "partgrad": jax.tree.map(jnp.asarray, composite()),
+    "equinox": eqx.nn.MLP(2, 1, 3, 2, key=jax.random.key(0)),
     "static arrays": Config(jnp.ones(2)),
     "wrapped": {"net": NonDiff(Flax(jnp.ones(2))), "w": jnp.array(2.0)},
 }
 
 
+@pytest.mark.share
 @pytest.mark.parametrize("name", MODELS)
 def test_every_call_works_on(name):
     model = MODELS[name]
@@ -93,6 +94,7 @@ def test_a_large_tree():
     assert "['layers'][0..33333]['b']" in str(pg.summary(tree))
 
 
+@pytest.mark.share
 @pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, lambda f: lambda m: jax.vmap(f)(stacked(m))[0]])
 def test_under_and_around_transforms_to_depth_three(transform):
     model = {"a": jnp.array(0.7), "b": jnp.array(1.3), "n": jnp.array(2)}

@@ -189,6 +189,7 @@ def test_a_rule_that_returns_nan():
     assert "true singularity" not in str(report)
 
 
+@pytest.mark.long
 def test_a_loosely_converged_solver():
     solver = optimistix.FixedPointIteration(1e-4, 1e-4)
     f = lambda a: optimistix.fixed_point(lambda y, a: jnp.cos(a * y), solver, jnp.array(0.5), a).value

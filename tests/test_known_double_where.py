@@ -173,7 +173,7 @@ def solved(adjoint):
 HALF = np.float32(0.5)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize(
     ("f", "x"),
     [
@@ -196,6 +196,7 @@ def test_what_jax_differentiates(f, x):
     equal(jax.grad(wrapped(f))(x), jax.grad(f)(x))
 
 
+@pytest.mark.long
 def test_a_branch_in_a_shard_map():
     equal(jax.grad(wrapped(sharded_branch))(X), 1 / X)
 

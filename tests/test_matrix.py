@@ -10,7 +10,7 @@ TRIPLES = matrix.covering_array(3)
 ROWS = TRIPLES if os.environ.get("ALL_CASES") else list(dict.fromkeys([*matrix.covering_array(2), *TRIPLES[::12]]))
 
 
-@pytest.mark.share(12)
+@pytest.mark.share
 @pytest.mark.parametrize("cell", ROWS, ids=str)
 def test_a_cell_is_right_or_refused_by_jax(cell):
     assert matrix.judge(cell) is None

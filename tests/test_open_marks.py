@@ -157,7 +157,7 @@ def _is_held_by_class(tree, path):
     return False
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("run", RUNS)
 @given(trees, st.data())
 @settings(max_examples=examples(12))

@@ -53,7 +53,7 @@ def pull(f, *args):
 # --- elementwise -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("name", UNARY)
 def test_functions_of_one_operand(name, x64):
     function, plain = getattr(safe, name), UNARY[name]
@@ -72,7 +72,7 @@ def test_functions_of_one_operand(name, x64):
         np.testing.assert_array_equal(np.asarray(tangent, float), np.asarray(slope, float))
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("name", UNARY)
 def test_second_derivatives_of_one_operand(name, x64):
     function, plain = getattr(safe, name), UNARY[name]
@@ -84,7 +84,7 @@ def test_second_derivatives_of_one_operand(name, x64):
         assert_same(found[~singular], expected[~singular], ulps=4)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("name", BINARY)
 def test_functions_of_two_operands(name, x64):
     function, plain = getattr(safe, name), BINARY[name]
@@ -104,7 +104,7 @@ def test_functions_of_two_operands(name, x64):
             np.testing.assert_array_equal(np.asarray(tangent, float), np.asarray(slope, float))
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize("modes", [*SECOND, (jax.jacrev, jax.jacrev)], ids=["fr", "rf", "rr"])
 def test_second_derivatives_of_two_operands(name, modes):
@@ -121,6 +121,7 @@ def test_second_derivatives_of_two_operands(name, modes):
     np.testing.assert_allclose(hessian(function)[..., ~singular], hessian(plain)[..., ~singular], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_power_at_base_zero():
     """Partials that JAX has stay; x ** 1 has slope 1 and x ** y has slope 0 for y > 1."""
     exponents = jnp.array([-2.0, -0.5, 0, 0.5, 1, 1.5, 2, 3])
@@ -156,7 +157,7 @@ ROWS = jnp.array([[3.0, 4, 0.5], [0, 0, 0], [2, -2, 2], [0, -0.0, 0], [1, 5, 0],
 ORDERS = [None, 1, 2, 1.5, 0.5, 0, -1, INF, -INF]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("order", ORDERS)
 def test_norms_of_vectors(order):
     singular = np.asarray((ROWS == 0).all(1, keepdims=True) | jnp.zeros((1, 3), bool))
@@ -180,7 +181,7 @@ def test_norms_of_vectors(order):
     np.testing.assert_allclose(forward, slope, rtol=1e-6)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("order", [None, 1, 3, 1.5, 0.5, -1])
 def test_second_derivatives_of_norms(order):
     rows = jnp.array([[3.0, 4, 0.5], [0, 0, 0], [1, 5, 0]])
@@ -192,7 +193,7 @@ def test_second_derivatives_of_norms(order):
         assert np.isfinite(hessian[2]).all()
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("order", [None, "fro", "nuc", 1, 2, -2, -INF])
 def test_norms_of_matrices(order):
     some = jnp.array([[-3.0, 1], [2, 3], [4, 5.5]])
@@ -232,7 +233,7 @@ def test_a_norm_that_underflows_is_not_at_its_singular_point():
 SPREAD = jnp.array([[3.0, 4, 0.5], [0.1, 0.1, 0.1], [1, NAN, 2], [INF, INF, INF], [-0.0, 0, 0], [INF, 1, 2]])
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize(
     "options",
     [{}, {"ddof": 3}, {"correction": 0.5, "keepdims": True}, {"dtype": jnp.float16}],
@@ -251,6 +252,7 @@ def test_deviation_and_variance(name, options):
     assert_same(slope[np.array(rest)], jax_slope[np.array(rest)], ulps=1)
 
 
+@pytest.mark.long
 def test_the_formulas_of_the_deviation():
     a = jnp.array([1.0, 2, 6])  # mean 3, variance 14/3
     np.testing.assert_allclose(jax.grad(safe.std)(a), (a - 3) / (3 * np.sqrt(14 / 3)), rtol=1e-6)
@@ -288,6 +290,7 @@ def test_values_that_where_leaves_out(name):
             np.testing.assert_array_equal(found[2], 0)
 
 
+@pytest.mark.long
 def test_logsumexp():
     a = jnp.array([[1.0, 2, 3], [-INF, -INF, -INF], [-INF, 0, 1], [INF, 0, 1], [NAN, INF, 1], [INF, -INF, INF]])
     singular = np.array([1, 3, 5])
@@ -304,6 +307,7 @@ def test_logsumexp():
     assert safe.logsumexp(jnp.zeros((0, 2)), axis=0).tolist() == [-INF, -INF]
 
 
+@pytest.mark.long
 def test_logsumexp_with_factors():
     a, b = jnp.array([[0.0, 0, -INF], [0, 1, 2], [1, 1, 0]]), jnp.array([1.0, -1, 2])
     assert_same(safe.logsumexp(a, 1, b), logsumexp(a, 1, b))
@@ -441,6 +445,7 @@ def test_at_singular_that_does_not_fit():
 # --- transformations ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_transformations_compose():
     x = jnp.array([[0.0, 0, 0], [1, 2, 2]])
     norm = lambda x: safe.norm(x, axis=-1)
@@ -462,6 +467,7 @@ def test_transformations_compose():
     assert jax.jvp(jax.vmap(jax.grad(norm)), (x,), (x,))[1].shape == (2, 3)
 
 
+@pytest.mark.long
 def test_a_given_derivative_may_be_traced_and_differentiated():
     slope = lambda at: jax.grad(safe.sqrt)(0.0, at_singular=at)
     assert jax.jit(slope)(3.0) == 3
@@ -481,6 +487,7 @@ def test_real_nans_are_not_hidden():
     assert jnp.isnan(jax.grad(lambda x: jnp.log(safe.sqrt(x)))(0.0))
 
 
+@pytest.mark.long
 @given(
     st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.5, 3.0, 1e30, 1e-30, INF, -INF, NAN]), min_size=6, max_size=6),
     st.sampled_from(["norm", "std", "var", "logsumexp"]),
@@ -518,7 +525,7 @@ def test_where_gives_functions_only_what_is_selected_for_them():
     assert seen[2].shape == (0, 4)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_derivatives_of_where(wrap):
     """jax#1052: the functions are those of the thread, and each derivative is that of the function selected."""
@@ -534,6 +541,7 @@ def test_derivatives_of_where(wrap):
     np.testing.assert_allclose(jax.vmap(jax.grad(g))(x), [0, 0.5, 0.25, 3])
 
 
+@pytest.mark.long
 def test_where_takes_trees_and_broadcasts_them():
     pred = jnp.array([[True], [False]])
     p = {"x": jnp.array([1.0, 2, 4]), "n": 2}
@@ -588,5 +596,6 @@ def test_the_answers_of_the_page(name, point, written, derivative):
             np.testing.assert_allclose(jax.jit(mode(f))(x), expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.long
 def test_the_page_has_the_cases():
     assert len(CASES) >= 9

@@ -83,7 +83,7 @@ def measured(f, p, truth):
     return abs(off) / (gradients.std() / np.sqrt(KEYS)), same.mean()
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("name", PATHWISE)
 def test_pathwise(name):
     with jax.enable_x64(True):
@@ -92,7 +92,7 @@ def test_pathwise(name):
     assert same == 1
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("name", IMPLICIT)
 def test_implicit(name):
     with jax.enable_x64(True):
@@ -101,7 +101,7 @@ def test_implicit(name):
     assert same < 0.99
 
 
-@pytest.mark.share(4)
+@pytest.mark.share
 @pytest.mark.parametrize("name", ZERO)
 def test_silently_zero(name):
     def both(key, p):

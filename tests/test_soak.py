@@ -40,6 +40,7 @@ NAMED = pg.grad(lambda m: (m.b.lengthscale**2).sum(), wrt=lambda m: m.b.lengthsc
 TAKEN = jax.grad(pg.double_where(lambda x: jnp.where(x > 0, jnp.log(x), 0.0).sum()))
 
 
+@pytest.mark.long
 def test_sixteen_threads_share_transforms():
     with concurrent.futures.ThreadPoolExecutor(16) as threads:
         for outcome in threads.map(used_by_a_thread, range(48)):

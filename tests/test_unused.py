@@ -260,14 +260,14 @@ def written(s):
 LEAVES = [jnp.float32(v) for v in (0.5, 1.5, 2.0, 0.25)]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("name", CASES)
 def test_structure(name):
     function, expected = CASES[name]
     assert used_leaves(function, LEAVES) == expected
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("name", CASES)
 def test_under_jit(name):
     function, expected = CASES[name]
@@ -276,7 +276,7 @@ def test_under_jit(name):
     assert found == [expected]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=5)
 @given(values=st.lists(st.floats(0.25, 2.5, width=32), min_size=4, max_size=4))

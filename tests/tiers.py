@@ -1,8 +1,9 @@
 """What runs by default and what only with everything (`python -m pytest -m ""`).
 
-A parametrised test marked `share(6, kind=...)` runs every sixth case of each kind by default, beginning with the first,
+A parametrised test marked `share(24, kind=...)` runs every 24th case of each kind by default, beginning with the first,
 so that no kind is without one; rows that are marked `long` themselves are counted apart. `kind` maps the parameters, by
-name, to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a sixth by default.
+name, to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a 24th, at least two, by
+default. A test of both precisions (`x64`) runs in one of them by default, in the other with everything.
 
 `.ci/run` deals these tables out: TESTS_TURN is 0 or 1, a lane with `-m "not elsewhere"` runs that quarter of each, and of
 each kind the first case. A law draws half of its examples on each lane. What is marked `lane(1)` runs on that
@@ -11,10 +12,11 @@ lane only.
 
 import collections
 import os
+import zlib
 
 import pytest
 
-SHARE = 6
+SHARE = 24
 PARTS = 4
 TURN = os.environ.get("TESTS_TURN")
 CASES = os.environ.get("LAW_CASES")
@@ -33,7 +35,7 @@ def examples(number):
         return int(CASES)
     if _everything:
         return max(3, number // 2) if TURN else number
-    return max(3, number // SHARE)
+    return max(2, number // SHARE)
 
 
 def share_out(items):
@@ -45,6 +47,8 @@ def share_out(items):
             item.add_marker(pytest.mark.elsewhere)
         mark = item.get_closest_marker("share")
         if mark is None:
+            if _is_other_precision(item):
+                item.add_marker(pytest.mark.long)
             continue
         kind = mark.kwargs.get("kind", lambda parameters: None)(item.callspec.params)
         is_long = item.get_closest_marker("long") is not None
@@ -57,3 +61,8 @@ def share_out(items):
         parts, own = (2, 0) if hasattr(item.module, "is_mine") else (PARTS, 1 - int(TURN or 0))
         if TURN and (place or is_long) and place % parts != own:
             item.add_marker(pytest.mark.elsewhere)
+
+
+def _is_other_precision(item):
+    precision = item.callspec.params.get("x64") if hasattr(item, "callspec") else None
+    return precision is not None and precision != zlib.crc32(item.originalname.encode()) % 2
