@@ -144,7 +144,11 @@ OF_LIBRARIES = {
     root_of_a_library: [wrong_rule, stopped, partly_stopped, rounded],
     loop_of_a_library: [nan_rule, singular, wrong_rule, rounded],
 }
-CASES = [(fault, surrounding) for surrounding in SURROUNDINGS for fault in OF_LIBRARIES.get(surrounding, FAULTS)]
+CASES = [
+    pytest.param(fault, surrounding, marks=[pytest.mark.long] * (surrounding in OF_LIBRARIES))
+    for surrounding in SURROUNDINGS
+    for fault in OF_LIBRARIES.get(surrounding, FAULTS)
+]
 
 
 @functools.cache

@@ -114,6 +114,7 @@ def test_a_draw_by_hand_from_cumulated_probabilities():
     assert ("zero", "warning", "['logits']") not in found
 
 
+@pytest.mark.long
 def test_a_clipped_minimum_is_an_error_where_its_derivative_disagrees():
     clipped = lambda p: jnp.sum(p["t"].at[jnp.array([5, 1])].min(p["v"], mode="clip"))
     point = {"t": F(1, 2, 3), "v": F(1.5, 1)}
@@ -122,6 +123,7 @@ def test_a_clipped_minimum_is_an_error_where_its_derivative_disagrees():
     assert (("oob", "error", "['v']") in findings(clipped, point)) == is_wrong
 
 
+@pytest.mark.long
 def test_how_jax_counts_is_no_read_out_of_bounds():
     found = findings(lambda p: jnp.sum(p["t"][jnp.triu_indices(2, 1)] ** 2), {"t": F(1, 2, 3, 4).reshape(2, 2)})
     assert [f.message for f in found.values()] == ["the gradient is zero in 3 of its 4 elements."]

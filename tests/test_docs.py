@@ -17,7 +17,18 @@ ROOT = pathlib.Path(__file__).parent.parent
 MODULES = ["partgrad", *(module.name for module in pkgutil.walk_packages(partgrad.__path__, "partgrad."))]
 EVERY_PAGE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # What takes more than two seconds, nearly all of it compiling.
-LONG = {"adapters", "constrain", "ensembles", "error_bars", "nan", "sample", "solvers", "start"}
+LONG = {
+    "adapters",
+    "constrain",
+    "double_where_tested",
+    "ensembles",
+    "error_bars",
+    "nan",
+    "neural_tangents",
+    "sample",
+    "solvers",
+    "start",
+}
 PAGES = [
     pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.long] * (page.stem in LONG))
     for page in EVERY_PAGE

@@ -485,6 +485,7 @@ def test_a_number_that_is_zero_is_no_selection(f, x):
     assert not np.isfinite(jax.grad(pg.double_where(f))(x))
 
 
+@pytest.mark.long
 @pytest.mark.share
 @pytest.mark.parametrize("name", ["max", "min", "reduce", "clip", "scatter", "cummax", "pool", "abs", "sort"])
 def test_ties_are_shared_as_jax_shares_them(name):
@@ -536,6 +537,7 @@ def test_second_derivatives_of_linear_solves(solve):
     close(jax.jacrev(jax.grad(pg.double_where(f)))(p), jax.hessian(f)(p))
 
 
+@pytest.mark.long
 def test_solvers_that_are_loops_are_transposed_as_the_user_says():
     a = jnp.array([[2.0, 1.0], [0.5, 3.0]])
     iterate = lambda mv, b: lax.fori_loop(0, 3, lambda i, x: x + 0.3 * (b - mv(x)), jnp.zeros_like(b))
@@ -797,6 +799,7 @@ def test_errors_of_the_function_are_its_own():
         jax.grad(pg.double_where(lambda x: x if x > 0 else -x))(1.0)
 
 
+@pytest.mark.long
 def test_reverse_mode_through_while_is_jaxs_error():
     f = lambda x: lax.while_loop(lambda c: c < 10, lambda c: c * jnp.maximum(x, 1.0) * 2, x)
     close(jax.jvp(pg.double_where(f), (2.0,), (1.0,))[1], jax.jvp(f, (2.0,), (1.0,))[1])

@@ -150,6 +150,7 @@ def test_every_transform_is_jaxs(name):
         assert_rows(*pair, WHERE_JAX_IS_FINITE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["min", "max"])
 def test_a_nan_beside_an_extremal_write(mode, name):
@@ -160,6 +161,7 @@ def test_a_nan_beside_an_extremal_write(mode, name):
         np.testing.assert_array_equal(transform(pg.double_where(f))(x), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_what_no_read_touches_is_dead(mode):
     f = lambda x: jnp.sqrt(x).at[np.array([5, 1])].get(mode=mode, fill_value=0.0 if mode == "fill" else None).sum()

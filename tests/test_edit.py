@@ -290,6 +290,7 @@ def test_ravel_and_unravel():
     refused(lambda: pg.ravel({"a": 1.0})[1](jnp.ones(2)), ValueError, "Expected shape (1,), got (2,)")
 
 
+@pytest.mark.long
 @pytest.mark.share
 def test_unravel_under_jit_and_grad_and_with_scipy(x64):
     model = Sum(RBF(0.5, 0.7), Periodic(1.0, 1.3, 1.0))

@@ -22,6 +22,7 @@ def f(k):
 FULL = np.array([4.0, 8.0, 12.0])
 
 
+@pytest.mark.long
 @pytest.mark.share
 @pytest.mark.parametrize(
     ("wrt", "index"),

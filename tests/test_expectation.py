@@ -238,6 +238,7 @@ def test_categorical_with_trees_of_outputs_and_parameters():
     assert value["one hot"].shape == (3,)
 
 
+@pytest.mark.long
 def test_a_distribution_object():
     class Poisson:
         def __init__(self, rate):
@@ -318,6 +319,7 @@ def test_the_mean_of_infinite_samples_is_infinite_and_its_gradient_not_finite():
     assert not jnp.isfinite(slope)
 
 
+@pytest.mark.long
 def test_nothing_drawn():
     mean = pg.expectation(lambda key, p: (p**2, 3.0), samples=8)
     assert mean(KEY, 2.0) == (4.0, 3.0)

@@ -189,6 +189,7 @@ def test_writes(name, i, seed):
     assert_consistent(True, name, i, seed)
 
 
+@pytest.mark.long
 @pytest.mark.share
 def test_the_report(x64):
     """What jax#5760 reported, in the shapes in which it is still there."""
@@ -261,6 +262,7 @@ def test_unique_indices_that_clamp_to_one_place():
         assert jax.grad(lambda u: put(u, jnp.array(i)).sum())(u).tolist() == [[1, 1], [0, 0], [1, 1]]
 
 
+@pytest.mark.long
 @pytest.mark.share
 def test_ties_keep_the_convention_of_jax(x64):
     x, u = jnp.array([1.0, 2.0, 2.0]), jnp.array([2.0, 2.0, 1.0, 3.0])

@@ -124,6 +124,7 @@ def test_inside_everything(name):
                 jax.tree.map(close, derivatives[0], other)
 
 
+@pytest.mark.long
 @pytest.mark.share
 @pytest.mark.parametrize("name", ["scan", "vmap of cond", "checkpoint", "custom_jvp"])
 def test_under_vmap(name):
@@ -391,6 +392,7 @@ def test_what_a_function_captures_is_read_afresh():
     assert compiled(x).tolist() == [0, 0, 3]
 
 
+@pytest.mark.long
 def test_of_derivatives():
     """A gradient that JAX computes without consistency is a function like any other; its own derivative agrees."""
     x = jnp.array([1.0, 2.0, 3.0])

@@ -15,6 +15,9 @@ from jax.lax import stop_gradient
 
 import partgrad as pg
 
+# Cases that are right today; each has its law or its row elsewhere, which run by default.
+pytestmark = pytest.mark.long
+
 
 def known(why, raises=AssertionError):
     """The mark of a case that fails today; `raises` is how."""

@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec
 
 import partgrad as pg
 
+# Cases that are right today; each has its law or its row elsewhere, which run by default.
+pytestmark = pytest.mark.long
 OLDER = jax.__version_info__ < (0, 11)
 MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 SHARDED = PartitionSpec("i")

@@ -213,6 +213,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
+@pytest.mark.long
 def test_leaves_without_names():
     f = lambda n: n.loc**2 * n.scale
     numbered = Numbered(jnp.float32(3.0), jnp.float32(2.0))

@@ -141,6 +141,7 @@ def test_power_at_base_zero():
     assert jax.jvp(lambda x: safe.power(x, 2.0), (-2.0,), (1.0,))[1] == -4
 
 
+@pytest.mark.long
 def test_the_two_derivatives_of_a_pair():
     slopes = jax.grad(safe.divide, (0, 1))
     assert slopes(1.0, 0.0, at_singular=(2.0, 3.0)) == (2, 3)
@@ -210,6 +211,7 @@ def test_norms_of_matrices(order):
     np.testing.assert_array_equal(hessian, 0)
 
 
+@pytest.mark.long
 def test_the_formulas_of_the_norm():
     """d|x| = x / |x|, and the Hessian is (1 - uu') / |x|."""
     x = jnp.array([2.0, -3, 6])
@@ -268,6 +270,7 @@ def test_the_formulas_of_the_deviation():
     assert jax.grad(lambda c: safe.std(jnp.full(2, 3.0), correction=c))(jnp.array(0.5)) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["std", "var", "logsumexp"])
 def test_values_that_where_leaves_out(name):
     """They have derivative 0, and what they hold does not matter: as if they were not there."""

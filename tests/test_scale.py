@@ -25,6 +25,7 @@ def outcomes(axes, names):
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
+@pytest.mark.long
 def test_a_spread_model_stays_where_it_is():
     assert outcomes("explicit", FEW) == {}
 
