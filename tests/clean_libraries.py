@@ -334,7 +334,7 @@ def density(f):
     import numpyro.distributions as distributions
 
     used = lambda p: f(distributions, {name: p.get(name, value) for name, value in wide(POINT).items()})
-    jaxpr = jax.make_jaxpr(used)(POINT).jaxpr
+    jaxpr = jax.make_jaxpr(used)(wide(POINT)).jaxpr
     names = [
         name for name, v in zip(sorted(POINT), jaxpr.invars, strict=True) if any(v in e.invars for e in jaxpr.eqns)
     ]

@@ -100,7 +100,7 @@ def test_what_is_right_agrees(name):
     leaf = only(function, x)
     assert (leaf.status, leaf.place, leaf.wrong) == ("agree", "", "")
     assert leaf.element is None
-    assert not leaf.stopped
+    assert not leaf.excuses
 
 
 def test_agrees_in_both_precisions(x64):
@@ -226,8 +226,8 @@ def test_a_stop_gradient_that_explains_a_mismatch_is_named(name):
     function, stops = STOPPED[name]
     leaf = only(function, X)
     assert leaf.status == "stopped"
-    assert len(leaf.stopped) == stops
-    assert {chain[-1].primitive.name for chain in leaf.stopped} == {"stop_gradient"}
+    assert len(leaf.excuses) == stops
+    assert {chain[-1].primitive.name for chain in leaf.excuses} == {"stop_gradient"}
 
 
 def test_ties_and_stops_do_not_excuse_the_faults_of_other_elements():
@@ -241,7 +241,7 @@ def test_ties_and_stops_do_not_excuse_the_faults_of_other_elements():
 def test_a_stop_gradient_that_does_not_explain_a_mismatch_is_not():
     leaf = only(lambda x: (lax.stop_gradient(x) * x).sum() + with_jvp(slightly_wrong)(x).sum(), X)
     assert leaf.status == "mismatch"
-    assert not leaf.stopped
+    assert not leaf.excuses
 
 
 def test_what_an_iterative_solver_leaves_is_no_fault():

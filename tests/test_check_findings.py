@@ -14,7 +14,6 @@ from partgrad._check.evidence import Evidence
 from partgrad._check.findings.draw import draw as draw_findings
 from partgrad._check.findings.zero import zero
 from partgrad._check.numbered import NumberedProgram
-from partgrad._check.values import Values
 
 pytestmark = pytest.mark.internal
 
@@ -95,7 +94,8 @@ def test_a_sampler_that_jax_does_not_compile(draw, severity, word, request):
     key = jax.random.key(0)
     program = NumberedProgram(lambda leaves: jnp.sum(draw(key, leaves[0])) * leaves[1], [S(0.4), S(2.0)], ["a", "b"])
     # Without a derivative, which takes long to compile for some of these.
-    evidence = Evidence(program, Values([], [], [S(1.0)], None, None, ([], [])), np.ones(1))
+    evidence = Evidence(program, [S(1.0)], np.ones(1))
+    evidence.gradients = []
     (finding,) = draw_findings(evidence)
     assert (finding.severity, finding.leaf) == (severity, "a")
     assert f"`{request.node.callspec.id}`" in finding.message
@@ -153,3 +153,48 @@ def test_a_rule_with_another_value_is_named_for_leaves_beside_it():
 def test_a_linear_leaf_has_no_finding():
     linear = lambda p: jnp.sum(jnp.cos(3 * p["x"])) * p["scale"] + p["offset"]
     assert findings(linear, {"x": F(1.3, 2.1), "scale": S(1.2), "offset": S(0.7)}) == {}
+
+
+def test_two_wrong_rules_on_one_line_are_both_named():
+    def wrong(x):
+        return x * x
+
+    def worse(x):
+        return jnp.cos(x)
+
+    wrong, worse = jax.custom_jvp(wrong), jax.custom_jvp(worse)
+    wrong.defjvp(lambda p, t: (p[0] * p[0], 3 * p[0] * t[0]))
+    worse.defjvp(lambda p, t: (jnp.cos(p[0]), jnp.sin(p[0]) * t[0]))
+    found = pg.check(lambda x: wrong(x) * worse(x), progress=False)(S(0.7)).findings
+    assert [name for f in found for name in ("`wrong`", "`worse`") if name in f.message] == ["`wrong`", "`worse`"]
+    assert len({f.where for f in found}) == 1
+
+
+def test_a_rule_that_is_checked_by_itself_has_the_line_of_its_function():
+    @jax.custom_jvp
+    def alone(x):  # fault: alone
+        return x * x
+
+    alone.defjvp(lambda p, t: (p[0] * p[0], 3 * p[0] * t[0]))
+    (finding,) = pg.check(alone, progress=False)(S(0.7)).findings
+    assert int(finding.where.rpartition(":")[2]) in (int(line("alone").rpartition(":")[2]) + shift for shift in (-1, 0))
+
+
+def test_a_function_that_is_flat_on_both_sides_of_a_tie_is_honestly_zero():
+    sinc = lambda x: jnp.where(x == 0, 1.0, jnp.sin(x) / jnp.where(x == 0, 1.0, x))
+    (finding,) = findings(sinc, S(0.0)).values()
+    assert (finding.severity, "honestly zero" in finding.message) == ("info", True)
+
+
+def test_a_conversion_beside_a_leaf_is_what_its_gradient_lost_digits_to():
+    def centred(p):
+        mean = jnp.mean(p["x"].astype(jnp.bfloat16)).astype(jnp.float32)  # fault: centred
+        return jnp.sum((p["x"] - mean) ** 2 * p["weights"])
+
+    found = findings(centred, {"x": F(1.1, 2.3, 3.7), "weights": F(1, 2, 3)})
+    assert found["precision", "warning", "['weights']"].where == line("centred")
+
+
+def test_of_a_value_that_is_not_finite_nothing_is_compared():
+    found = findings(lambda p: jnp.where(p["x"] > 0, -p["x"], -jnp.inf), {"x": S(-2.0)})
+    assert {kind for kind, _, _ in found} == {"nan", "zero"}

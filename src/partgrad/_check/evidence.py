@@ -1,18 +1,20 @@
 """What is known of the function under check, computed when it is first asked for."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from .._programs import (
     Chain,
     Dependence,
+    Operands,
     by_value,
     custom_rule_body,
-    differentiably,
     inner_jaxprs,
     is_floating,
     line,
@@ -24,10 +26,10 @@ from .._programs import (
 from .derivatives.exact import Exact
 from .derivatives.float64 import widened
 from .derivatives.reading import Point
+from .noise import rounding_noise
 from .numbered import NumberedProgram
 from .probe import Answer, Question, probe
 from .quick import quick_jit
-from .values import Values
 
 Array = np.ndarray[Any, Any]
 
@@ -37,23 +39,50 @@ class Evidence:
 
     Args:
         program: The function.
-        values: Its outputs and its gradient.
-        weights: The weights of the outputs of which the gradient is that of the sum, one for each element.
-
-    Attributes:
-        program: The function.
-        values: Its outputs and its gradient.
-        weights: The weights.
         plain: Its outputs, run as the user wrote it.
-        cotangents: The weights in the shapes of the outputs.
-        gradients: The gradient for each leaf; empty where there is no reverse derivative.
+        weights: One for each element of the outputs; the gradient is that of the weighted sum.
     """
 
-    def __init__(self, program: NumberedProgram, values: Values, weights: Array):
-        self.program, self.values, self.weights = program, values, weights
-        self.cotangents, self.plain = values.cotangents, values.plain
-        self.gradients = [np.asarray(gradient) for gradient in values.gradient or []]
+    def __init__(self, program: NumberedProgram, plain: Operands, weights: Array):
+        self.program, self.plain, self.weights = program, plain, weights
+        self.cotangents = cotangents_of(weights, plain)
         self._answers: dict[Question, list[Answer]] = {}
+
+    @functools.cached_property
+    def _runs(self) -> tuple[list[Operands], Exception | None]:
+        program = self.program
+        try:
+            run = compiled(program.value_and_cotangent, [*program.leaves, *self.cotangents])
+            return [run(), run()], None
+        except Exception as error:  # What a rule refuses, it refuses in its own way.
+            run = compiled(program.jaxpr, program.leaves)
+            return [run(), run()], error
+
+    @property
+    def runs(self) -> list[Operands]:
+        """Two runs of the compiled program, each of its outputs and the gradient."""
+        return self._runs[0]
+
+    @property
+    def missing(self) -> Exception | None:
+        """Why there is no gradient."""
+        return self._runs[1]
+
+    @functools.cached_property
+    def gradients(self) -> list[Array]:
+        """The gradient for each leaf; empty where there is no reverse derivative."""
+        return [np.asarray(gradient) for gradient in self.runs[0][len(self.plain) :]]
+
+    @functools.cached_property
+    def _noise(self) -> list[Array] | None:
+        try:
+            return rounding_noise(self.program.jaxpr, self.program.leaves)
+        except Exception:  # An operation that cannot be run on its own must not end a check.
+            return None
+
+    def noise(self) -> list[Array] | None:
+        """How far rounding may move the outputs, if that can be told."""
+        return self._noise
 
     @functools.cached_property
     def point(self) -> Point:
@@ -67,10 +96,10 @@ class Evidence:
             self._answers.update(zip(new, probe(self.program.jaxpr, self.program.leaves, new), strict=True))
         return [self._answers[question] for question in questions]
 
-    @functools.cached_property
+    @property
     def smooth(self) -> Dependence:
         """What the derivative of everything may depend on: one bit for each leaf."""
-        return differentiably(self.program.jaxpr.jaxpr, self._bits)
+        return self.program.smooth
 
     @functools.cached_property
     def pulled(self) -> Dependence:
@@ -80,7 +109,7 @@ class Evidence:
     @functools.cached_property
     def value(self) -> Dependence:
         """What the value of everything depends on: one bit for each leaf."""
-        return by_value(self.program.jaxpr.jaxpr, self._bits)
+        return by_value(self.program.jaxpr.jaxpr, [1 << leaf for leaf in range(len(self.program.leaves))])
 
     @functools.cached_property
     def drawn(self) -> Dependence:
@@ -91,10 +120,6 @@ class Evidence:
     def value_is_finite(self) -> bool:
         """Whether the function itself is finite at the point."""
         return all(map(is_finite, self.plain))
-
-    @property
-    def _bits(self) -> list[int]:
-        return [1 << leaf for leaf in range(len(self.program.leaves))]
 
     def leaves_into(self, chain: Chain) -> list[int]:
         """The leaves whose derivative goes through an equation, or through what it is inside of."""
@@ -120,12 +145,31 @@ class Evidence:
 
     def gradients_of(self, function: Any) -> list[Array] | None:
         """The gradients of another function of the leaves, weighted alike; None if it has none."""
-        try:
-            pulled = quick_jit(lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0])
-            gradients = pulled(self.program.leaves, self.cotangents)
-        except Exception:  # What was tried as a remedy may fail in any way; then it is none.
-            return None
-        return [np.asarray(gradient) for gradient in gradients]
+        return tried(
+            lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0], self.program.leaves, self.cotangents
+        )
+
+
+def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
+    """What a remedy computes; it may fail in any way, and then it is none."""
+    try:
+        return [np.asarray(result) for result in quick_jit(function)(*operands)]
+    except Exception:
+        return None
+
+
+def compiled(jaxpr: ClosedJaxpr, operands: Operands) -> Callable[[], Operands]:
+    """A run of a program, compiled quickly."""
+    staged = quick_jit(jaxpr_as_fun(jaxpr))
+    return lambda: jax.device_get(list(staged(*operands)))
+
+
+def cotangents_of(weights: Array, plain: Operands) -> Operands:
+    """Weights, one for each element, in the shapes and dtypes of the outputs."""
+    ends = np.cumsum([value.size for value in plain], dtype=int)
+    parts = [weights[end - value.size : end].reshape(value.shape) for end, value in zip(ends, plain, strict=True)]
+    real = lambda part, value: part if jnp.iscomplexobj(value) else part.real
+    return [real(*pair).astype(pair[1].dtype) for pair in zip(parts, plain, strict=True)]
 
 
 def is_finite(value: Any) -> bool:

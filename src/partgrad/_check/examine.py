@@ -10,15 +10,14 @@ import numpy as np
 from .._display import status_of
 from .._marks import Layout
 from .._message import word
-from .._programs import Operands
+from .._programs import Operands, line
 from .._selection import Target
 from .._transforms import OfSelected, selected
 from .._trees import describe, paths
 from ..errors import ArgumentError
 from .derivatives.float64 import widened
 from .derivatives.search import LeafDerivative, derivatives
-from .derivatives.symmetric import factorizations, symmetrised
-from .evidence import Evidence
+from .evidence import Evidence, cotangents_of
 from .finding import Finding
 from .findings.draw import draw, has_implicit_draw
 from .findings.mismatch import mismatch, slack_of_leaves, without_reverse
@@ -27,14 +26,13 @@ from .findings.nondeterminism import nondeterminism
 from .findings.oob import oob
 from .findings.precision import precision
 from .findings.tie import Ties, tie
-from .findings.value import untraceable, value, value_with_open_marks
+from .findings.value import CONCRETIZATION, untraceable, value, value_with_open_marks
 from .findings.zero import zero
 from .intended import Meant, intended
 from .numbered import NumberedProgram, differentiable
 from .progress import Progress
 from .report import GradientReport, LeafRow
 from .rules import Rules
-from .values import CONCRETIZATION, eager_gradient, values
 
 # Before finite differences, and after them.
 _STEPS = 4
@@ -77,15 +75,15 @@ def examine(
         )
     generator = np.random.default_rng(options.seed)
     weights = _weights(plain, generator)
-    cotangents = _cotangents(weights, plain)
     try:
         program = NumberedProgram(outputs, leaves, _paths(targets), forward=options.forward)
     except CONCRETIZATION as error:
-        gradient = eager_gradient(outputs, leaves, cotangents)
+        gradient = _eager_gradient(outputs, leaves, cotangents_of(weights, plain))
         return _report(f, targets, gradient, [untraceable(error)], None, {})
     program.differentiate()
     progress.tick("traced")
-    evidence = Evidence(program, values(program, plain, cotangents), weights)
+    evidence = Evidence(program, plain, weights)
+    _ = evidence.runs
     progress.tick("values")
     examination = _Examination(evidence, options, generator, progress)
     if of_selected.level:
@@ -93,8 +91,9 @@ def examine(
         examination.findings += value_with_open_marks(plain, held)
     examination.run(again)
     findings = list(intended(examination.findings, options.intended))
-    cost = {"function": 4, "derivative": 2, "finite differences": examination.evaluations}
-    return _report(f, targets, evidence.values.gradient, findings, examination.compared, cost)
+    evaluations = 0 if examination.compared is None else evidence.point.exact.evaluations
+    cost = {"function": 4, "derivative": 2, "finite differences": evaluations}
+    return _report(f, targets, evidence.gradients, findings, examination.compared, cost)
 
 
 class _Examination:
@@ -106,7 +105,6 @@ class _Examination:
         self._rules, self._ties = Rules(evidence), Ties(evidence)
         self.findings: list[Finding] = []
         self.compared: list[LeafDerivative] | None = None
-        self.evaluations = 0
 
     def run(self, again: Operands) -> None:
         """Ask them all."""
@@ -133,13 +131,10 @@ class _Examination:
         bad = {finding.leaf for finding in self.findings if finding.kind == "nan" and finding.severity == "error"}
         everything = enumerate(evidence.program.paths)
         skipped = {i for i, path in everything if path in bad or has_implicit_draw(evidence, i)}
-        announced = False
 
         def tick(now: int, of: int) -> None:
-            nonlocal announced
-            if not announced:
+            if now == 1:
                 self._progress.expect(of)
-            announced = True
             self._progress.tick("finite differences")
 
         found = derivatives(
@@ -153,8 +148,6 @@ class _Examination:
             slack=slack_of_leaves(evidence),
             tick=tick,
         )
-        found = self._as_symmetric(found)
-        self.evaluations += evidence.point.exact.evaluations
         self.compared = found
         explained = {f.leaf for f in self.findings if f.severity == "error" and f.kind in ("nan", "oob")}
         new = [*mismatch(evidence, self._rules, self._ties, found), *tie(evidence, self._ties, found)]
@@ -163,34 +156,20 @@ class _Examination:
         wrong = explained | {finding.leaf for finding in new if finding.severity == "error"}
         self.findings += [finding for finding in precision(evidence, found) if finding.leaf not in wrong]
 
-    def _as_symmetric(self, found: list[LeafDerivative]) -> list[LeafDerivative]:
-        """What was found, without mismatches that vanish where matrices move symmetrically."""
-        evidence = self._evidence
-        factors = {
-            leaf: chains
-            for leaf, derivative in enumerate(found)
-            if derivative.status == "mismatch" and (chains := factorizations(evidence, leaf))
-        }
-        if not factors:
-            return found
-        program, others = symmetrised(evidence.program), set(range(len(found))) - set(factors)
-        moved = Evidence(program, evidence.values, evidence.weights).point
-        again = derivatives(program, moved, self._generator, directions=self._options.directions, skipped=others)
-        return [
-            derivative._replace(status="symmetric", stopped=(factors[leaf][0],))
-            if leaf in factors and again[leaf].status == "agree"
-            else derivative
-            for leaf, derivative in enumerate(found)
-        ]
-
     def _add_zeros(self) -> None:
-        for finding in zero(self._evidence):
+        for finding in zero(self._evidence, self._is_flat):
             if any(f.leaf == finding.leaf and f.severity == "error" for f in self.findings):
                 continue
             # That nothing of it flows is more than that something of it is stopped.
             stopped = lambda f, leaf=finding.leaf: (f.leaf, f.kind, f.severity) == (leaf, "mismatch", "warning")
             self.findings = [f for f in self.findings if not stopped(f)]
             self.findings.append(finding)
+
+    def _is_flat(self, leaf: int, where: str) -> bool:
+        """Whether there is a tie at a line, where the slopes on both sides are the derivative."""
+        found = self.compared[leaf] if self.compared else None
+        is_smooth = found is not None and found.status == "agree" and not found.kinks
+        return is_smooth and any(line(tie.chain) == where for tie in self._ties.of(leaf))
 
 
 def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:
@@ -229,11 +208,12 @@ def _weights(plain: list[Any], generator: np.random.Generator) -> np.ndarray[Any
     return draw_some() + 1j * draw_some() if is_complex else draw_some()
 
 
-def _cotangents(weights: np.ndarray[Any, Any], plain: list[Any]) -> Operands:
-    ends = np.cumsum([value.size for value in plain], dtype=int)
-    parts = [weights[end - value.size : end].reshape(value.shape) for end, value in zip(ends, plain, strict=True)]
-    real = lambda part, value: part if jnp.iscomplexobj(value) else part.real
-    return [real(*pair).astype(pair[1].dtype) for pair in zip(parts, plain, strict=True)]
+def _eager_gradient(outputs: Callable[[Operands], Operands], leaves: Operands, cotangents: Operands) -> Operands:
+    """The gradient of a function that cannot be traced, if it has one."""
+    try:
+        return list(jax.vjp(outputs, leaves)[1](cotangents)[0])
+    except Exception:  # That it cannot be traced is told already.
+        return []
 
 
 def _paths(targets: list[Target]) -> list[str]:
@@ -251,7 +231,7 @@ def _begun(targets: list[Target], target: Target, path: str) -> str:
 def _report(
     f: Callable[..., Any],
     targets: list[Target],
-    gradient: list[Any] | None,
+    gradient: list[Any],
     findings: list[Finding],
     compared: list[LeafDerivative] | None,
     cost: dict[str, int],
@@ -265,7 +245,7 @@ def _report(
             if index not in chosen:
                 rows.append(LeafRow(path, describe(leaf), status_of(place, leaf), None))
                 continue
-            own = None if gradient is None else gradient[number]
+            own = gradient[number] if gradient else None
             is_compared = compared is not None and compared[number].status not in ("inconclusive", "absent")
             status = "checked" if is_compared or path in wrong else "inconclusive"
             size, dead = (None, None) if own is None else (_rms(own), int(np.sum(np.asarray(own) == 0)))

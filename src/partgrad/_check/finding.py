@@ -35,8 +35,3 @@ class Finding(NamedTuple):
     leaf: str
     where: str
     message: str
-
-
-def severity_of(finding: Finding) -> int:
-    """Where the severity of a finding stands in `SEVERITIES`."""
-    return SEVERITIES.index(finding.severity)

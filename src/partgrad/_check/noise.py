@@ -5,18 +5,18 @@ real ones, through cancellation and ill-conditioned steps; so no higher precisio
 what another order of the same operations may change.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from .._programs import (
     CUSTOM_RULES,
     ENTERED,
+    KINDS,
     Chain,
     Operands,
     bind,
@@ -30,17 +30,13 @@ from .derivatives.float64 import widened
 from .quick import quick_jit
 
 SAMPLES = 8
-_INPUT_SAMPLES = 4
 
 # What moves, compares or selects values rounds nothing.
+_EXACT = frozenset[str]().union(*(KINDS[kind] for kind in ("move", "selection", "flat", "test", "integer")))
 # fmt: off
-_EXACT = frozenset([
-    "abs", "and", "argmax", "argmin", "bitcast_convert_type", "broadcast_in_dim", "ceil", "clamp", "complex",
-    "concatenate", "conj", "copy", "cummax", "cummin", "device_put", "dynamic_slice", "dynamic_update_slice", "eq",
-    "expand_dims", "floor", "gather", "ge", "gt", "imag", "iota", "is_finite", "le", "lt", "max", "min", "name", "ne",
-    "neg", "nextafter", "not", "optimization_barrier", "or", "pad", "pvary", "real", "reduce_max", "reduce_min",
-    "reduce_precision", "reshape", "rev", "round", "scatter", "select_and_gather_add", "select_n",
-    "sharding_constraint", "sign", "slice", "sort", "split", "squeeze", "stop_gradient", "top_k", "transpose", "xor",
+_EXACT |= frozenset([
+    "abs", "device_put", "dynamic_slice", "dynamic_update_slice", "gather", "name", "neg", "optimization_barrier",
+    "pvary", "reduce_precision", "scatter", "select_and_gather_add", "sharding_constraint",
 ])
 # What rounds its result correctly or nearly so; what is not named here may also cancel inside of itself.
 _ROUNDING_ONCE = frozenset([
@@ -54,14 +50,7 @@ _ROUNDING_ONCE = frozenset([
 def rounding_noise(jaxpr: ClosedJaxpr, operands: Operands, samples: int = SAMPLES) -> list[np.ndarray[Any, Any]]:
     """How far the floating outputs of a program move when each of its operations rounds in another way.
 
-    Args:
-        jaxpr: The program.
-        operands: Its inputs.
-        samples: How many times it is run, besides once without errors.
-
-    Returns:
-        For each output, elementwise, the root mean square of its moves, as float64: infinite where it is only sometimes
-        finite.
+    It is the root mean square of some moves, elementwise: infinite where an element is only sometimes finite.
     """
     _, consts = opened(jaxpr)
 
@@ -71,21 +60,6 @@ def rounding_noise(jaxpr: ClosedJaxpr, operands: Operands, samples: int = SAMPLE
     compiled = quick_jit(evaluate)
     with_seed = lambda seed: _wide(compiled(consts, list(operands), np.uint32(seed)))
     return _spread(with_seed(0), (with_seed(seed) for seed in range(1, samples + 1)))
-
-
-def input_noise(outputs: Callable[[Operands], Operands], leaves: Operands) -> list[np.ndarray[Any, Any]]:
-    """How far a function's outputs move when its inputs do, by a unit in the last place.
-
-    For a function that cannot be traced, so that what goes on inside of it is not known.
-    """
-    seeds = np.random.default_rng(0)
-
-    def moved(leaf: Any) -> Any:
-        unit = float(jnp.finfo(leaf.dtype).eps)
-        return leaf * jnp.where(seeds.integers(0, 2, np.shape(leaf)) == 1, 1 + unit, 1 - unit)
-
-    runs = (_wide(outputs([moved(leaf) for leaf in leaves])) for _ in range(_INPUT_SAMPLES))
-    return _spread(_wide(outputs(list(leaves))), runs)
 
 
 def _wide(outputs: Operands) -> list[np.ndarray[Any, Any]]:
@@ -163,7 +137,8 @@ class _Errors:
         return mixed >> 16
 
 
-Noise = Callable[[], list[np.ndarray[Any, Any]]]
+# None where no operation can be run with errors.
+Noise = Callable[[], list[np.ndarray[Any, Any]] | None]
 
 # A difference is beyond rounding where it exceeds the noise of its element and that of its array by these factors. The
 # noise is that of errors which are three times as large as real ones.
@@ -180,13 +155,9 @@ _LEAST = 1e-7
 
 
 class Apart(NamedTuple):
-    """Where two runs give numbers that are further apart than rounding can bring them.
+    """An output in which two runs are further apart than rounding can bring them: its element that is furthest off.
 
-    Attributes:
-        output: Which of the arrays; -1 where their numbers differ.
-        first: In the first run, the value of the element that is furthest off; NaN where shapes differ.
-        second: Its value in the second run.
-        absolute: How far the two are apart: infinite where only one of them is finite, or shapes differ.
+    The output is -1 where the runs have unlike numbers of them. Where shapes differ, the distance is infinite.
     """
 
     output: int
@@ -196,17 +167,7 @@ class Apart(NamedTuple):
 
 
 def apart(first: list[Any], second: list[Any], noise: Noise | None = None) -> list[Apart]:
-    """Where two runs are further apart than rounding can bring them.
-
-    Args:
-        first: The outputs of a run.
-        second: The outputs of another run.
-        noise: How far rounding may move each element of each output. Asked only where the outputs are not as good as
-            equal.
-
-    Returns:
-        One entry for each output in which they are apart.
-    """
+    """The outputs in which two runs are apart; `noise` is asked only where they are not as good as equal."""
     if len(first) != len(second):
         return [Apart(-1, np.nan, np.nan, np.inf)]
     pairs = zip(first, second, strict=True)
@@ -222,10 +183,11 @@ def _compared(output: int, first: Any, second: Any, noise: Noise | None) -> Apar
     sizes = np.where(np.isfinite(wide[0]), np.abs(wide[0]), 0.0)
     gap = distance(*wide)
     tolerance = _relative(unit) * sizes + max(float(info.tiny) for info in information)
-    if noise is not None and np.any(gap > tolerance):
-        moves = noise()[output]
-        tolerance = tolerance + np.maximum(_NOISE_OF_ELEMENT * moves, _NOISE_OF_ARRAY * _typical(moves))
-    elif noise is None:
+    moves = noise() if noise is not None and np.any(gap > tolerance) else None
+    if moves is not None:
+        known = np.maximum(_NOISE_OF_ELEMENT * moves[output], _NOISE_OF_ARRAY * _typical(moves[output]))
+        tolerance = tolerance + known
+    else:
         tolerance = tolerance + min(_UNITS_OF_ARRAY * unit, _relative(unit)) * np.max(sizes, initial=0.0)
     if not np.any(gap > tolerance):
         return None
@@ -242,16 +204,3 @@ def _typical(moves: np.ndarray[Any, Any]) -> float:
     """A bound on the moves of most elements of an array: that of one element is small by chance at times."""
     finite = moves[np.isfinite(moves)]
     return float(np.quantile(finite, _ARRAY_QUANTILE)) if finite.size else 0.0
-
-
-def noise_of(jaxpr: ClosedJaxpr, operands: Operands) -> Noise:
-    """How far rounding may move the outputs of a jaxpr, found when it is first asked for."""
-
-    def find() -> list[Any]:
-        try:
-            return rounding_noise(jaxpr, operands)
-        except Exception:  # An operation that cannot be run on its own must not end a check.
-            compiled = quick_jit(jaxpr_as_fun(jaxpr))
-            return input_noise(lambda values: list(compiled(*values)), operands)
-
-    return functools.cache(find)

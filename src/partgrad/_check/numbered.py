@@ -21,10 +21,12 @@ from .._programs import (
     ENTERED,
     TRANSPARENT,
     Chain,
+    Dependence,
     EquationRule,
     Operands,
     any_equation,
     bind,
+    differentiably,
     inner_jaxprs,
     is_floating,
     name_of,
@@ -37,21 +39,10 @@ _NUMBER = re.compile(r"partgrad\.(\d+)")
 
 
 class NumberedProgram:
-    """A function of some leaves, traced.
+    """A function of some leaves, traced at a point, and differentiated in both modes or `forward` alone.
 
-    Args:
-        function: From a list of leaves to a tree. Its outputs that are not floating or complex are left out.
-        leaves: The point: floating or complex arrays.
-        paths: The path of each leaf.
-        forward: Whether it is differentiated in forward mode alone.
-
-    Attributes:
-        outputs: The function, as the user wrote it, from a list of leaves to the list of its floating and complex
-            outputs.
-        leaves: The point.
-        paths: The path of each leaf.
-        jaxpr: `outputs`, traced: its inputs are the leaves. What `double_where` was applied to is a call in it, so that
-            nothing of it is hidden.
+    `outputs` is the function as the user wrote it, from a list of leaves to the list of its floating and complex
+    outputs. In `jaxpr`, what `double_where` was applied to is a call, so that nothing of it is hidden.
     """
 
     def __init__(
@@ -69,6 +60,11 @@ class NumberedProgram:
     def out_avals(self) -> list[Any]:
         """Shapes and dtypes of the outputs."""
         return list(self.jaxpr.out_avals)
+
+    @functools.cached_property
+    def smooth(self) -> Dependence:
+        """What the derivative of everything may depend on: one bit for each leaf."""
+        return differentiably(self.jaxpr.jaxpr, [1 << leaf for leaf in range(len(self.leaves))])
 
     def differentiate(self) -> None:
         """Trace both derivatives, as far as there are any.
@@ -114,7 +110,8 @@ class NumberedProgram:
     def cotangent(self) -> ClosedJaxpr:
         """The reverse derivative, of the leaves and the cotangents of the outputs to the cotangents of the leaves."""
         jaxpr, consts = opened(self.value_and_cotangent)
-        return ClosedJaxpr(with_outputs(jaxpr, jaxpr.outvars[len(self.out_avals) :]), consts)
+        debug_info = jaxpr.debug_info._replace(result_paths=None) if jaxpr.debug_info else None
+        return ClosedJaxpr(jaxpr.replace(outvars=jaxpr.outvars[len(self.out_avals) :], debug_info=debug_info), consts)
 
     @functools.cached_property
     def has_forward(self) -> bool:
@@ -127,13 +124,7 @@ class NumberedProgram:
     def run(self, leaves: Operands, rule: EquationRule = lambda chain, operands: None) -> Operands:
         """The outputs, computed by equations that bear their numbers; a rule may change some of them.
 
-        Args:
-            leaves: The leaves.
-            rule: From an equation, after those that it is inside of, and its operands to other results for it, or to
-                None to run it as it was. It is asked at every depth, but not about what is inside a custom rule.
-
-        Returns:
-            The outputs.
+        It is asked at every depth, but not about what is inside a custom rule.
         """
         # Calls are entered in place, so that what is inside bears the number of the call as well.
         numbered = functools.partial(run, in_place=CALLS, scope=self._scope)
@@ -152,14 +143,7 @@ class NumberedProgram:
         return jax.named_scope(f"partgrad.{self._numbers[id(chain[-1])]}")
 
     def origin(self, derived: Iterable[JaxprEqn]) -> Chain:
-        """From what the function was derived an equation of a derivative.
-
-        Args:
-            derived: The equation, and before it those that it is inside of.
-
-        Returns:
-            The equation of the function, with those that it is inside of; empty where there is none.
-        """
+        """The equation of the function from which that of a derivative was derived; empty where there is none."""
         numbers: list[int] = []
         for equation in derived:
             for text in _NUMBER.findall(str(equation.source_info.name_stack)):
@@ -202,9 +186,3 @@ def differentiable(tree: Any) -> list[Any]:
     """The floating and complex leaves of an output, as arrays."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype") or isinstance(leaf, float | complex)]
     return [jnp.asarray(leaf) for leaf in leaves if not hasattr(leaf, "dtype") or is_floating(leaf)]
-
-
-def with_outputs(jaxpr: Jaxpr, outputs: list[Any]) -> Jaxpr:
-    """A jaxpr that returns some of its variables."""
-    debug_info = jaxpr.debug_info._replace(result_paths=None) if jaxpr.debug_info else None
-    return jaxpr.replace(outvars=outputs, debug_info=debug_info)

@@ -36,13 +36,9 @@ _MOST_ANSWERS = 10_000
 
 
 class Answer(NamedTuple):
-    """What one equation answered in one step.
+    """What one equation answered in one step of each of the loops around it, from the outermost in.
 
-    Attributes:
-        chain: The equation, and before it those that it is inside of.
-        steps: The number of the step of each loop around it, from the outermost in.
-        numbers: The answer.
-        order: Answers in the order of execution have their orders in the order of tuples.
+    Answers in the order of execution have their orders in the order of tuples.
     """
 
     chain: Chain
@@ -52,15 +48,9 @@ class Answer(NamedTuple):
 
 
 def probe(jaxpr: ClosedJaxpr, operands: Operands, questions: Sequence[Question]) -> list[list[Answer]]:
-    """The answers of a jaxpr's equations to each question, in the order of their execution.
+    """The answers of a jaxpr's equations to each question, in the order of their execution; of very many the first.
 
-    Args:
-        jaxpr: The jaxpr; it is run as it is, and is not differentiated.
-        operands: Its operands.
-        questions: What each equation that contains no others is asked, and each call of a custom rule as well.
-
-    Returns:
-        The answers; where there are very many, the first.
+    Each equation that contains no others is asked, and each call of a custom rule as well.
     """
     asked = _Run(questions)
     top = lambda *operands: asked.body(*opened(jaxpr), list(operands))

@@ -16,15 +16,7 @@ _COLUMNS = 79
 
 
 class Progress:
-    """Counts steps and tells about them; a context, at whose end the line on a terminal is cleared.
-
-    Args:
-        progress: None tells after two seconds, True at once, False never. A function is called at each step instead,
-            with the number of steps done, the number of all steps that are known of, and what was done.
-
-    Raises:
-        ArgumentError: If it is something else.
-    """
+    """Counts steps and tells about them, as the argument of `check` says; a context that clears its line."""
 
     def __init__(self, progress: bool | Callable[[int, int, str], object] | None) -> None:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):

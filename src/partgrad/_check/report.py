@@ -23,7 +23,7 @@ from .._display import (
 )
 from .._message import word
 from ..errors import CheckError
-from .finding import Finding, severity_of
+from .finding import SEVERITIES, Finding
 
 # The most that types, verdicts, gradients and what was found take of a line; the path has the rest.
 _WIDEST = (12, 14, 9, 24)
@@ -81,7 +81,7 @@ class GradientReport:
     ) -> None:
         self.function = function
         self.rows = rows
-        self.findings = tuple(sorted(findings, key=severity_of))
+        self.findings = tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
         self.cost = cost
         self.notes = notes
 

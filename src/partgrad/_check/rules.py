@@ -1,7 +1,7 @@
 """Which custom derivative rule is to blame: each rule against the derivative of the function that it is for."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,48 +21,36 @@ from .._programs import (
     line,
     opened,
 )
-from .evidence import Evidence
+from .evidence import Evidence, at, element, steps_of
 from .probe import Answer
 
 _VALUE, _DERIVATIVE = 0, 1
 
 
 class Blame(NamedTuple):
-    """A custom rule that differs from the function that it is for.
+    """A custom rule that computes another value than the function that it is for, or else another derivative.
 
-    Attributes:
-        chain: The call of the rule.
-        of_value: Whether it computes another value; else another derivative.
-        steps: In which steps of the loops around it.
-        element: The flat index of the element that is furthest off.
-        shape: Of the array that it is in.
+    The place is that of the element that is furthest off, for a message.
     """
 
     chain: Chain
     of_value: bool
-    steps: list[tuple[int, ...]]
-    element: int
-    shape: tuple[int, ...]
+    place: str
 
 
 class Rules:
-    """The custom rules of a function, each compared once with the derivative of its own function.
-
-    Args:
-        evidence: The function.
-    """
+    """The custom rules of a function, each compared once with the derivative of its own function."""
 
     def __init__(self, evidence: Evidence):
         self._evidence = evidence
-        self._chains = [c for c in evidence.smooth.chains if is_custom_rule(c[-1])]
         self._incomparable: list[Chain] = []
 
     def wrong_values(self) -> list[Blame]:
-        """The rules that compute another value, one for each line."""
-        return _one_for_each_line(blame for blame in self._blamed if blame.of_value)
+        """The rules that compute another value, one for each name and line."""
+        return _unlike([blame for blame in self._blamed if blame.of_value])
 
     def to_blame_for(self, leaf: int) -> list[Blame]:
-        """The rules on the way of a leaf that differ from their functions, one for each line."""
+        """The rules on the way of a leaf that differ from their functions, one for each name and line."""
         wrong = [
             blame
             for blame in self._blamed
@@ -71,32 +59,22 @@ class Rules:
         # A rule is as wrong as those that are inside of it.
         outer = {id(equation) for blame in wrong for equation in blame.chain[:-1]}
         wrong = [blame for blame in wrong if id(blame.chain[-1]) not in outer]
-        return _one_for_each_line(sorted(wrong, key=lambda blame: blame.of_value))
+        return _unlike(sorted(wrong, key=lambda blame: blame.of_value))
 
     def incomparable_for(self, leaf: int) -> list[Chain]:
         """The rules on the way of a leaf that cannot be compared, as one for a callback, where nothing else is."""
         _ = self._blamed
         own = [c for c in self._incomparable if line(c) and leaf in self._evidence.leaves_into(c)]
-        return list({line(chain): chain for chain in reversed(own)}.values())[::-1]
+        return [blame.chain for blame in _unlike([Blame(chain, False, "") for chain in own])]
 
     @functools.cached_property
     def _blamed(self) -> list[Blame]:
-        return self._compared() if self._chains else []
-
-    def _compared(self) -> list[Blame]:
+        if not any(is_custom_rule(chain[-1]) for chain in self._evidence.smooth.chains):
+            return []
         grouped: dict[tuple[Any, ...], list[Answer]] = {}
         for answer in self._evidence.answers(self._question)[0]:
-            grouped.setdefault((*map(id, answer.chain), int(answer.numbers[1])), []).append(answer)
-        blamed = []
-        for answers in grouped.values():
-            first = answers[0]
-            is_value = int(first.numbers[1]) == _VALUE
-            equation = first.chain[-1]
-            atoms = equation.outvars if is_value or not _is_reverse(equation) else equation.invars
-            shape = tuple(atoms[int(first.numbers[2])].aval.shape)
-            steps = [answer.steps for answer in answers]
-            blamed.append(Blame(first.chain, is_value, steps, int(first.numbers[0]), shape))
-        return blamed
+            grouped.setdefault((*map(id, answer.chain), answer.numbers[1]), []).append(answer)
+        return [_blame(answers) for answers in grouped.values()]
 
     def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
         """The element that is furthest off, whether it is of the value or of the derivative, and of which array."""
@@ -110,8 +88,16 @@ class Rules:
             return None
 
 
-def _one_for_each_line(blames: Iterable[Blame]) -> list[Blame]:
-    return list({line(blame.chain): blame for blame in reversed(list(blames))}.values())[::-1]
+def _blame(answers: list[Answer]) -> Blame:
+    (worst, kind, array), equation = answers[0].numbers, answers[0].chain[-1]
+    atoms = equation.invars if kind == _DERIVATIVE and _is_reverse(equation) else equation.outvars
+    place = element(int(worst), atoms[array].aval.shape) + steps_of([answer.steps for answer in answers])
+    return Blame(answers[0].chain, kind == _VALUE, place)
+
+
+def _unlike(blames: list[Blame]) -> list[Blame]:
+    """The first of those that a message would call the same."""
+    return list({at(blame.chain): blame for blame in reversed(blames)}.values())[::-1]
 
 
 def _is_librarys_own(chain: Chain) -> bool:

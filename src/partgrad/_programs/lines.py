@@ -97,7 +97,9 @@ def line(chain: Chain) -> str:
             return as_where(*frames[-1])
     # All of it is in libraries: then the line of one that is not JAX is the best that there is.
     outside_jax = [frame for equation in chain[:1] for frame in _frames(equation, _is_outside_jax)]
-    return as_where(*outside_jax[-1]) if outside_jax else ""
+    # What partgrad itself calls has only the line where it is defined.
+    defined = [site for equation in chain for site in _sites(equation) if is_users(site[0])]
+    return next((as_where(*frame) for frame in [*outside_jax[-1:], *defined[-1:]]), "")
 
 
 def is_in_library(chain: Chain) -> bool:

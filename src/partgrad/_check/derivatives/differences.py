@@ -36,13 +36,9 @@ _TOGETHER = 1 << 15
 
 
 class Slope(NamedTuple):
-    """The slopes of the outputs of a function of one number, at zero.
+    """The slopes of the outputs of a function of one number, at zero, with their errors.
 
-    Attributes:
-        derivative: The slope of each output.
-        error: Its estimated error; a gap between the slopes on both sides is one.
-        verdict: `SMOOTH`; `KINK`, where the slopes on both sides differ; `JUMP`, where the value does; or `UNSURE`.
-            Only what is smooth has a derivative.
+    The verdict is `SMOOTH`; `KINK`, where the slopes on both sides differ; `JUMP`, where the value does; or `UNSURE`.
     """
 
     derivative: Array
@@ -51,31 +47,20 @@ class Slope(NamedTuple):
 
 
 def slope(along: Callable[[float], Any], at_zero: Any = None, *, shrink: float = 1.0, noise: Any = 0.0) -> Slope:
-    """The slopes of the outputs of a function at zero.
+    """The slopes at zero of the outputs of a function, a vector of float64 or complex128.
 
-    Args:
-        along: From a number to a vector of outputs, float64 or complex128.
-        at_zero: The outputs at zero, if they are known.
-        shrink: A factor of the steps: other steps give another opinion.
-        noise: How far the outputs are known to be off, each or all, beyond the rounding of themselves.
-
-    Returns:
-        The slopes, one of each output, and what they are worth.
+    Other steps, by a factor of `shrink`, give another opinion; `noise` is how far the outputs, each or all, are known
+    to be off beyond the rounding of themselves.
     """
     start = np.asarray(along(0.0) if at_zero is None else at_zero)
-    noise = np.broadcast_to(
-        np.repeat(noise, 2) if np.iscomplexobj(start) and np.ndim(noise) else noise, _real(start).shape
-    )
-    steps = _Steps([], [], [], _real(start), noise)
-    judged = _Judged.unknown(steps.start.size)
+    noise = np.repeat(noise, 2) if np.iscomplexobj(start) and np.ndim(noise) else noise
+    judged, levels = _Judged.unknown(_real(start).size), list[_Level]()
     with np.errstate(all="ignore"):
-        while len(steps.sizes) < _FEWEST_LEVELS or (len(steps.sizes) < _MOST_LEVELS and np.any(judged.may_improve)):
-            size = _FIRST_STEP * shrink / _RATIO ** len(steps.sizes)
-            steps.sizes.append(size)
-            steps.forward.append(_real(along(size)))
-            steps.backward.append(_real(along(-size)))
-            if len(steps.sizes) >= _FEWEST_LEVELS:
-                judged.improve(steps)
+        while len(levels) < _FEWEST_LEVELS or (len(levels) < _MOST_LEVELS and np.any(judged.may_improve)):
+            step = _FIRST_STEP * shrink / _RATIO ** len(levels)
+            levels.append(_level(step, _real(along(step)), _real(along(-step)), _real(start), noise))
+            if len(levels) >= _FEWEST_LEVELS:
+                judged.improve(levels)
     if not np.iscomplexobj(start):
         return Slope(judged.derivative, judged.error, judged.verdict)
     error = np.hypot(judged.error[::2], judged.error[1::2])
@@ -86,20 +71,6 @@ def slope(along: Callable[[float], Any], at_zero: Any = None, *, shrink: float =
 def _real(outputs: Any) -> Array:
     outputs = np.ascontiguousarray(outputs)
     return outputs.view(np.float64) if np.iscomplexobj(outputs) else outputs.astype(np.float64)
-
-
-class _Steps(NamedTuple):
-    """What a function returned at some steps."""
-
-    sizes: list[float]
-    forward: list[Array]
-    backward: list[Array]
-    start: Array
-    noise: Array
-
-    def part(self, outputs: Array) -> "_Steps":
-        cut = lambda values: [value[outputs] for value in values]
-        return _Steps(self.sizes, cut(self.forward), cut(self.backward), self.start[outputs], self.noise[outputs])
 
 
 class _Judged(NamedTuple):
@@ -115,18 +86,18 @@ class _Judged(NamedTuple):
         derivative, error = np.zeros((2, outputs))
         return cls(derivative, error, np.zeros(outputs, int), np.ones(outputs, bool))
 
-    def improve(self, steps: _Steps) -> None:
+    def improve(self, levels: list["_Level"]) -> None:
         """Judge anew what smaller steps may tell more of."""
         outputs = np.flatnonzero(self.may_improve)
         for start in range(0, outputs.size, _TOGETHER):
             part = outputs[start : start + _TOGETHER]
-            for known, new in zip(self, _judgement(steps.part(part)), strict=True):
+            parts = [_Level(*(values[part] for values in level)) for level in levels]
+            for known, new in zip(self, _judgement(parts), strict=True):
                 known[part] = new
 
 
-def _judgement(steps: _Steps) -> _Judged:
+def _judgement(levels: list["_Level"]) -> _Judged:
     """The estimate of the window that promises the least error and that no window of smaller steps contradicts."""
-    levels = [_level(steps, k) for k in range(len(steps.sizes))]
     windows = [_window(levels[first : last + 1]) for first, last in _windows(len(levels))]
     rounding = levels[0].rounding
     best = windows[-1]
@@ -160,13 +131,12 @@ class _Level(NamedTuple):
     rounding: Array
 
 
-def _level(steps: _Steps, k: int) -> _Level:
-    step, forward, backward, start = steps.sizes[k], steps.forward[k], steps.backward[k], steps.start
+def _level(step: float, forward: Array, backward: Array, start: Array, noise: Any) -> _Level:
     central = (forward - backward) / (2 * step)
     gap = ((forward - start) - (start - backward)) / step
     # The point is rounded as well as the value.
     rounded = np.maximum(np.abs(forward), np.abs(backward)) + np.abs(central)
-    return _Level(central, gap, (_ROUNDING * rounded + steps.noise) / step)
+    return _Level(central, gap, (_ROUNDING * rounded + noise) / step)
 
 
 class _Window(NamedTuple):

@@ -49,17 +49,10 @@ _REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError, KeyErro
 
 
 def promoted(jaxpr: ClosedJaxpr, rule: Rule = lambda equation, operands: None) -> Callable[..., Operands]:
-    """A function of the operands of a jaxpr that computes its outputs in float64 and complex128.
+    """A function that computes the outputs of a jaxpr in float64 and complex128, under `jax.enable_x64(True)`.
 
     Integers keep their dtypes. Random bits stay what they are, and what is made of the bits of a number is made at its
     own width and widened after. So is what an operation computes that cannot work in float64.
-
-    Args:
-        jaxpr: The jaxpr.
-        rule: From an equation and its operands to other results for it, or to None to compute its own.
-
-    Returns:
-        A function to be staged under `jax.enable_x64(True)`.
     """
     evaluation = _Evaluation(bool(jax.config.jax_enable_x64), rule)
     return lambda *operands: evaluation.run(*opened(jaxpr), list(operands))

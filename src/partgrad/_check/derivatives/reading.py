@@ -24,14 +24,10 @@ _NOTHING = 1e-6
 
 
 class Agreement(NamedTuple):
-    """Whether a derivative agrees with finite differences, and where it does so least.
+    """Whether a derivative agrees with finite differences, and the numbers where it does so least.
 
-    Attributes:
-        status: `agree`; `rounding`, where it differs by what constants of low precision or an iterative solver may
-            explain; `inconclusive`; `mismatch`; or `absent`, where there is no such derivative.
-        got: What it says.
-        expected: What finite differences say.
-        relative: Their distance, in proportion to the sum of the magnitudes.
+    The status `rounding` is that of a difference which constants of low precision or an iterative solver may explain;
+    `relative` is in proportion to the sum of the magnitudes.
     """
 
     status: str
@@ -41,15 +37,9 @@ class Agreement(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Both derivatives and finite differences along one direction.
+    """Both derivatives against finite differences along one direction, and in `modes` against each other.
 
-    Attributes:
-        forward: The forward derivative, output by output.
-        reverse: The reverse derivative, for a weighted sum of the outputs that are smooth.
-        modes: The two against each other.
-        kinks: Outputs that have a kink.
-        jumps: Outputs that have a jump.
-        unsure: Outputs of which finite differences know nothing.
+    The reverse derivative is that of a weighted sum of the outputs that are smooth; of the others there are so many.
     """
 
     forward: Agreement
@@ -88,22 +78,12 @@ _NONE = _Noise(0.0, 0.0)
 
 
 class Point:
-    """A point at which derivatives are read.
-
-    Args:
-        exact: The program and its derivatives.
-        leaves: The point.
-        weights: One weight for each output.
-    """
+    """A point at which the derivatives of a program are read, with a weight for each output."""
 
     def __init__(self, exact: Exact, leaves: Leaves, weights: Vector):
         self.exact, self.leaves, self.weights = exact, leaves, weights
         self.start = exact.value(leaves, [np.zeros_like(leaf) for leaf in leaves], 0.0)
         self._noise = self._measured_noise()
-
-    def at(self, leaves: Leaves) -> "Point":
-        """Another point of the same program."""
-        return Point(self.exact, leaves, self.weights)
 
     def of(self, exact: Exact) -> "Point":
         """The same point of another program."""
@@ -130,16 +110,7 @@ class Point:
         return slope(value, self.start, shrink=shrink, noise=self._noise)
 
     def read(self, direction: Leaves, *, slack: float = 0.0, shrink: float = 1.0) -> Reading:
-        """What is known of the derivatives along a direction.
-
-        Args:
-            direction: The direction, leaf by leaf.
-            slack: The relative disagreement that low precision or an iterative solver may explain.
-            shrink: A factor of the steps of finite differences.
-
-        Returns:
-            The reading.
-        """
+        """What is known along a direction; `slack` is the relative disagreement that has another explanation."""
         found = self.slope(direction, shrink)
         tangents = self.exact.forward(self.leaves, direction)
 
@@ -160,7 +131,7 @@ class Point:
         """How far both derivatives move with the last digits of the point."""
         forward, reverse = np.zeros(self.start.shape), 0.0
         for gradients in self._gradients_beside:
-            reverse = max(reverse, float(_range([slope_along(gradient, direction) for gradient in gradients])))
+            reverse = max(reverse, float(_range([_product(gradient, direction)[0] for gradient in gradients])))
         for points in self._beside():
             tangents = [self.exact.forward(point, direction) for point in points]
             if tangents[0] is not None:
@@ -255,11 +226,6 @@ def _range(values: list[Any]) -> Any:
         apart = np.max([np.abs(value - values[0]) for value in values], axis=0)
     # What is not finite is no noise.
     return np.where(np.isfinite(apart), apart, 0.0)
-
-
-def slope_along(gradient: Leaves, direction: Leaves) -> float:
-    """The slope that a gradient gives a direction."""
-    return _product(gradient, direction)[0]
 
 
 def _product(gradient: Leaves, direction: Leaves) -> tuple[float, float]:

@@ -14,11 +14,11 @@ import numpy as np
 from ..._programs import Chain
 from ..numbered import NumberedProgram
 from .exact import Leaves
+from .excuses import explaining_factorization, explaining_stops
 from .float64 import wide_dtype, widened
 from .reading import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, ROUNDING, Agreement, Point, Reading
-from .stopped import explaining_stops
 
-STOPPED = "stopped"
+STOPPED, SYMMETRIC = "stopped", "symmetric"
 
 # More leaves than this are moved together at first, so many groups of them.
 _ALONE = 64
@@ -50,23 +50,14 @@ class LeafDerivative(NamedTuple):
     """What is known of the derivative with respect to one leaf.
 
     Attributes:
-        status: `agree`; `rounding`, a disagreement that constants of low precision or an iterative solver may explain;
-            `mismatch`; `stopped`, a mismatch that vanishes when what the `stop_gradient` in `stopped` stop is held
-            fixed; `inconclusive`; or `absent`, where there is neither derivative.
+        status: As of an `Agreement`; or `stopped` or `symmetric`, a mismatch that the `stop_gradient` equations or the
+            factorization in `excuses` explain.
         place: Where it mismatches: `here`, at the point and nearby; `tie`, at the point alone; or `nearby`.
         wrong: Which derivative mismatches: `forward`, `reverse`, `both`, `one` where they contradict each other and
             differences do not tell which is right; or empty.
-        got: The slope along a direction that the wrong derivative gives, or else that a derivative gives; of one
-            element, the derivative.
-        expected: The same by finite differences.
-        relative: The distance of the two, in proportion to the sum of the magnitudes.
-        element: The flat index of the one element that the numbers are of; None where they are of many.
-        kinks: Outputs that have a kink in a direction, at the point.
-        jumps: Outputs that have a jump.
+        got: The slope along a direction that the derivative gives; of the one `element`, the derivative.
         precision: How far the gradient in the precision of the program is from that in float64, in proportion to it;
-            None where there is none, or where it is nothing but rounding errors.
-        cancels: Whether it is nothing but rounding errors in float64: zero.
-        stopped: The `stop_gradient` equations that explain a mismatch.
+            None where there is none, or where it is nothing but rounding errors: `cancels`.
     """
 
     status: str
@@ -80,7 +71,7 @@ class LeafDerivative(NamedTuple):
     jumps: int
     precision: float | None
     cancels: bool
-    stopped: tuple[Chain, ...]
+    excuses: tuple[Chain, ...]
 
 
 def derivatives(
@@ -95,21 +86,18 @@ def derivatives(
     slack: Mapping[int, float] | None = None,
     tick: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[LeafDerivative]:
-    """Compare the derivatives of a program with finite differences.
+    """Compare the derivatives of a program with finite differences, leaf by leaf.
 
     Args:
         program: The program.
-        point: Where; it knows the derivatives in float64.
-        generator: Where directions come from.
+        point: Where.
+        generator: What directions are drawn with.
         gradient: The gradient in the precision of the program.
         directions: How many for each leaf.
         exhaustive: Whether to move every element of every leaf by itself, instead.
         skipped: Leaves that are not compared: their status is `absent`.
         slack: For some leaves, the relative disagreement that an iterative solver on their way may explain.
         tick: Called with the number of directions done and of all.
-
-    Returns:
-        What was found, for each leaf.
     """
     count = len(program.leaves)
     compared = [i for i in range(count) if i not in skipped]
@@ -157,7 +145,8 @@ class _Search:
 
     @functools.cached_property
     def _near(self) -> Point:
-        return self._point.at([x + by for x, by in zip(self._point.leaves, self._shift, strict=True)])
+        moved = [x + by for x, by in zip(self._point.leaves, self._shift, strict=True)]
+        return Point(self._point.exact, moved, self._point.weights)
 
     def groups(self) -> list[list[Part]]:
         """Leaves to be moved together."""
@@ -207,13 +196,9 @@ class _Search:
             return reading
         # Other steps have to say the same.
         other = place.read(direction, slack=slack, shrink=_OTHER_STEPS)
-        confirmed = {
-            mode: getattr(reading, mode)
-            if getattr(reading, mode).status != MISMATCH or getattr(other, mode).status == MISMATCH
-            else getattr(reading, mode)._replace(status=INCONCLUSIVE)
-            for mode in ("forward", "reverse")
-        }
-        return reading._replace(**confirmed)
+        is_wrong = lambda found, mode: getattr(found, mode).status == MISMATCH
+        refuted = [mode for mode in ("forward", "reverse") if is_wrong(reading, mode) and not is_wrong(other, mode)]
+        return reading._replace(**{mode: getattr(reading, mode)._replace(status=INCONCLUSIVE) for mode in refuted})
 
     def leaf(self, i: int) -> LeafDerivative:
         """What was seen of a leaf, after its parts and a point nearby were asked where it is not clear."""
@@ -226,28 +211,34 @@ class _Search:
         near = [self._again(i, s, self._near) for s in ([blamed] if blamed else []) + unclear[:_NEARBY_READINGS]]
         place = _place(blamed, near)
         status = MISMATCH if place else _worst(near) if near and _worst(seen) == INCONCLUSIVE else _worst(seen)
-        stopped: tuple[Chain, ...] = ()
+        excuses: tuple[Chain, ...] = ()
         elsewhere = _most_wrong(near)
         if place and (suspect := blamed or elsewhere) is not None:
-            stopped = () if place == "tie" else self._stops(i, suspect, blamed is not None)
+            if place != "tie":
+                status, excuses = self._excused(i, suspect, blamed is not None)
             blamed = self._narrowed(i, suspect, elsewhere)
         cancels = self._cancels(i)
         return LeafDerivative(
-            status=STOPPED if stopped else status,
+            status=status,
             place=place,
             **self._numbers(i, blamed),
             kinks=max((s.reading.kinks for s in seen), default=0),
             jumps=max((s.reading.jumps for s in seen), default=0),
             precision=None if cancels else self._precisions[i],
             cancels=cancels,
-            stopped=stopped,
+            excuses=excuses,
         )
 
-    def _stops(self, i: int, suspect: _Seen, is_here: bool) -> tuple[Chain, ...]:
+    def _excused(self, i: int, suspect: _Seen, is_here: bool) -> tuple[str, tuple[Chain, ...]]:
+        """The status of a mismatch, and what explains it."""
         # All of it has to be explained: what one element bears may not excuse another.
         part = (i, suspect.indices)
-        direction = self._direction([part], suspect.toward)
-        return explaining_stops(self.program, self._point if is_here else self._near, direction, self._slack([part]))
+        place, direction = self._point if is_here else self._near, self._direction([part], suspect.toward)
+        stops = explaining_stops(self.program, place, direction, self._slack([part]))
+        if stops:
+            return STOPPED, stops
+        factor = explaining_factorization(self.program, i, place, direction, self._slack([part]))
+        return (MISMATCH, ()) if factor is None else (SYMMETRIC, (factor,))
 
     def _numbers(self, i: int, blamed: _Seen | None) -> dict[str, Any]:
         """The slopes that are shown of a leaf: of one element, its derivative."""
@@ -268,43 +259,39 @@ class _Search:
 
     def _narrowed(self, i: int, blamed: _Seen, nearby: _Seen | None) -> _Seen:
         """The element that is most to blame, if one is; nearby, ties are not blamed for the faults of others."""
-        seen, place = (blamed, self._point) if nearby is None else (nearby, self._near)
-        while seen.indices.size > 1:
-            halves = np.array_split(seen.indices, 2)
-            worse = _most_wrong([self._again(i, seen._replace(indices=half), place) for half in halves])
-            if worse is None:
-                break
-            seen = worse
+        start, place = (blamed, self._point) if nearby is None else (nearby, self._near)
+        seen = self._bisected(i, start, place, _most_wrong)
         at_point = self._again(i, seen, self._point)
         return at_point if at_point.status == MISMATCH else seen
+
+    def _bisected(self, i: int, seen: _Seen, place: Point, choose: Callable[[list[_Seen]], _Seen | None]) -> _Seen:
+        """What is left of some elements by halving them, as long as one half is chosen."""
+        while seen.indices.size > 1:
+            chosen = choose([self._again(i, half, place) for half in _halves(seen)])
+            if chosen is None:
+                break
+            seen = chosen
+        return seen
 
     def _hidden(self, i: int, seen: list[_Seen]) -> _Seen | None:
         """The element that makes up all of a slight disagreement, if it is badly wrong itself."""
         slack = self._slack([(i, np.zeros(0, int))])
         if _worst(seen) != ROUNDING or slack > _SLACK_OF_CONSTANTS:
             return None
-        slight = _least_right(seen)
-        while slight.indices.size > 1:
-            halves = np.array_split(slight.indices, 2)
-            slight = _least_right([self._again(i, slight._replace(indices=half), self._point) for half in halves])
+        slight = self._bisected(i, _least_right(seen), self._point, _least_right)
         is_bad = slight.status == MISMATCH and _shown(slight.reading).relative > _BADLY
         return slight if is_bad else None
 
     def _parted(self, i: int, unclear: _Seen) -> list[_Seen]:
         """The parts of a leaf that are smooth, without the elements that are not."""
         smooth: list[_Seen] = []
-        parts, readings = [unclear.indices], 0
+        parts, readings = [unclear], 0
         while parts:
-            indices = parts.pop()
-            if indices.size == 1:
-                continue
-            for half in np.array_split(indices, 2):
-                part = self._again(i, unclear._replace(indices=half), self._point)
+            whole = parts.pop()
+            for half in _halves(whole) if whole.indices.size > 1 else ():
+                part = self._again(i, half, self._point)
                 readings += 1
-                if part.reading.is_clean or part.status == MISMATCH:
-                    smooth.append(part)
-                else:
-                    parts.append(half)
+                (smooth if part.reading.is_clean or part.status == MISMATCH else parts).append(part)
             if readings >= _PARTINGS or (readings >= _PARTINGS_IN_VAIN and not smooth):
                 # Too many to tell them apart.
                 break
@@ -323,6 +310,10 @@ class _Search:
         if error is None or not _UNLIKE < error < np.inf or gradient is None:
             return False
         return bool(np.linalg.norm(gradient[i]) <= _BURIED * self._point.noise_of_gradient(i))
+
+
+def _halves(seen: _Seen) -> list[_Seen]:
+    return [seen._replace(indices=half) for half in np.array_split(seen.indices, 2)]
 
 
 def _place(blamed: _Seen | None, near: list[_Seen]) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from jax.extend.core import JaxprEqn
+
 from ..._programs import (
     CALLS,
     COMPARISONS,
@@ -30,20 +32,15 @@ _SCORE = (
 
 def draw(evidence: Evidence) -> Iterator[Finding]:
     """One finding for each leaf and each line of a draw that depends on it."""
-    said = set()
-    program = evidence.program
-    single = [[chain] for chain in [*_samplers(evidence), *_decisions(evidence)]]
-    for chains in [*single, *_inlined(evidence)]:
-        for leaf, path in enumerate(program.paths):
-            own = [chain for chain in chains if evidence.is_into(leaf, chain)]
-            # A call of another sampler is told of by itself.
-            if not own or (len(chains) > 1 and any(map(_is_call, own))):
-                continue
-            meaning = _meaning(evidence, leaf, own[0]) if len(chains) == 1 else _of_group(evidence, leaf, chains)
-            finding = Finding("draw", meaning[0], path, line(own[0]), meaning[1])
-            if finding not in said:
-                said.add(finding)
-                yield finding
+    found: dict[Finding, None] = {}
+    for meaning, groups in ((_of_draw, _samplers(evidence)), (_of_decision, _decisions(evidence))):
+        for chains in groups:
+            for leaf, path in enumerate(evidence.program.paths):
+                own = [chain for chain in chains if evidence.is_into(leaf, chain)]
+                if own:
+                    severity, message = meaning(evidence, leaf, chains)
+                    found[Finding("draw", severity, path, line(own[0]), message)] = None
+    yield from found
 
 
 def has_implicit_draw(evidence: Evidence, leaf: int) -> bool:
@@ -51,30 +48,26 @@ def has_implicit_draw(evidence: Evidence, leaf: int) -> bool:
     return any(_is_implicit(chain) and evidence.is_into(leaf, chain) for chain in evidence.smooth.chains)
 
 
-def _samplers(evidence: Evidence) -> list[Chain]:
-    """The calls of `jax.random`, without those that these make themselves."""
-    found = []
-    for chain in evidence.smooth.chains:
-        if (_is_call(chain) or _is_implicit(chain)) and not any(map(is_of_jax_random, chain[:-1])):
-            found.append(chain)
-    return reaching(evidence.program.jaxpr.jaxpr, found)
-
-
-def _inlined(evidence: Evidence) -> list[list[Chain]]:
-    """The equations of each function of `jax.random` that is no call in the jaxpr, as `binomial`."""
+def _samplers(evidence: Evidence) -> list[list[Chain]]:
+    """The equations of each call of a function of `jax.random`, without those that it makes itself."""
     groups: dict[Any, list[Chain]] = {}
     for chain in evidence.smooth.chains:
-        if any(map(is_of_jax_random, chain[:-1])) or any(sampler_of(outer) for outer in chain[:-1]):
-            continue
-        name = sampler_of(chain[-1])
-        if name is not None:
+        name = _sampler(chain[-1])
+        if name is not None and not any(map(_sampler, chain[:-1])):
             groups.setdefault((tuple(map(id, chain[:-1])), name, line(chain)), []).append(chain)
     reached = reaching(evidence.program.jaxpr.jaxpr, [chain for group in groups.values() for chain in group])
     known = set(map(id, reached))
-    return [group for group in groups.values() if len(group) > 1 and any(id(chain) in known for chain in group)]
+    return [group for group in groups.values() if any(id(chain) in known for chain in group)]
 
 
-def _decisions(evidence: Evidence) -> list[Chain]:
+def _sampler(equation: JaxprEqn) -> str | None:
+    """The name of a function of `jax.random` that is a call in the jaxpr, or, as `binomial`, some equations."""
+    if equation.primitive.name in CALLS and is_of_jax_random(equation):
+        return str(equation.params["name"]).strip("_").removeprefix("random_")
+    return sampler_of(equation) or ("gamma" if equation.primitive.name == "random_gamma" else None)
+
+
+def _decisions(evidence: Evidence) -> list[list[Chain]]:
     """Where chance and a leaf together decide something discrete, outside of a sampler of `jax.random`."""
     found = []
     for chain in evidence.smooth.chains:
@@ -82,44 +75,28 @@ def _decisions(evidence: Evidence) -> list[Chain]:
             chain[-1].primitive.name in _TESTS
             or any(evidence.smooth.out_of(chain))
             or evidence.smooth.is_entered(chain)
-            or any(map(is_of_jax_random, chain))
-            or any(map(sampler_of, chain))
+            or any(map(_sampler, chain))
         ):
             continue
         if any(evidence.smooth.into(chain)) and any(evidence.drawn.into(chain)):
             found.append(chain)
-    return reaching(evidence.program.jaxpr.jaxpr, found)
-
-
-def _is_call(chain: Chain) -> bool:
-    return chain[-1].primitive.name in CALLS and is_of_jax_random(chain[-1])
+    return [[chain] for chain in reaching(evidence.program.jaxpr.jaxpr, found)]
 
 
 def _is_implicit(chain: Chain) -> bool:
     return chain[-1].primitive.name == "random_gamma"
 
 
-def _meaning(evidence: Evidence, leaf: int, chain: Chain) -> tuple[str, str]:
+def _of_draw(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, str]:
     """The severity, and the message."""
-    equation = chain[-1]
-    if equation.primitive.name not in CALLS and not _is_implicit(chain):
-        return _of_decision(evidence, leaf, chain)
-    name = str(equation.params.get("name", equation.primitive.name)).strip("_").removeprefix("random_")
-    inside = [other for other in evidence.smooth.chains if other[: len(chain)] == chain]
-    is_implicit = any(_contains_implicit(evidence, leaf, other) for other in inside)
-    return _of_draw(name, is_implicit, evidence.is_out_of(leaf, chain))
-
-
-def _of_group(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, str]:
+    name = _sampler(chains[0][-1])
+    inside = [other for other in evidence.smooth.chains if any(other[: len(chain)] == chain for chain in chains)]
+    is_implicit = any(_is_implicit(other) and evidence.is_into(leaf, other) for other in inside)
     own = {id(chain[-1]) for chain in chains}
     used = {id(atom) for other in evidence.siblings(chains[0]) if id(other) in own for atom in other.invars}
     # What leaves it is what it does not use itself.
     last = [chain for chain in chains if not any(id(result) in used for result in chain[-1].outvars)]
     is_out = any(evidence.is_out_of(leaf, chain) for chain in last)
-    return _of_draw(str(sampler_of(chains[0][-1])), False, is_out)
-
-
-def _of_draw(name: str, is_implicit: bool, is_out: bool) -> tuple[str, str]:
     what = f"the draw of `{name}` depends on it"
     if name in _BIASED:
         return "warning", (
@@ -136,10 +113,6 @@ def _of_draw(name: str, is_implicit: bool, is_out: bool) -> tuple[str, str]:
     )
 
 
-def _contains_implicit(evidence: Evidence, leaf: int, chain: Chain) -> bool:
-    return _is_implicit(chain) and evidence.is_into(leaf, chain)
-
-
 def _is_users_stop(chain: Chain) -> bool:
     """Whether an equation is a `stop_gradient` that the user wrote, and not one in a function of a library."""
     is_call = lambda equation: equation.primitive.name in CALLS
@@ -148,7 +121,8 @@ def _is_users_stop(chain: Chain) -> bool:
     )
 
 
-def _of_decision(evidence: Evidence, leaf: int, chain: Chain) -> tuple[str, str]:
+def _of_decision(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, str]:
+    chain = chains[0]
     operands = list(zip(evidence.smooth.into(chain), evidence.drawn.into(chain), strict=True))
     # A random number on one side and the leaf on the other: a draw by hand. A threshold for what holds both may be a
     # kink that is as good as any.

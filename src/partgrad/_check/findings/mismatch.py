@@ -4,9 +4,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..._programs import FOREIGN, HIGH, Chain, any_equation, inner_jaxprs, is_custom_rule, line, raised_at
+from ..._programs import (
+    FOREIGN,
+    HIGH,
+    Chain,
+    any_equation,
+    inner_jaxprs,
+    is_custom_rule,
+    is_in_library,
+    line,
+    raised_at,
+)
 from ..derivatives.search import LeafDerivative
-from ..evidence import Evidence, at, element, steps_of
+from ..evidence import Evidence, at, element
 from ..finding import Finding
 from ..rules import Blame, Rules
 from .draw import has_implicit_draw
@@ -18,9 +28,10 @@ _SLIGHT = 1e-3
 # The disagreement that constants of low precision explain, and what an iteration that has converged leaves.
 _OF_CONSTANTS = 1e-6
 _CONVERGED = 1e-3
-# How far an iteration, and a solver whose rule is that of its limit, may be off.
+# How far an iteration, and a solver whose rule is that of its limit, may be off; and one of a library that is to blame.
 OF_LOOPS = 1e-3
 _OF_SOLVERS = 3e-2
+_OF_LIBRARIES = 0.2
 _ITERATIONS = HIGH | {"while", "custom_linear_solve"}
 
 
@@ -37,9 +48,9 @@ def mismatch(evidence: Evidence, rules: Rules, ties: Ties, found: list[LeafDeriv
         elif derivative.status == "stopped":
             # An adaptive solver may stop the derivative of its steps: they change little.
             severity = "warning" if derivative.relative > _SLIGHT else "info"
-            yield Finding("mismatch", severity, path, line(derivative.stopped[0]), _stopped(path, derivative))
+            yield Finding("mismatch", severity, path, line(derivative.excuses[0]), _stopped(path, derivative))
         elif derivative.status == "symmetric":
-            chain = derivative.stopped[0]
+            chain = derivative.excuses[0]
             message = (
                 f"the derivative of {at(chain)} is that of a symmetric matrix, and this one is moved element by "
                 "element; if it moves symmetrically, the two agree. Fix: nothing, or give it (a + a.T) / 2."
@@ -47,13 +58,13 @@ def mismatch(evidence: Evidence, rules: Rules, ties: Ties, found: list[LeafDeriv
             yield Finding("mismatch", "warning", path, line(chain), message)
         elif derivative.status == "rounding":
             yield from _slight(evidence, rules, leaf, derivative)
-        elif derivative.status == "inconclusive":
+        elif derivative.status == "inconclusive" and evidence.value_is_finite:
             yield Finding("mismatch", "info", path, "", _inconclusive(evidence, leaf, derivative))
 
 
 def without_reverse(evidence: Evidence) -> Iterator[Finding]:
     """A finding if the function has no gradient that JAX could compute."""
-    error = evidence.values.missing
+    error = evidence.missing
     if error is None:
         return
     loops = [c for c in evidence.smooth.chains if c[-1].primitive.name == "while" and evidence.leaves_into(c)]
@@ -99,6 +110,11 @@ def _mismatch(evidence: Evidence, rules: Rules, ties: Ties, leaf: int, derivativ
     """One finding for each rule to blame, or one."""
     path, begin = evidence.program.paths[leaf], _numbers_of(evidence, leaf, derivative)
     blamed = rules.to_blame_for(leaf)
+    # The rule of a solver is right in the limit.
+    solvers = [b.chain for b in blamed if not b.of_value and is_in_library(b.chain) and _contains_iteration(b.chain)]
+    if blamed and len(solvers) == len(blamed) and derivative.relative <= _OF_LIBRARIES:
+        yield _unconverged(path, derivative.relative, solvers[0])
+        return
     for blame in blamed:
         yield Finding("mismatch", "error", path, line(blame.chain), f"{begin}; {_blame(blame)}")
     if blamed:
@@ -127,10 +143,8 @@ def _mismatch(evidence: Evidence, rules: Rules, ties: Ties, leaf: int, derivativ
 
 
 def _blame(blame: Blame) -> str:
-    place = f"{element(blame.element, blame.shape)}{steps_of(blame.steps)}"
-    if blame.of_value:
-        return f"the rule of {at(blame.chain)} computes another value than its function{place}. Fix: correct the rule."
-    return f"the rule of {at(blame.chain)} is not the derivative of its function{place}. Fix: correct the rule."
+    does = "computes another value than" if blame.of_value else "is not the derivative of"
+    return f"the rule of {at(blame.chain)} {does} its function{blame.place}. Fix: correct the rule."
 
 
 def _numbers_of(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> str:
@@ -156,8 +170,10 @@ def _number(value: complex) -> str:
 def _slight(evidence: Evidence, rules: Rules, leaf: int, derivative: LeafDerivative) -> Iterator[Finding]:
     """A disagreement that an iteration may explain, unless a rule without one is wrong."""
     path, off = evidence.program.paths[leaf], derivative.relative
+    loops = [c for c in evidence.smooth.chains if _slack(c) and leaf in evidence.leaves_into(c)]
     if off <= _OF_CONSTANTS:
-        message = f"derivative and differences disagree by {off:.1e}, as constants of low precision may explain."
+        why = "an iteration" if loops else "constants of low precision"
+        message = f"derivative and differences disagree by {off:.1e}, as {why} may explain."
         yield Finding("precision", "info", path, "", message)
         return
     blamed = [blame for blame in rules.to_blame_for(leaf) if not _contains_iteration(blame.chain)]
@@ -166,13 +182,15 @@ def _slight(evidence: Evidence, rules: Rules, leaf: int, derivative: LeafDerivat
         yield Finding("mismatch", "error", path, line(blame.chain), f"{begin}; {_blame(blame)}")
     if blamed:
         return
-    loops = [c for c in evidence.smooth.chains if _slack(c) and leaf in evidence.leaves_into(c)]
-    solver = next((c for c in loops if line(c)), loops[0])
+    yield _unconverged(path, off, next((c for c in loops if line(c)), loops[0]))
+
+
+def _unconverged(path: str, off: float, solver: Chain) -> Finding:
     message = (
         f"derivative and differences disagree by {off:.1e}: the iteration in {at(solver)} has not converged further. "
         "Fix: tighten its tolerance, if that is not enough."
     )
-    yield Finding("precision", "info" if off <= _CONVERGED else "warning", path, line(solver), message)
+    return Finding("precision", "info" if off <= _CONVERGED else "warning", path, line(solver), message)
 
 
 def _inconclusive(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> str:
@@ -191,8 +209,8 @@ def _foreign(evidence: Evidence) -> list[Chain]:
 
 
 def _stopped(path: str, derivative: LeafDerivative) -> str:
-    mark = mark_of(derivative.stopped[0])
-    lines = ", ".join(dict.fromkeys(filter(None, map(line, derivative.stopped))))
+    mark = mark_of(derivative.excuses[0])
+    lines = ", ".join(dict.fromkeys(filter(None, map(line, derivative.excuses))))
     by = f"`{path}` is held by {mark}" if mark else f"`stop_gradient` at {lines} stops a part of it"
     remedy = REBUILT if mark else "remove it, unless it is intentional"
     got, expected = _number(derivative.got), _number(derivative.expected)

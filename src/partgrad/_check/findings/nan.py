@@ -1,13 +1,12 @@
 """NaN and infinity in a derivative: which operation made it first, and what mends it."""
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from ... import safe
 from ..._double_where import double_where
@@ -24,7 +23,7 @@ from ..._programs import (
 )
 from ..derivatives.differences import SMOOTH
 from ..derivatives.search import LeafDerivative, derivatives
-from ..evidence import Array, Evidence, at, element, is_finite, name_of, steps_of
+from ..evidence import Array, Evidence, at, element, is_finite, name_of, steps_of, tried
 from ..finding import Finding
 from ..numbered import NumberedProgram
 from ..probe import Answer, probe
@@ -52,12 +51,18 @@ def nan(evidence: Evidence) -> Iterator[Finding]:
     program = evidence.program
     bad = [leaf for leaf, gradient in enumerate(evidence.gradients) if not is_finite(gradient)]
     if bad:
-        births = _births(program.cotangent, [*program.leaves, *evidence.cotangents], evidence.pulled)
-        yield from _of_derivative(evidence, bad, births, _Remedies(evidence, births), "gradient")
+        operands = [*program.leaves, *evidence.cotangents]
+        births = _births(program.cotangent, operands, evidence.pulled)
+        yield from _NotFinite(evidence, "gradient", births, evidence.gradients_of).findings(bad)
     elif not evidence.value_is_finite:
         yield _of_the_value(evidence)
     if evidence.value_is_finite and program.has_forward and not _tangent_is_finite(evidence):
-        yield from _forward(evidence, [leaf for leaf in range(len(program.leaves)) if leaf not in bad])
+        others = [leaf for leaf in range(len(program.leaves)) if leaf not in bad]
+        # Together first, then one by one.
+        if len(others) == 1 or (others and not _is_finite_along(evidence, others)):
+            for leaf in others:
+                if not _is_finite_along(evidence, [leaf]):
+                    yield from _forward(evidence, leaf).findings([leaf])
 
 
 def _tangent_is_finite(evidence: Evidence) -> bool:
@@ -66,47 +71,39 @@ def _tangent_is_finite(evidence: Evidence) -> bool:
     return tangents is not None and is_finite(tangents)
 
 
-def _forward(evidence: Evidence, leaves: list[int]) -> Iterator[Finding]:
-    """One finding for each leaf along which the forward derivative is not finite; together first, then one by one."""
-    if not leaves or (len(leaves) > 1 and _Along(evidence, leaves).is_finite()):
-        return
-    for leaf in leaves:
-        along = _Along(evidence, [leaf])
-        if not along.is_finite():
-            births = _births(along.jaxpr, along.operands, of_cotangents(along.jaxpr.jaxpr, 1))
-            remedies = _ForwardRemedies(evidence, births, along)
-            yield from _of_derivative(evidence, [leaf], births, remedies, "forward-mode derivative")
+def _along(evidence: Evidence, leaves: list[int], function: Any) -> tuple[Callable[..., Operands], Operands]:
+    """The forward derivative of a function of all leaves along some, as a function, and its operands.
 
+    The other leaves are constants of it, and so have no zeros to multiply by.
+    """
+    own = [evidence.program.leaves[leaf] for leaf in leaves]
 
-class _Along:
-    """The forward derivative along some leaves; the others are constants of it, and so have no zeros to multiply by."""
-
-    def __init__(self, evidence: Evidence, leaves: list[int]):
-        self._program, self._leaves = evidence.program, leaves
-        own = [self._program.leaves[leaf] for leaf in leaves]
-        self.operands = [*own, *(np.ones(x.shape, x.dtype) for x in own)]
-
-    @functools.cached_property
-    def jaxpr(self) -> ClosedJaxpr:
-        """Of the leaves and their tangents."""
-        count = len(self._leaves)
-        forward = lambda *operands: self.derivative(self._program.run, operands[:count], operands[count:])
-        return jax.make_jaxpr(forward)(*self.operands)
-
-    def derivative(self, function: Any, own: Sequence[Any], tangents: Sequence[Any]) -> Operands:
-        """The forward derivative of a function of all leaves."""
-
+    def derivative(*operands: Any) -> Operands:
         def of_own(*own: Any) -> Any:
-            leaves = list(self._program.leaves)
-            for leaf, value in zip(self._leaves, own, strict=True):
-                leaves[leaf] = value
-            return function(leaves)
+            replaced = dict(zip(leaves, own, strict=True))
+            return function([replaced.get(leaf, value) for leaf, value in enumerate(evidence.program.leaves)])
 
-        return list(jax.jvp(of_own, tuple(own), tuple(tangents))[1])
+        return list(jax.jvp(of_own, operands[: len(own)], operands[len(own) :])[1])
 
-    def is_finite(self) -> bool:
-        """Whether it is finite at the point, along ones."""
-        return all(map(is_finite, quick_jit(jaxpr_as_fun(self.jaxpr))(*self.operands)))
+    return derivative, [*own, *(np.ones(x.shape, x.dtype) for x in own)]
+
+
+def _is_finite_along(evidence: Evidence, leaves: list[int]) -> bool:
+    derivative, operands = _along(evidence, leaves, evidence.program.run)
+    return all(map(is_finite, quick_jit(derivative)(*operands)))
+
+
+def _forward(evidence: Evidence, leaf: int) -> "_NotFinite":
+    derivative, operands = _along(evidence, [leaf], evidence.program.run)
+    jaxpr = jax.make_jaxpr(derivative)(*operands)
+
+    def of(function: Any) -> Mapping[int, Array] | None:
+        derivative, operands = _along(evidence, [leaf], function)
+        tangents = tried(derivative, *operands)
+        return None if tangents is None else {leaf: np.concatenate([np.ravel(tangent) for tangent in tangents])}
+
+    births = _births(jaxpr, operands, of_cotangents(jaxpr.jaxpr, 1))
+    return _NotFinite(evidence, "forward-mode derivative", births, of)
 
 
 def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list[Answer]:
@@ -139,30 +136,67 @@ def _is_floating(value: Any) -> bool:
     return is_floating(value) and value.dtype != jax.dtypes.float0
 
 
-class _Remedies:
-    """What would fix a gradient, tried one after the other; each gradient is computed once."""
+class _NotFinite:
+    """A derivative that is not finite, where it stops being so, and what mends it: each remedy is tried once.
 
-    def __init__(self, evidence: Evidence, births: list[Answer]):
+    `of` gives the same derivative of another function, by leaf; or None if it has none.
+    """
+
+    def __init__(self, evidence: Evidence, name: str, births: list[Answer], of: Callable[[Any], Any]):
         self._evidence, self._program = evidence, evidence.program
-        self._births = births
-        self._tried: dict[Any, list[Array] | None] = {}
+        self._name, self._births, self._of = name, births, of
+        self._tried: dict[Any, Any] = {}
         # By leaf, what differences say of a remedy that makes its derivative finite and wrong.
-        self.refuted: dict[int, LeafDerivative] = {}
+        self._refuted: dict[int, LeafDerivative] = {}
 
-    def double_where_mends(self, leaf: int) -> bool:
-        """Whether the bad path was not taken."""
-        return self._mends("double_where", double_where(self._program.outputs), leaf)
+    def findings(self, leaves: list[int]) -> Iterator[Finding]:
+        """What there is to say of each leaf whose derivative is not finite."""
+        evidence, program = self._evidence, self._program
+        for leaf in leaves:
+            own = [b for b in self._births if leaf in evidence.leaves_into(program.origin(b.chain))] or self._births[:1]
+            if not own:
+                message = f"the {self._name} is not finite, and no operation was found that made it so."
+                yield Finding("nan", "error", program.paths[leaf], "", message)
+                continue
+            first, chain = own[0], program.origin(own[0].chain)
+            advice = self._advice(leaf, chain)
+            if advice is None and not evidence.value_is_finite:
+                yield _of_the_value(evidence, leaf)
+                continue
+            again = [b.steps for b in own if program.origin(b.chain) == chain]
+            what = "NaN" if first.numbers[1] else "infinite"
+            place = f"{element(int(first.numbers[0]), first.chain[-1].outvars[0].aval.shape)}{steps_of(again)}"
+            where = line(chain)
+            by = f"the derivative of {name_of(chain[-1])} at {where}" if chain else "an operation outside your code"
+            if _is_rule_of_library(chain) and line(first.chain):
+                # It runs the user's code.
+                where = line(first.chain)
+                by = f"the derivative of what is at {where}"
+            begin = f"the {self._name} is not finite: first {what} in {by}{place}."
+            advice = advice or _without_remedy(evidence, leaf, chain, self._refuted.get(leaf))
+            yield Finding("nan", "error", program.paths[leaf], where, f"{begin} {advice}")
 
-    def safe_function_for(self, leaf: int, chain: Chain) -> str | None:
-        """The safe function whose use in the place of an operation, or of all that are like it, makes it finite."""
-        name = chain[-1].primitive.name
-        if name not in _SAFE:
+    def _advice(self, leaf: int, chain: Chain) -> str | None:
+        """What was tried and makes the derivative finite, and not another than the slope of the function."""
+        if self._mends("double_where", double_where(self._program.outputs), leaf):
+            return (
+                "The value does not take this path. Fix: differentiate `partgrad.double_where(f)`; tried, and its "
+                "derivative is finite."
+            )
+        name = self._safe_function_for(leaf, chain) if chain else None
+        if name is None:
             return None
-        only = {id(chain[-1])}
-        alike = {
-            id(origin[-1]) for birth in self._births if (origin := self._program.origin(birth.chain)) and name in _SAFE
-        }
-        for replaced in (only, alike):
+        return (
+            f"The value takes this path, and the function has no derivative here. Fix: `partgrad.safe.{name}` has one "
+            "by convention; tried, and it makes the derivative finite."
+        )
+
+    def _safe_function_for(self, leaf: int, chain: Chain) -> str | None:
+        """The safe function whose use in the place of an operation, or of all that are like it, makes it finite."""
+        if chain[-1].primitive.name not in _SAFE:
+            return None
+        alike = {id(origin[-1]) for birth in self._births if (origin := self._program.origin(birth.chain))}
+        for replaced in ({id(chain[-1])}, alike):
             if self._mends(frozenset(replaced), self._replacing(replaced), leaf):
                 return self._spoken(chain)
         return None
@@ -203,13 +237,13 @@ class _Remedies:
 
     def _mends(self, key: Any, function: Any, leaf: int) -> bool:
         if key not in self._tried:
-            self._tried[key] = self._derivatives(function)
+            self._tried[key] = self._of(function)
         found = self._tried[key]
-        if found is None or not self._is_mended(found, leaf):
+        if found is None or not is_finite(found[leaf]):
             return False
         wrong = self._disagreement(function, leaf)
         if wrong is not None and key == "double_where":
-            self.refuted[leaf] = wrong
+            self._refuted[leaf] = wrong
         return wrong is None
 
     def _disagreement(self, function: Any, leaf: int) -> LeafDerivative | None:
@@ -223,76 +257,6 @@ class _Remedies:
         except Exception:  # What cannot be compared is not refuted.
             return None
         return found[leaf] if found[leaf].status == "mismatch" else None
-
-    def _derivatives(self, function: Any) -> list[Array] | None:
-        return self._evidence.gradients_of(function)
-
-    def _is_mended(self, found: list[Array], leaf: int) -> bool:
-        return is_finite(found[leaf])
-
-
-class _ForwardRemedies(_Remedies):
-    """The same for a forward derivative along some tangents."""
-
-    def __init__(self, evidence: Evidence, births: list[Answer], along: _Along):
-        super().__init__(evidence, births)
-        self._along = along
-
-    def _derivatives(self, function: Any) -> list[Array] | None:
-        try:
-            operands, count = self._along.operands, len(self._along.operands) // 2
-            pushed = quick_jit(lambda own, tangents: self._along.derivative(function, own, tangents))
-            tangents = pushed(operands[:count], operands[count:])
-        except Exception:  # As for gradients: a remedy that fails is none.
-            return None
-        return [np.asarray(tangent) for tangent in tangents]
-
-    def _is_mended(self, found: list[Array], leaf: int) -> bool:
-        return all(map(is_finite, found))
-
-
-def _of_derivative(
-    evidence: Evidence, leaves: list[int], births: list[Answer], remedies: _Remedies, derivative: str
-) -> Iterator[Finding]:
-    program = evidence.program
-    for leaf in leaves:
-        own = [b for b in births if leaf in evidence.leaves_into(program.origin(b.chain))] or births[:1]
-        if not own:
-            message = f"the {derivative} is not finite, and no operation was found that made it so."
-            yield Finding("nan", "error", program.paths[leaf], "", message)
-            continue
-        first, chain = own[0], program.origin(own[0].chain)
-        advice = _advice(remedies, leaf, chain)
-        if advice is None and not evidence.value_is_finite:
-            yield _of_the_value(evidence, leaf)
-            continue
-        again = [b.steps for b in own if program.origin(b.chain) == chain]
-        what = "NaN" if first.numbers[1] else "infinite"
-        place = f"{element(int(first.numbers[0]), first.chain[-1].outvars[0].aval.shape)}{steps_of(again)}"
-        where = line(chain)
-        if chain and is_custom_rule(chain[-1]) and is_in_library(chain):
-            # The rule of a library, which may run the user's code.
-            where = line(first.chain) or where
-        by = f"the derivative of {name_of(chain[-1])} at {where}" if chain else "an operation outside your code"
-        begin = f"the {derivative} is not finite: first {what} in {by}{place}."
-        advice = advice or _without_remedy(evidence, leaf, chain, remedies.refuted.get(leaf))
-        yield Finding("nan", "error", program.paths[leaf], where, f"{begin} {advice}")
-
-
-def _advice(remedies: _Remedies, leaf: int, chain: Chain) -> str | None:
-    """What was tried and makes the derivative finite, and not another than the slope of the function."""
-    if remedies.double_where_mends(leaf):
-        return (
-            "The value does not take this path. Fix: differentiate `partgrad.double_where(f)`; tried, and its "
-            "derivative is finite."
-        )
-    name = remedies.safe_function_for(leaf, chain) if chain else None
-    if name is None:
-        return None
-    return (
-        f"The value takes this path, and the function has no derivative here. Fix: `partgrad.safe.{name}` has one "
-        "by convention; tried, and it makes the derivative finite."
-    )
 
 
 def _without_remedy(evidence: Evidence, leaf: int, chain: Chain, refuted: LeafDerivative | None) -> str:
@@ -308,11 +272,16 @@ def _without_remedy(evidence: Evidence, leaf: int, chain: Chain, refuted: LeafDe
             "The value takes this path: a true singularity, which neither `double_where` nor a `safe` function "
             "removes. Fix: keep the point away from it, or write the function so that it is smooth here."
         )
-    by = "The rule is at fault: the" if chain and is_custom_rule(chain[-1]) else "The"
+    is_rule = chain and is_custom_rule(chain[-1]) and not _is_rule_of_library(chain)
+    by = "The rule is at fault: the" if is_rule else "The"
     return (
         f"{by} function is smooth here, and finite differences give a slope of {slope:.6g}. "
-        "Fix: correct the rule, or write the function so that each of its steps has a derivative."
+        f"Fix: {'correct the rule, or ' * bool(is_rule)}write the function so that each of its steps has a derivative."
     )
+
+
+def _is_rule_of_library(chain: Chain) -> bool:
+    return bool(chain) and is_custom_rule(chain[-1]) and is_in_library(chain)
 
 
 def _slope(evidence: Evidence, leaf: int) -> float | None:
@@ -327,12 +296,8 @@ def _slope(evidence: Evidence, leaf: int) -> float | None:
 
 def _of_the_value(evidence: Evidence, leaf: int | None = None) -> Finding:
     """The function is not finite itself."""
-    first = next(iter(_value_births(evidence)), None)
+    first = next(iter(_births(evidence.program.jaxpr, evidence.program.leaves, evidence.value)), None)
     by = f"; it first became so in {at(first.chain)}{steps_of([first.steps])}" if first else ""
     message = f"the value of the function is not finite{by}. Fix: that first, no gradient means anything there."
     path = "" if leaf is None else evidence.program.paths[leaf]
     return Finding("nan", "error", path, line(first.chain) if first else "", message)
-
-
-def _value_births(evidence: Evidence) -> list[Answer]:
-    return _births(evidence.program.jaxpr, evidence.program.leaves, evidence.value)

@@ -7,21 +7,16 @@ import numpy as np
 from ..._programs import FOREIGN, Operands, line
 from ..evidence import Evidence, at
 from ..finding import Finding
-from ..noise import apart, distance, noise_of, widened
+from ..noise import apart, distance, widened
 
 
 def nondeterminism(evidence: Evidence, again: Operands) -> Iterator[Finding]:
-    """One finding if two runs differ; an error if by more than rounding.
-
-    Args:
-        evidence: The function.
-        again: Its outputs, run once more as the user wrote it.
-    """
+    """One finding if two runs differ, as of the user's function `again`; an error if by more than rounding."""
     foreign = [chain for chain in evidence.smooth.chains if chain[-1].primitive.name in FOREIGN]
     # What callbacks change would pass for rounding.
-    noise = None if foreign else noise_of(evidence.program.jaxpr, evidence.program.leaves)
+    noise = None if foreign else evidence.noise
     count = len(evidence.plain)
-    first, second = evidence.values.runs
+    first, second = evidence.runs
     pairs = {
         "the function": (evidence.plain, again, noise),
         "the function under `jit`": (first[:count], second[:count], noise),

@@ -20,8 +20,8 @@ _DELIBERATE = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP)
 
 def oob(evidence: Evidence) -> Iterator[Finding]:
     """One finding for each leaf that an equation reads or writes out of bounds."""
-    program = evidence.program
-    if not any_equation(program.jaxpr.jaxpr, _is_by_index):
+    program, by_index = evidence.program, {"gather", "dynamic_slice", "dynamic_update_slice", *WRITES}
+    if not any_equation(program.jaxpr.jaxpr, lambda equation: equation.primitive.name in by_index):
         return
     grouped: dict[tuple[int, ...], list[Answer]] = {}
     for answer in evidence.answers(_question)[0]:
@@ -42,10 +42,6 @@ def oob(evidence: Evidence) -> Iterator[Finding]:
         if not leaves and not _counts(chain[-1]):
             message = f"{_words(answers)} No leaf's derivative goes through it, only the value."
             yield Finding("oob", "warning", "", line(chain), message)
-
-
-def _is_by_index(equation: JaxprEqn) -> bool:
-    return equation.primitive.name in ("gather", "dynamic_slice", "dynamic_update_slice", *WRITES)
 
 
 def _question(chain: Chain, operands: Operands, results: Operands) -> Any:

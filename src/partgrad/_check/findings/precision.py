@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 
-from ..._programs import Chain, line
+from ..._programs import Chain, line, reaching
 from ..derivatives.search import LeafDerivative
 from ..evidence import Evidence
 from ..finding import Finding
@@ -24,8 +24,8 @@ def precision(evidence: Evidence, found: list[LeafDerivative]) -> Iterator[Findi
             yield Finding("zero", "info", path, "", message)
         if error is None or not error < float("inf"):
             continue
-        narrow = _narrowing(evidence, leaf) if error > _TOLD * float(jnp.finfo(dtype).eps) else None
-        what = f"the gradient in {dtype} is off by {error:.1e} of its size from that in float64"
+        narrow = _narrowing(evidence, leaf, error) if error > _TOLD * float(jnp.finfo(dtype).eps) else None
+        what = f"the gradient in {dtype} is off by {error:.1e} of its size from the exact one"
         if narrow is not None:
             kind = narrow[-1].outvars[0].aval.dtype
             message = f"{what}; it goes through {kind} at {line(narrow)}. Fix: nothing, if {kind} is enough."
@@ -35,16 +35,18 @@ def precision(evidence: Evidence, found: list[LeafDerivative]) -> Iterator[Findi
             yield Finding("precision", "warning", path, "", message)
 
 
-def _narrowing(evidence: Evidence, leaf: int) -> Chain | None:
-    """The first conversion, of what depends on a leaf or in its derivative, to a type with fewer digits."""
-    for chain in evidence.smooth.chains:
-        if _is_narrowing(chain) and evidence.is_out_of(leaf, chain):
+def _narrowing(evidence: Evidence, leaf: int, error: float) -> Chain | None:
+    """The first conversion to a type with fewer digits: of what depends on a leaf, in its derivative, or beside it."""
+    narrowing = [chain for chain in evidence.smooth.chains if _is_narrowing(chain)]
+    for chain in narrowing:
+        if evidence.is_out_of(leaf, chain):
             return chain
     for chain in evidence.pulled.chains if evidence.gradients else ():
         origin = evidence.program.origin(chain)
         if _is_narrowing(chain) and origin and leaf in evidence.leaves_into(origin):
             return (*origin, chain[-1])
-    return None
+    explains = lambda chain: error < _TOLD * float(jnp.finfo(chain[-1].outvars[0].aval.dtype).eps)
+    return next(filter(explains, reaching(evidence.program.jaxpr.jaxpr, narrowing)), None)
 
 
 def _is_narrowing(chain: Chain) -> bool:

@@ -7,13 +7,19 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from ..._programs import Operands, arriving, line, opened, raised_at, while_parts
-from ..evidence import Evidence, at
+from ..evidence import Evidence, at, compiled
 from ..finding import Finding
-from ..noise import apart
+from ..noise import Apart, apart
 from ..rules import Rules
-from ..values import Disagreement
 from .mismatch import OF_LOOPS
 
+CONCRETIZATION = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 _WAYS = {"jit": "`jax.jit(f)`", "vjp": "the value in `jax.value_and_grad`"}
 
 
@@ -22,10 +28,9 @@ def value(evidence: Evidence, rules: Rules) -> Iterator[Finding]:
     found = list(_unexplained(evidence))
     if not found:
         return
-    worst = max(found, key=lambda disagreement: disagreement.apart.absolute)
-    ways = ", ".join(dict.fromkeys(_WAYS[disagreement.way] for disagreement in found))
-    first, second = worst.apart.first, worst.apart.second
-    what = f"the function has more than one value: f(x) is {first:.8g}, but {ways} gives {second:.8g}"
+    worst = max((apart for _, apart in found), key=lambda apart: apart.absolute)
+    ways = ", ".join(dict.fromkeys(_WAYS[way] for way, _ in found))
+    what = f"the function has more than one value: f(x) is {worst.first:.8g}, but {ways} gives {worst.second:.8g}"
     wrong = rules.wrong_values()
     for blame in wrong:
         reason = f"the rule of {at(blame.chain)} computes another value"
@@ -37,15 +42,25 @@ def value(evidence: Evidence, rules: Rules) -> Iterator[Finding]:
         yield Finding("value", "error", "", "", f"{what}; {reason}. Fix: compute the same value in every mode.")
 
 
-def _unexplained(evidence: Evidence) -> Iterator[Disagreement]:
+def disagreements(evidence: Evidence) -> list[tuple[str, Apart]]:
+    """The ways to evaluate the function that give another value than itself: `jit`, or `vjp` if differentiated."""
+    program, plain = evidence.program, evidence.plain
+    compare = lambda way, other: [(way, found) for found in apart(plain, other[: len(plain)], evidence.noise)]
+    found = compare("jit" if evidence.missing else "vjp", evidence.runs[0])
+    if found and not evidence.missing:
+        found = [*compare("jit", compiled(program.jaxpr, program.leaves)()), *found]
+    return found
+
+
+def _unexplained(evidence: Evidence) -> Iterator[tuple[str, Apart]]:
     """The disagreements that are no matter of one step more or less of an iteration until something is small."""
-    loops = [chain for chain in evidence.value.chains if _is_until(chain[-1])]
-    reached = arriving(evidence.program.jaxpr.jaxpr, loops) if evidence.values.disagreements and loops else []
-    for disagreement in evidence.values.disagreements:
-        found = disagreement.apart
+    all_found = disagreements(evidence)
+    loops = [chain for chain in evidence.value.chains if _is_until(chain[-1])] if all_found else []
+    reached = arriving(evidence.program.jaxpr.jaxpr, loops) if loops else []
+    for way, found in all_found:
         is_slight = found.absolute <= OF_LOOPS * abs(found.first)
         if not (is_slight and reached and reached[found.output]):
-            yield disagreement
+            yield way, found
 
 
 def _is_until(equation: JaxprEqn) -> bool:

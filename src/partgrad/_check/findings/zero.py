@@ -1,7 +1,7 @@
 """A gradient of zeros: no path, a stop, a mark, an integer, a saturated operation, or honestly zero."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,21 +33,24 @@ _CHOOSING |= {"scatter-min", "scatter-max"}
 _PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
 
 
-def zero(evidence: Evidence) -> Iterator[Finding]:
-    """One finding for each leaf whose gradient is zero everywhere."""
+# Whether there is a tie for a leaf at a line, where the slopes on both sides are its derivative.
+IsFlat = Callable[[int, str], bool]
+
+
+def zero(evidence: Evidence, is_flat: IsFlat = lambda leaf, where: False) -> Iterator[Finding]:
+    """One finding for each leaf whose gradient is zero everywhere, as the function may be on both sides of a tie."""
     program = evidence.program
     reached, smooth = union(evidence.value.outputs), union(evidence.smooth.outputs)
-    killed: list[_Death] | None = None
+    killed: list[tuple[Answer, int]] | None = None
     for leaf, path in enumerate(program.paths):
         if not reached >> leaf & 1:
             message = "no path to the output: the value of the function does not depend on it."
-            message = f"{message} Fix: use it, or mark it NonDiff."
-            yield Finding("zero", "warning", path, "", message)
+            yield Finding("zero", "warning", path, "", f"{message} Fix: use it, or mark it NonDiff.")
         elif not smooth >> leaf & 1:
             yield from _blocked(evidence, leaf)
         elif evidence.gradients and not evidence.gradients[leaf].any() and evidence.gradients[leaf].size:
             killed = _where_cotangents_die(evidence) if killed is None else killed
-            yield _vanishing(evidence, leaf, killed)
+            yield _vanishing(evidence, leaf, killed, is_flat)
         elif evidence.gradients and (dead := int(np.sum(evidence.gradients[leaf] == 0))):
             message = f"the gradient is zero in {dead:,} of its {evidence.gradients[leaf].size:,} elements."
             yield Finding("zero", "info", path, "", message)
@@ -134,15 +137,11 @@ def _barrier(path: str, chain: Chain) -> str:
 REBUILT = "build the model in the function with `partgrad.Diff` round this field, or by `dataclasses.replace`"
 
 
-class _Death(NamedTuple):
-    """An operation of the reverse pass from which nothing comes, and a bit for each leaf that it is on the way to."""
+def _where_cotangents_die(evidence: Evidence) -> list[tuple[Answer, int]]:
+    """The operations of the reverse pass from which nothing comes although something flows in.
 
-    answer: Answer
-    leaves: int
-
-
-def _where_cotangents_die(evidence: Evidence) -> list[_Death]:
-    """The operations of the reverse pass from which nothing comes although something flows in."""
+    Of a product only the side on which a leaf is counts: each has a bit for each leaf that it is on the way to.
+    """
     program = evidence.program
     jaxpr, flowing = program.cotangent, evidence.pulled
 
@@ -157,20 +156,19 @@ def _where_cotangents_die(evidence: Evidence) -> list[_Death]:
         return jnp.where(some & none, 0, -1)[None]
 
     answers = probe(jaxpr, [*program.leaves, *evidence.cotangents], [question])[0]
-    # Of a product only the side on which a leaf is counts.
     chains = {tuple(map(id, answer.chain)): answer.chain for answer in answers}
     reached = arriving(jaxpr.jaxpr, chains.values())
-    of = lambda number: union((mask >> number & 1) << leaf for leaf, mask in enumerate(reached))
-    leaves = {key: of(number) for number, key in enumerate(chains)}
-    return [_Death(answer, leaves[tuple(map(id, answer.chain))]) for answer in answers]
+    leaves = {
+        key: union((mask >> number & 1) << leaf for leaf, mask in enumerate(reached))
+        for number, key in enumerate(chains)
+    }
+    return [(answer, leaves[tuple(map(id, answer.chain))]) for answer in answers]
 
 
-def _vanishing(evidence: Evidence, leaf: int, killed: list[_Death]) -> Finding:
+def _vanishing(evidence: Evidence, leaf: int, killed: list[tuple[Answer, int]], is_flat: IsFlat) -> Finding:
     """A gradient that has a path and is zero here."""
     path = evidence.program.paths[leaf]
-    origins = [
-        (evidence.program.origin(death.answer.chain), death.answer) for death in killed if death.leaves >> leaf & 1
-    ]
+    origins = [(evidence.program.origin(answer.chain), answer) for answer, leaves in killed if leaves >> leaf & 1]
     own = [(chain, answer) for chain, answer in origins if chain and leaf in evidence.leaves_into(chain)]
     if not own:
         # The branch that is not taken has another path.
@@ -181,18 +179,16 @@ def _vanishing(evidence: Evidence, leaf: int, killed: list[_Death]) -> Finding:
             return Finding("zero", "warning", path, line(blocked[0]), message)
         return Finding("zero", "info", path, "", "the gradient is zero here: its parts cancel, or a factor is zero.")
     chain = own[0][0]
-    name, where = chain[-1].primitive.name, line(chain)
+    name, operation = chain[-1].primitive.name, at(chain)
     steps = steps_of([answer.steps for other, answer in own if other == chain])
     if name in _SATURATING:
-        message = f"the gradient is zero: {at(chain)} is saturated{steps}. Fix: scale what goes into it."
-        return Finding("zero", "warning", path, where, message)
-    if rule_name(chain[-1]) is not None:
-        message = f"the gradient is zero: the derivative of {at(chain)} is zero at all that goes into it{steps}."
-        message = f"{message} Fix: start elsewhere."
-        return Finding("zero", "warning", path, where, message)
-    if name in _CHOOSING | _PLACING:
+        message = f"{operation} is saturated{steps}. Fix: scale what goes into it."
+    elif rule_name(chain[-1]) is not None:
+        message = f"the derivative of {operation} is zero at all that goes into it{steps}. Fix: start elsewhere."
+    elif name in _CHOOSING | _PLACING and not is_flat(leaf, line(chain)):
         remedy = "start where it is taken, or choose smoothly" if name in _CHOOSING else "use it, or mark it NonDiff"
-        message = f"the gradient is zero: {at(chain)} takes another value than what depends on it{steps}."
-        return Finding("zero", "warning", path, where, f"{message} Fix: {remedy}.")
-    message = f"the gradient is honestly zero here: the derivative of {at(chain)} is zero at this point{steps}."
-    return Finding("zero", "info", path, where, message)
+        message = f"{operation} takes another value than what depends on it{steps}. Fix: {remedy}."
+    else:
+        message = f"the gradient is honestly zero here: the derivative of {operation} is zero at this point{steps}."
+        return Finding("zero", "info", path, line(chain), message)
+    return Finding("zero", "warning", path, line(chain), f"the gradient is zero: {message}")
