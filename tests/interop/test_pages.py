@@ -17,6 +17,9 @@ PAGES = pathlib.Path(__file__).parent.parent.parent / "docs" / "compare"
 def test_the_code_of_its_page(library):
     """the code of its page in this comparison"""
     pytest.importorskip(library)
-    # A page prints what its reader sees.
-    with jax.enable_x64(False):
+    # A page begins as its reader does, and may switch on 64 bits.
+    jax.config.update("jax_enable_x64", False)
+    try:
         run_page(PAGES / f"{library}.md", ["py", "python"])
+    finally:
+        jax.config.update("jax_enable_x64", True)
