@@ -258,6 +258,23 @@ def refused(tree, wrt, error, *fragments):
     assert re.search(r"\n  Fix: .+", message)
 
 
+@pytest.mark.parametrize("wrt", ["k", lambda t: t["k"]])
+def test_static_data_is_not_taken_for_the_leaf_after_it(wrt):
+    """A callable that returned a `Static` selected the next leaf of the tree; one with arrays, the first of them."""
+    tree = {"a": 1.0, "k": pg.Static("a"), "z": 2.0}
+    refused(tree, wrt, errors.NoMatchError)
+    with pytest.raises(errors.NoMatchError):
+        pg.freeze(tree, wrt)
+    both = pg.grad(lambda t: t["z"] ** 2, wrt=lambda t: (t["k"], t["z"]))(tree)
+    assert both == (pg.Static("a"), 4.0)
+    grids = {"k": pg.Static({"p": jnp.ones(2), "q": jnp.ones(3)}), "z": 2.0}
+    assert [path for path, _ in pg.items(grids, wrt)] == ["['k']['p']", "['k']['q']"]
+
+
+def test_the_path_of_static_data_says_so():
+    refused({"a": 1.0, "k": pg.Static("a")}, "k", errors.NoMatchError, "`k` is static data", "without `Static`")
+
+
 def test_a_callable_tree_of_bools_is_a_mask_and_marks_do_not_matter_to_it():
     model = Sum(RBF(1.0, 2.0), Periodic(1.0, 2.0, 3.0))
     mask = jax.tree.map(lambda _: True, model)

@@ -42,7 +42,7 @@ def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSIN
                     word(
                         f"Two groups select {at(target.structure.path(i))}: {labels[i]!r} and {name!r}.",
                         "Expected every leaf in at most one group.",
-                        fix="take it out of one: partgrad.path('layers') - partgrad.path('layers[0]').",
+                        fix="take it out of one of them, as in partgrad.path('layers') - 'layers[1]'.",
                     )
                 )
             labels[i] = name

@@ -237,7 +237,11 @@ def _instead(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> tupl
         return details, f"write {several[0]}." if len(below) == 1 else f"write {' or '.join(several)}{every}."
     if step.kind != "name":
         return [], ""
-    near = near_misses(step.value, names_of(child for place in reached for child in _below(layout, place)))
+    names = names_of(child for place in reached for child in _below(layout, place))
+    if step.value in names:
+        what = f"`{step.value}` is static data, which is never differentiated."
+        return [what], "make it a leaf of its own, without `Static`."
+    near = near_misses(step.value, names)
     if not near:
         return [], ""
     texts = [other.text for other in steps]

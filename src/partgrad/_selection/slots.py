@@ -300,6 +300,9 @@ class Structure:
         place = self._places.get(id(value)) or self._find_copy(value)
         while place is not None and place.is_wrapper:
             below = self._places.get(id(place.value.value))
+            if below is None and place.stop - place.start != 1:
+                # Static data, or a wrapper around none or several leaves that are no node.
+                return place
             place = below or self.layout.leaves[place.start]
         return place
 
