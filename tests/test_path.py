@@ -74,3 +74,13 @@ def test_negative_indices_count_from_the_end():
     (step,) = key_paths.parse("[-1]")
     assert step.matches(jax.tree_util.SequenceKey(2), 3)
     assert not step.matches(jax.tree_util.SequenceKey(1), 3)
+
+
+def test_a_path_lays_out_only_what_it_goes_through():
+    tree = {"a": [1.0] * 5, "b": [{"w": 2.0}] * 5, "c": {"w": [3.0]}}
+    layout = Layout(tree)
+    (place,) = key_paths.matching_places(layout, key_paths.parse("b[3].w"))
+    assert (place.path, place.value, place.start, place.route) == ("['b'][3]['w']", 2.0, 8, (1, 3, 0))
+    assert len(layout._children) == 3
+    assert [leaf.start for leaf in layout.leaves] == list(range(11))
+    assert place in layout.leaves

@@ -51,15 +51,9 @@ def drawn(lines: list[Line], legend: list[tuple[str, str]], title: str) -> str:
 
 
 def _texts(twig: Twig, is_open: bool) -> tuple[str, str, str, str]:
-    more = " ..." if twig.is_left_out or (twig.below and not is_open) else ""
     cut = lambda text, width: shortened(printable(text), width)
-    counts = "  ".join(f"  {twig.counts[kind]:,}" for kind in LOOKS if twig.counts[kind])
-    return (
-        cut(twig.name + more, _NAMES),
-        cut(twig.type, _TYPES),
-        cut(twig.status, _STATUSES) if twig.status else counts,
-        cut(twig.value, _VALUES),
-    )
+    status = cut(twig.status, _STATUSES) or "  ".join(f"  {count}" for _, count in twig.counted)
+    return cut(twig.named(is_open), _NAMES), cut(twig.type, _TYPES), status, cut(twig.value, _VALUES)
 
 
 def _row(number: int, line: Line, texts: tuple[str, ...], lefts: list[float]) -> str:
@@ -89,11 +83,9 @@ def _row(number: int, line: Line, texts: tuple[str, ...], lefts: list[float]) ->
 
 def _counts(twig: Twig, x: float, middle: float) -> str:
     parts = []
-    for kind in LOOKS:
-        if twig.counts[kind]:
-            text = f"{twig.counts[kind]:,}"
-            parts += [_symbol(kind, x + 5, middle), _text(x + 14, middle, text, "quiet")]
-            x += _width(text) + 30
+    for kind, count in twig.counted:
+        parts += [_symbol(kind, x + 5, middle), _text(x + 14, middle, count, "quiet")]
+        x += _width(count) + 30
     return "".join(parts)
 
 

@@ -148,7 +148,7 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
     """
     selection = as_selection(wrt)
     target = Target(tree, selection)
-    grower = Grower(tree, target, depth)
+    grower = Grower(target, depth)
     return Picture(
         grower.root,
         Counter(grower.kinds),
@@ -171,9 +171,8 @@ def _cells(last: tuple[bool, ...], twig: Twig, is_open: bool) -> tuple[str, str,
     guides = "".join("   " if flag else "│  " for flag in last[:-1])
     branch = "" if not last else "└─ " if last[-1] else "├─ "
     mark = f"{LOOKS[twig.kind].symbol} " if twig.kind else ""
-    more = " ..." if twig.is_left_out or (twig.below and not is_open) else ""
-    counts = "  ".join(f"{LOOKS[kind].symbol} {twig.counts[kind]:,}" for kind in LOOKS if twig.counts[kind])
-    return f"{guides}{branch}{mark}{twig.name}{more}", twig.type, twig.status or counts, twig.value
+    counts = "  ".join(f"{LOOKS[kind].symbol} {count}" for kind, count in twig.counted)
+    return f"{guides}{branch}{mark}{twig.named(is_open)}", twig.type, twig.status or counts, twig.value
 
 
 def _item(twig: Twig, opened: set[int]) -> str:

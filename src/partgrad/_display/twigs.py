@@ -10,7 +10,7 @@ from jax.tree_util import GetAttrKey, SequenceKey
 
 from .._marks import Layout, Place, Static
 from .._selection import Target
-from .._trees import describe, is_array, paths
+from .._trees import LOOKS, describe, is_array, paths
 from .status import kind_of, statuses
 from .table import ROOT
 from .values import value_of
@@ -53,6 +53,15 @@ class Twig:
     below: "list[Twig]" = dataclasses.field(default_factory=list)
     is_left_out: bool = False
 
+    @property
+    def counted(self) -> list[tuple[str, str]]:
+        """The kinds of leaves in a node, each with how many there are."""
+        return [(kind, f"{self.counts[kind]:,}") for kind in LOOKS if self.counts[kind]]
+
+    def named(self, is_open: bool) -> str:
+        """Its name, and whether there is more in it than follows."""
+        return self.name + (" ..." if self.is_left_out or (self.below and not is_open) else "")
+
     def lines(self, rows: int) -> "Iterator[tuple[tuple[bool, ...], Twig, bool]]":
         """The rows from here on, of which there are at most so many: those near to the root.
 
@@ -86,10 +95,10 @@ class _Stretch(NamedTuple):
 class Grower:
     """Makes the rows of a picture, down to so many levels below the root; to None, as many as there is room for."""
 
-    def __init__(self, tree: Any, target: Target, depth: int | None):
-        layout, leaves, plan = target.structure.layout, target.leaves, target.plan
-        self._tree = tree
-        self._layout = layout
+    def __init__(self, target: Target, depth: int | None):
+        leaves, plan = target.leaves, target.plan
+        # Its own: the layout that is kept may be of a tree with other data that compares equal.
+        self._layout = layout = Layout(target.tree, target.treedef)
         self._depth = _DEPTH if depth is None else min(depth, _DEPTH)
         self._leaves = leaves
         self._elements: Counter[int] = Counter()
@@ -178,7 +187,7 @@ class Grower:
                 runs[-1] = _Stretch(runs[-1].first, below)
             else:
                 runs.append(_Stretch(below, below))
-        items: list[Twig | _Stretch] = list(_with_constants(place, self._node(place), runs))
+        items: list[Twig | _Stretch] = list(_with_constants(place, runs))
         if len(items) <= _FIRST + _LAST + 1:
             return items
         hidden = items[_FIRST:-_LAST]
@@ -186,20 +195,6 @@ class Grower:
         for item in hidden:
             counts.update([item.kind] if isinstance(item, Twig) else self.kinds[item.first.start : item.last.stop])
         return [*items[:_FIRST], Twig(f"... {len(hidden):,} more", place.path, "", counts=counts), *items[-_LAST:]]
-
-    def _node(self, place: Place) -> Any:
-        """The node of the tree itself: that of the layout may be of a tree with other data that compares equal."""
-        if place.parent is None:
-            return self._tree
-        above, step = self._node(place.parent), place.step
-        try:
-            if step is None:
-                return above.value
-            if isinstance(step, GetAttrKey):
-                return getattr(above, step.name)
-            return above[step.idx if isinstance(step, SequenceKey) else step.key]
-        except Exception:
-            return place.value
 
     def _continues(self, run: _Stretch, place: Place) -> bool:
         return (
@@ -210,8 +205,9 @@ class Grower:
         )
 
 
-def _with_constants(place: Place, node: Any, runs: list[_Stretch]) -> "Iterator[Twig | _Stretch]":
+def _with_constants(place: Place, runs: list[_Stretch]) -> "Iterator[Twig | _Stretch]":
     """The runs in a node, with the fields that are in its structure where the class declares them."""
+    node = place.value
     if not dataclasses.is_dataclass(node):
         yield from runs
         return

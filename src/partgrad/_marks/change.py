@@ -18,9 +18,9 @@ import numpy as np
 
 from .._trees import is_differentiable
 from .cover import Cover, KeyPath
-from .fields import MARKS, Schema, children_of, rebuild, schema_of
+from .fields import MARKS, children_of, rebuild, schema_of
 from .foreign import is_foreign_mark
-from .layout import Layout, flatten_one_level
+from .layout import Layout, Place, flatten_one_level
 from .nondiff import NonDiff, cover_of, covering
 from .opening import closed, is_open, open_leaves, opened, without_marks
 from .static import Static
@@ -44,10 +44,10 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[R
     if is_open(structure) or any(isinstance(value, jax.core.Tracer) for value in values):
         # Marks that are tried out here stop nothing, and a mark that is open counts as one.
         tree = closed(structure).unflatten(map(_placeholder, values))
-    before = [place.mark >= 0 for place in Layout(tree).leaves]
-    after = [held if number in changed else was for number, was in enumerate(before)]
-    visitor = _Visitor(changed, after, list(map(is_differentiable, values)), frozenset(nodes))
-    new = jax.tree.structure(visitor.realized(*visitor.visit(tree, (), 0, _FREE, False, False), 0))
+    layout = Layout(tree, structure)
+    after = [held if place.start in changed else place.mark >= 0 for place in layout.leaves]
+    visitor = _Visitor(layout, changed, after, list(map(is_differentiable, values)), frozenset(nodes))
+    new = jax.tree.structure(_realized(*visitor.visit(layout.root, _FREE, False, False, False)))
     if is_open(structure):
         old, layout = (Layout(each.unflatten(range(each.num_leaves))) for each in (structure, new))
         for number, level in open_leaves(old).items():
@@ -64,70 +64,68 @@ def _placeholder(leaf: Any) -> Any:
 
 
 class _Visitor:
-    """Walks a tree. A place is its node or leaf, its route, and the number of its first leaf.
+    """Walks the places of a tree.
 
     Args:
+        layout: The places.
         changed: The leaves whose marks change.
         after: For each leaf, whether it is held in the end.
         differentiable: For each leaf, whether it can be differentiated.
         named: The routes of the nodes that are marked whole.
     """
 
-    def __init__(self, changed: frozenset[int], after: list[bool], differentiable: list[bool], named: frozenset[Route]):
-        self._changed, self._after, self._differentiable, self._named = changed, after, differentiable, named
+    def __init__(
+        self,
+        layout: Layout,
+        changed: frozenset[int],
+        after: list[bool],
+        differentiable: list[bool],
+        named: frozenset[Route],
+    ):
+        self._layout, self._changed, self._after = layout, changed, after
+        self._differentiable, self._named = differentiable, named
 
-    def visit(self, node: Any, route: Route, start: int, mark: Any, passed: bool, in_module: bool) -> tuple[Any, Any]:
-        """Remark a node.
+    def visit(self, place: Place, mark: Any, passed: bool, in_module: bool, is_named: bool) -> tuple[Any, Any]:
+        """Remark a node or leaf.
 
         Args:
-            node: The node or leaf.
-            route: Where it is.
-            start: The number of its first leaf.
+            place: Where it is.
             mark: The mark of its place now.
             passed: Whether a mark above, which covered it, is passed down.
             in_module: Whether it is in plain containers that belong to a module.
+            is_named: Whether it is in a node that is marked whole.
 
         Returns:
             The node with other marks inside it, and the mark of its place.
         """
-        numbers = range(start, start + _size(node))
+        node, numbers = place.value, range(place.start, place.stop)
         if not passed and self._changed.isdisjoint(numbers):
             return node, mark
+        is_named = is_named or place.route in self._named
         if isinstance(node, NonDiff):
             if cover_of(node) is None and all(self._after[i] for i in numbers):
                 return node, mark
             inner = cover_of(node) if mark is _FREE else mark
-            return self.visit(node.value, self._below(route, 0), start, inner, passed, in_module)
+            return self.visit(self._layout.children(place)[0], inner, passed, in_module, is_named)
         if isinstance(node, Static):
             return node, _FREE
         if is_foreign_mark(node):
-            return self._foreign_mark(node, route, start, mark, in_module)
-        if not jax.tree_util.is_tree_node(type(node)):
-            return node, self._mark_of_leaf(start, mark, passed)
+            if all(self._after[i] for i in numbers):
+                return node, mark
+            return self.visit(self._layout.children(place)[0], None, False, in_module, is_named)
+        if place.is_leaf:
+            return node, self._mark_of_leaf(place.start, mark, passed)
         counted = [i for i in numbers if self._differentiable[i]]
         is_whole = bool(counted) and all(self._after[i] for i in counted)
         if is_whole and mark is None:
             return node, None
         owned = in_module and _is_plain(node)
-        if is_whole and (route in self._named or passed) and not owned:
+        if is_whole and (is_named or passed) and not owned:
             return _bare(node), None
         passed = passed or mark is not _FREE
         if schema_of(node) is not None:
-            return self._dataclass(node, route, start, passed), _FREE
-        return self._foreign(node, route, start, passed, in_module)
-
-    def _foreign_mark(self, node: Any, route: Route, start: int, mark: Any, in_module: bool) -> tuple[Any, Any]:
-        (_, value), *_ = flatten_one_level(node)[0]
-        if all(self._after[start : start + _size(node)]):
-            return node, mark
-        return self.visit(value, self._below(route, 0), start, None, False, in_module)
-
-    def _below(self, route: Route, number: int) -> Route:
-        """The route of a child; a node in what was named counts as named too."""
-        below = (*route, number)
-        if route in self._named:
-            self._named |= {below}
-        return below
+            return self._dataclass(place, passed, is_named), _FREE
+        return self._foreign(place, passed, in_module, is_named)
 
     def _mark_of_leaf(self, number: int, mark: Any, passed: bool) -> Any:
         if number in self._changed:
@@ -136,76 +134,58 @@ class _Visitor:
             return None
         return mark
 
-    def _dataclass(self, node: Any, route: Route, start: int, passed: bool) -> Any:
-        schema, marks = schema_of(node), getattr(node, MARKS)
-        assert schema is not None
+    def _dataclass(self, place: Place, passed: bool, is_named: bool) -> Any:
+        marks = getattr(place.value, MARKS)
         fields: dict[str, Any] = {}
         children = []
-        for number, (name, child, data) in enumerate(children_of(node)):
-            size = _size(child)
+        for (name, child, data), below in zip(children_of(place.value), self._layout.children(place), strict=True):
             if data is None:
                 mark = marks.cover(name) if name in marks.nondiff else _FREE
-                child, mark = self.visit(child, self._below(route, number), start, mark, passed, False)
+                child, mark = self.visit(below, mark, passed, False, is_named)
                 if isinstance(child, NonDiff) and mark is _FREE:
                     # A wrapper in a field is the field's mark.
                     child, mark = child.value, cover_of(child)
                 fields[name] = mark
             children.append(child)
-            start += size
-        return _with_fields(schema, marks, fields, children)
+        return _with_fields(place.value, fields, children)
 
-    def _foreign(self, node: Any, route: Route, start: int, passed: bool, in_module: bool) -> tuple[Any, Any]:
-        keyed, structure = flatten_one_level(node)
-        is_plain, first = _is_plain(node), start
+    def _foreign(self, place: Place, passed: bool, in_module: bool, is_named: bool) -> tuple[Any, Any]:
+        is_plain = _is_plain(place.value)
         inside = in_module or not is_plain
         children, paths = [], set[KeyPath]()
-        for number, (key, child) in enumerate(keyed):
-            size = _size(child)
-            new, mark = self.visit(child, self._below(route, number), start, _FREE, passed, inside)
+        for below in self._layout.children(place):
+            new, mark = self.visit(below, _FREE, passed, inside, is_named)
             if inside and mark is not _FREE and _is_owned(new):
-                paths |= {(key,)} if mark is None else {(key, *path) for path in mark.held}
+                paths |= {(below.step,)} if mark is None else {(below.step, *path) for path in mark.held}
             else:
-                new = self.realized(new, mark, start)
+                new = _realized(new, mark)
             children.append(new)
-            start += size
-        rebuilt = structure.unflatten(children)
+        rebuilt = flatten_one_level(place.value)[1].unflatten(children)
         if not is_plain and _wrappers(rebuilt) != _wrappers(children):
             # Its class takes wrappers apart: its own mark says all that is held inside.
-            rebuilt = _bare(node)
+            rebuilt = _bare(place.value)
             keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(rebuilt)[0]]
-            paths = {path for number, path in enumerate(keys, first) if self._is_held(number)}
+            paths = {path for number, path in enumerate(keys, place.start) if self._is_held(number)}
         if not paths:
             return rebuilt, _FREE
-        whole = not is_plain and self._holds_all(paths, rebuilt, first)
-        return rebuilt, None if whole else Cover(frozenset(paths))
+        cover, keyed = Cover(frozenset(paths)), jax.tree_util.tree_flatten_with_path(rebuilt)[0]
+        holds_all = all(cover.holds(path) or not is_differentiable(leaf) for path, leaf in keyed)
+        return rebuilt, None if holds_all and not is_plain else cover
 
     def _is_held(self, number: int) -> bool:
         return self._after[number] and (self._differentiable[number] or number in self._changed)
 
-    def _holds_all(self, paths: set[KeyPath], node: Any, start: int) -> bool:
-        """Whether paths hold every leaf of a node that can be differentiated."""
-        cover, keyed = Cover(frozenset(paths)), jax.tree_util.tree_flatten_with_path(node)[0]
-        return all(cover.holds(path) or not self._differentiable[i] for i, (path, _) in enumerate(keyed, start))
 
-    def realized(self, node: Any, mark: Any, start: int) -> Any:
-        """A node with the mark of its place, where there is no field to mark."""
-        if mark is _FREE:
-            return node
-        schema = schema_of(node)
-        if schema is None:
-            return covering(node, mark)
-        marks, children = getattr(node, MARKS), children_of(node)
-        fields: dict[str, Any] = {}
-        for name, child, data in children:
-            stop = start + _size(child)
-            if data is None:
-                fields[name] = None if name in marks.nondiff or any(self._differentiable[start:stop]) else _FREE
-            start = stop
-        return _with_fields(schema, marks, fields, [child for _, child, _ in children])
-
-
-def _size(node: Any) -> int:
-    return len(jax.tree.leaves(node))
+def _realized(node: Any, mark: Any) -> Any:
+    """A node with the mark of its place, where there is no field to mark."""
+    if mark is _FREE:
+        return node
+    if schema_of(node) is None:
+        return covering(node, mark)
+    nondiff, children = getattr(node, MARKS).nondiff, children_of(node)
+    holds = lambda name, child: name in nondiff or any(map(is_differentiable, jax.tree.leaves(child)))
+    fields = {name: None if holds(name, child) else _FREE for name, child, data in children if data is None}
+    return _with_fields(node, fields, [child for _, child, _ in children])
 
 
 def _is_plain(node: Any) -> bool:
@@ -218,11 +198,12 @@ def _is_owned(node: Any) -> bool:
     return _is_plain(node) or not jax.tree_util.is_tree_node(type(node))
 
 
-def _with_fields(schema: Schema, marks: Any, fields: dict[str, Any], children: list[Any]) -> Any:
-    """An instance whose fields have these marks."""
+def _with_fields(node: Any, fields: dict[str, Any], children: list[Any]) -> Any:
+    """An instance with other children, whose fields have these marks."""
+    schema: Any = schema_of(node)
     nondiff = tuple(name for name, mark in fields.items() if mark is not _FREE)
     covers = tuple((name, mark) for name, mark in fields.items() if isinstance(mark, Cover))
-    return rebuild(schema, schema.marks(nondiff, marks.static, covers), children)
+    return rebuild(schema, schema.marks(nondiff, getattr(node, MARKS).static, covers), children)
 
 
 def _bare(node: Any) -> Any:
@@ -234,4 +215,4 @@ def _bare(node: Any) -> Any:
 def _wrappers(tree: Any) -> list[tuple[bool, int]]:
     """The leaves of a tree and how they are wrapped, to see whether a class kept what it was given."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, NonDiff))
-    return [(isinstance(node, NonDiff), _size(node)) for node in nodes]
+    return [(isinstance(node, NonDiff), len(jax.tree.leaves(node))) for node in nodes]

@@ -204,7 +204,8 @@ def plan(
     found = _kept(plans, selection, leaves) if selection.is_fixed else None
     if found is not None:
         if selection.takes_everything and found.others:
-            _refuse_forgotten(structure, leaves, found.others)
+            others = found.others
+            refuse_forgotten([leaves[i] for i in others], lambda number: structure.path(others[number]))
         return found
     before = structure.bind((tree, leaves))
     try:
@@ -231,10 +232,6 @@ def _nodes_in(answer: Any) -> Iterator[Place]:
     elif type(answer) is tuple:
         for item in answer:
             yield from _nodes_in(item)
-
-
-def _refuse_forgotten(structure: Structure, leaves: list[Any], others: Sequence[int]) -> None:
-    refuse_forgotten([leaves[i] for i in others], lambda number: structure.path(others[number]))
 
 
 def _kept(plans: dict[Hashable, Plan], key: Any, leaves: list[Any]) -> Plan | None:
@@ -317,21 +314,18 @@ class Target(Form):
         return values_like(self.shaped(self.selected), shaped, what)
 
     def refuse_elements(self, what: str) -> None:
-        """Raise if elements of a leaf are selected."""
+        """Raise if elements of a leaf are selected, where only whole leaves will do."""
         for i, elements in zip(self.plan.indices, self.plan.elements, strict=True):
             if elements is not None:
-                raise elements_refused(what, self.structure.path(i))
-
-
-def elements_refused(what: str, path: str) -> SelectionError:
-    """The error for elements of a leaf where only whole leaves will do."""
-    return SelectionError(
-        word(
-            f"`{what}` works on whole leaves, and the selector takes elements of {at(path)}.",
-            "Expected leaves or nodes.",
-            fix="select the whole leaf; for single elements use grad, select, replace, ravel or stop_gradient.",
-        )
-    )
+                raise SelectionError(
+                    word(
+                        f"`{what}` works on whole leaves, and the selector takes elements of "
+                        f"{at(self.structure.path(i))}.",
+                        "Expected leaves or nodes.",
+                        fix="select the whole leaf; for single elements use grad, select, replace, ravel or "
+                        "stop_gradient.",
+                    )
+                )
 
 
 def values_like(template: Any, shaped: Any, what: str) -> list[Any]:

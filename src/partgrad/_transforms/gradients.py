@@ -177,7 +177,7 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
         targets = arguments.targets(args, kwargs)
         refuse_empty(targets)
         function, leaves = of_selected(taken, args, kwargs, targets, has_aux)
-        used = None if unused == "zero" else _used(function, leaves, has_aux)
+        used = None if unused == "zero" else _used(function.without_aux(has_aux), leaves)
         if used is not None and unused == "error" and not all(used):
             raise _unused(path for path, flag in zip(paths(targets), used, strict=True) if not flag)
         value, gradients = _by_jax(function, leaves, has_aux, holomorphic)
@@ -188,11 +188,11 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
     return value_and_grad
 
 
-def _used(function: F, leaves: list[Any], has_aux: bool) -> list[bool]:
+def _used(function: F, leaves: list[Any]) -> list[bool]:
     # Takes longer to import than all that differentiates.
     from .unused import used_leaves
 
-    return used_leaves(function, leaves, has_aux=has_aux)
+    return used_leaves(function, leaves)
 
 
 def _by_jax(function: F, leaves: list[Any], has_aux: bool, holomorphic: bool) -> tuple[Any, list[Any]]:

@@ -36,6 +36,10 @@ class OfSelected:
                     error.add_note(self._note())
                 raise
 
+    def without_aux(self, has_aux: bool) -> Callable[[Sequence[Any]], Any]:
+        """What is differentiated of it: the first of a pair, where it returns auxiliary data too."""
+        return (lambda values: self(values)[0]) if has_aux else self
+
     def with_marks_held(self, values: Sequence[Any]) -> Any:
         """What the function returns where no mark is open."""
         return self._called(values, Target.with_values)
@@ -66,9 +70,8 @@ class OfSelected:
         # Takes longer to import than all that differentiates.
         from .silent import refuse_silent_zeros
 
-        differentiated = (lambda values: self(values)[0]) if has_aux else self
         named = [i in target.plan.thaw for target in self._targets for i in target.plan.indices]
-        refuse_silent_zeros(differentiated, list(values), named, self._opened)
+        refuse_silent_zeros(self.without_aux(has_aux), list(values), named, self._opened)
 
     def _opened(self) -> str:
         paths = (target.structure.path(i) for target in self._targets for i in target.plan.thaw)

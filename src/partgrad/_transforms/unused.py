@@ -16,19 +16,18 @@ import jax.numpy as jnp
 from .._programs import CONSTANT, any_equation, dependencies, is_mutating, is_reverse_only, opened
 
 
-def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any], *, has_aux: bool = False) -> list[bool]:
+def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any]) -> list[bool]:
     """Tell of each of the floating or complex leaves whether the output can depend on it differentiably.
 
     What is decided is structure, not values: a leaf multiplied by 0.0 is used, and one behind `stop_gradient` is not.
     Nothing is computed, unless the function branches in Python on the values of its leaves; then it runs once or twice,
     and the answer holds for the branches it took.
     """
-    differentiated = _first(function) if has_aux else function
     try:
-        jaxpr, shape = _staged(_linear_map, differentiated, selected, selected)
+        jaxpr, shape = _staged(_linear_map, function, selected, selected)
     except NotImplementedError:
         # The `custom_vjp` of `jax_custom_vjp3` has a reverse mode only.
-        return _reached_in_reverse(differentiated, selected, _like_output(differentiated, selected))
+        return _reached_in_reverse(function, selected, _like_output(function, selected))
     count = len(selected)
     if any_equation(jaxpr, is_mutating):
         return [True] * count
@@ -36,7 +35,7 @@ def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any], *, ha
     reaching = functools.reduce(operator.or_, dependencies(jaxpr, sources), 0)
     used = [bool(reaching & source) for source in sources[-count:]] if count else []
     if any(used) and any_equation(jaxpr, is_reverse_only):
-        used = list(map(operator.and_, used, _reached_in_reverse(differentiated, selected, shape)))
+        used = list(map(operator.and_, used, _reached_in_reverse(function, selected, shape)))
     return used
 
 
@@ -45,10 +44,6 @@ def _like_output(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any
         return jax.eval_shape(function, leaves)
     except jax.errors.ConcretizationTypeError:
         return function(leaves)
-
-
-def _first(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    return lambda leaves: function(leaves)[0]
 
 
 def _linear_map(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Callable[[Any], Any]:
