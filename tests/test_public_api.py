@@ -4,6 +4,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -72,3 +73,10 @@ print([name for name in heavy if f"partgrad.{name}" in sys.modules])
 print(partgrad.check.__name__, partgrad.safe.sqrt.__name__, "check" in vars(partgrad))
 """
     assert run(code) == "[]\ncheck sqrt True\n"
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("gradd", "grad"), ("chek", "check")])
+def test_a_misspelled_name_is_answered_with_the_right_one(wrong, right):
+    with pytest.raises(AttributeError) as raised:
+        getattr(pg, wrong)
+    assert f"Did you mean: '{right}'?" in "".join(traceback.format_exception(raised.value))

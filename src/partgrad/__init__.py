@@ -119,7 +119,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f".{_LATER[name]}", __name__)
     globals()[name] = found = module if _LATER[name] == name else getattr(module, name)
     return found
