@@ -23,6 +23,7 @@ MODES = {
     "nans": {"jax_debug_nans": True},
     "dtypes": {"jax_numpy_dtype_promotion": "strict"},
     "ranks": {"jax_numpy_rank_promotion": "raise"},
+    "transfers": {"jax_transfer_guard": "disallow"},
     # What JAX will do by default one day; flags that a version does not have are passed over.
     "coming": {"jax_remat3": True, "jax_custom_vjp3": True, "jax_custom_jvp3": True},
 }
@@ -36,6 +37,7 @@ _REFUSALS = [
     "TypePromotionError",
     "jax_numpy_rank_promotion",
     "jax_numpy_dtype_promotion",
+    "Disallowed",
 ]
 
 TESTS = str(Path(__file__).parent)
