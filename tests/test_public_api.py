@@ -4,7 +4,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import traceback
 
 import pytest
 
@@ -75,8 +74,8 @@ print(partgrad.check.__name__, partgrad.safe.sqrt.__name__, "check" in vars(part
     assert run(code) == "[]\ncheck sqrt True\n"
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("gradd", "grad"), ("chek", "check")])
-def test_a_misspelled_name_is_answered_with_the_right_one(wrong, right):
-    with pytest.raises(AttributeError) as raised:
-        getattr(pg, wrong)
-    assert f"Did you mean: '{right}'?" in "".join(traceback.format_exception(raised.value))
+def test_a_misspelled_name_is_answered_with_the_right_one():
+    # As the interpreter prints it.
+    command = [sys.executable, "-c", "import partgrad; partgrad.chek"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert "Did you mean: 'check'?" in printed
