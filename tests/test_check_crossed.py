@@ -144,11 +144,8 @@ OF_LIBRARIES = {
     root_of_a_library: [wrong_rule, stopped, partly_stopped, rounded],
     loop_of_a_library: [nan_rule, singular, wrong_rule, rounded],
 }
-CASES = [
-    pytest.param(fault, surrounding, marks=[pytest.mark.long] * (surrounding in OF_LIBRARIES))
-    for surrounding in SURROUNDINGS
-    for fault in OF_LIBRARIES.get(surrounding, FAULTS)
-]
+CASES = [(fault, surrounding) for surrounding in SURROUNDINGS for fault in OF_LIBRARIES.get(surrounding, FAULTS)]
+MARKED = [pytest.param(*case, marks=[pytest.mark.long] * (case[1] in OF_LIBRARIES)) for case in CASES]
 
 
 @functools.cache
@@ -160,7 +157,7 @@ def line_of(fault):
 
 
 @pytest.mark.share(kind=lambda parameters: parameters["surrounding"].__name__)
-@pytest.mark.parametrize(("fault", "surrounding"), CASES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("fault", "surrounding"), MARKED, ids=lambda f: f.__name__)
 def test_it_is_found_where_it_is(fault, surrounding):
     function = surrounding(fault)
     with jax.enable_x64(CASES.index((fault, surrounding)) % 2 == 1):

@@ -198,3 +198,30 @@ def test_a_conversion_beside_a_leaf_is_what_its_gradient_lost_digits_to():
 def test_of_a_value_that_is_not_finite_nothing_is_compared():
     found = findings(lambda p: jnp.where(p["x"] > 0, -p["x"], -jnp.inf), {"x": S(-2.0)})
     assert {kind for kind, _, _ in found} == {"nan", "zero"}
+
+
+def test_a_function_that_is_singular_on_one_side_of_a_tie_is_not_honestly_zero():
+    inverse = pg.double_where(lambda x: jnp.where(jnp.abs(x) > 0, 1 / x, 0.0))
+    assert ("zero", "warning", "") in findings(inverse, S(0.0))
+
+
+def test_the_wrong_derivative_of_a_complex_number_is_shown_along_a_direction():
+    norm = jax.custom_vjp(lambda z: jnp.abs(z) ** 2)
+    norm.defvjp(lambda z: (jnp.abs(z) ** 2, z), lambda z, c: (2 * c * z,))  # JAX's convention is the conjugate.
+    (finding,) = findings(lambda z: norm(z) * 1.5, jnp.complex64(1 + 2j)).values()
+    assert "j" not in finding.message.partition(";")[0].partition("it is")[2]
+
+
+@pytest.mark.long
+def test_a_solver_of_a_library_that_stopped_early_is_a_warning():
+    optimistix = pytest.importorskip("optimistix")
+
+    def best(p):
+        solver = optimistix.GradientDescent(0.2, rtol=1e-2, atol=1e-2)
+        bowl = lambda x, p: (x - p["a"]) ** 2 + 0.1 * jnp.cosh(p["a"] * x)
+        return optimistix.minimise(bowl, solver, jnp.ones_like(p["a"]), p).value
+
+    with jax.enable_x64(True):
+        (finding,) = findings(best, {"a": jnp.array(1.2)}).values()
+    assert (finding.kind, finding.severity) == ("precision", "warning")
+    assert "tighten its tolerance" in finding.message

@@ -23,6 +23,7 @@ from .._programs import (
     opened,
     union,
 )
+from .derivatives.differences import SMOOTH
 from .derivatives.exact import Exact
 from .derivatives.float64 import widened
 from .derivatives.reading import Point
@@ -89,6 +90,13 @@ class Evidence:
         """The point in float64, with both derivatives there."""
         return Point(Exact(self.program), [widened(leaf) for leaf in self.program.leaves], self.weights)
 
+    def slope(self, leaf: int) -> float | None:
+        """The slope along the elements of a leaf together, by finite differences; None where there is none."""
+        direction = [np.ones_like(x) if i == leaf else np.zeros_like(x) for i, x in enumerate(self.point.leaves)]
+        found = self.point.slope(direction)
+        is_smooth = (found.verdict == SMOOTH).all()
+        return float((self.point.weights * found.derivative).real.sum()) if is_smooth else None
+
     def answers(self, *questions: Question) -> list[list[Answer]]:
         """What the equations of the function answer; each question is asked once, those of one call together."""
         new = [question for question in questions if question not in self._answers]
@@ -115,6 +123,11 @@ class Evidence:
     def drawn(self) -> Dependence:
         """What depends on a random draw inside the function."""
         return of_draws(self.program.jaxpr.jaxpr)
+
+    @functools.cached_property
+    def implicit_draws(self) -> list[Chain]:
+        """The draws with an implicit derivative: another than a difference at a fixed key."""
+        return [chain for chain in self.smooth.chains if chain[-1].primitive.name == "random_gamma"]
 
     @functools.cached_property
     def value_is_finite(self) -> bool:

@@ -167,9 +167,9 @@ class _Examination:
 
     def _is_flat(self, leaf: int, where: str) -> bool:
         """Whether there is a tie at a line, where the slopes on both sides are the derivative."""
-        found = self.compared[leaf] if self.compared else None
-        is_smooth = found is not None and found.status == "agree" and not found.kinks
-        return is_smooth and any(line(tie.chain) == where for tie in self._ties.of(leaf))
+        is_right = self.compared is not None and self.compared[leaf].status == "agree"
+        is_tied = is_right and any(line(tie.chain) == where for tie in self._ties.of(leaf))
+        return is_tied and self._evidence.slope(leaf) is not None
 
 
 def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:

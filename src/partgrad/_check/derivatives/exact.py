@@ -87,9 +87,9 @@ class Exact:
     def value(self, point: Leaves, direction: Leaves, step: float) -> Vector:
         """The outputs at a point that is moved along a direction; NaN where the function raises."""
         self.evaluations += 1
-        moved = [x + step * v for x, v in zip(point, direction, strict=True)]
+        start = _vector(point)
         try:
-            return np.asarray(self._value(_vector(moved), _vector(point)))
+            return np.asarray(self._value(start + step * _vector(direction), start))
         except Exception:
             # What refuses a point does so where it is evaluated, and all points are asked for but the first.
             if step == 0:

@@ -251,6 +251,8 @@ class _Search:
             return {"wrong": _wrong(blamed.reading), "element": None, **found}
         element = int(blamed.indices[0])
         by = blamed.toward[i].reshape(-1)[element].item()
+        # That of a complex number is along a direction.
+        by = abs(by) if isinstance(by, complex) else by
         found.update(got=agreement.got / by, expected=agreement.expected / by)
         return {"wrong": _wrong(blamed.reading), "element": element, **found}
 

@@ -44,8 +44,8 @@ def draw(evidence: Evidence) -> Iterator[Finding]:
 
 
 def has_implicit_draw(evidence: Evidence, leaf: int) -> bool:
-    """Whether a draw with an implicit derivative depends on a leaf: then a difference at a fixed key is another."""
-    return any(_is_implicit(chain) and evidence.is_into(leaf, chain) for chain in evidence.smooth.chains)
+    """Whether a draw with an implicit derivative depends on a leaf."""
+    return any(evidence.is_into(leaf, chain) for chain in evidence.implicit_draws)
 
 
 def _samplers(evidence: Evidence) -> list[list[Chain]]:
@@ -83,15 +83,11 @@ def _decisions(evidence: Evidence) -> list[list[Chain]]:
     return [[chain] for chain in reaching(evidence.program.jaxpr.jaxpr, found)]
 
 
-def _is_implicit(chain: Chain) -> bool:
-    return chain[-1].primitive.name == "random_gamma"
-
-
 def _of_draw(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, str]:
     """The severity, and the message."""
     name = _sampler(chains[0][-1])
-    inside = [other for other in evidence.smooth.chains if any(other[: len(chain)] == chain for chain in chains)]
-    is_implicit = any(_is_implicit(other) and evidence.is_into(leaf, other) for other in inside)
+    inside = [other for other in evidence.implicit_draws if any(other[: len(chain)] == chain for chain in chains)]
+    is_implicit = any(evidence.is_into(leaf, other) for other in inside)
     own = {id(chain[-1]) for chain in chains}
     used = {id(atom) for other in evidence.siblings(chains[0]) if id(other) in own for atom in other.invars}
     # What leaves it is what it does not use itself.

@@ -21,7 +21,6 @@ from ..._programs import (
     line,
     of_cotangents,
 )
-from ..derivatives.differences import SMOOTH
 from ..derivatives.search import LeafDerivative, derivatives
 from ..evidence import Array, Evidence, at, element, is_finite, name_of, steps_of, tried
 from ..finding import Finding
@@ -266,7 +265,7 @@ def _without_remedy(evidence: Evidence, leaf: int, chain: Chain, refuted: LeafDe
             f"differences give {refuted.expected:.6g}: the function is smooth here, and the case that it takes does "
             "not have its slope. Fix: give that case the slope of the points beside it, or write a custom rule."
         )
-    slope = _slope(evidence, leaf)
+    slope = evidence.slope(leaf)
     if slope is None:
         return (
             "The value takes this path: a true singularity, which neither `double_where` nor a `safe` function "
@@ -282,16 +281,6 @@ def _without_remedy(evidence: Evidence, leaf: int, chain: Chain, refuted: LeafDe
 
 def _is_rule_of_library(chain: Chain) -> bool:
     return bool(chain) and is_custom_rule(chain[-1]) and is_in_library(chain)
-
-
-def _slope(evidence: Evidence, leaf: int) -> float | None:
-    """The slope along the elements of a leaf together, by finite differences; None where there is none."""
-    point = evidence.point
-    direction = [np.ones_like(x) if i == leaf else np.zeros_like(x) for i, x in enumerate(point.leaves)]
-    found = point.slope(direction)
-    if not (found.verdict == SMOOTH).all():
-        return None
-    return float((point.weights * found.derivative).real.sum())
 
 
 def _of_the_value(evidence: Evidence, leaf: int | None = None) -> Finding:
