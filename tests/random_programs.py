@@ -344,6 +344,7 @@ def program(steps, end):
             if name in ALL_TWO and CUSTOM.issuperset(wrappers):
                 operands.append(read(second))
             elif name in ALL_TWO:
+                wrappers = [wrapper for wrapper in wrappers if wrapper not in CUSTOM]
                 operation = functools.partial(_with_second, operation, read(second))
             for wrapper in wrappers:
                 operation = ALL_WRAPPERS[wrapper](operation)

@@ -13,6 +13,8 @@ import optimistix
 import pytest
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, mlir
 from jax.sharding import PartitionSpec
 
 import partgrad as pg
@@ -152,6 +154,11 @@ def root(x):
     return optimistix.root_find(lambda y, a: y * y - a, optimistix.Newton(1e-6, 1e-6), 1.0, x).value
 
 
+def least_squares(x):
+    residuals, solver = lambda y, a: jnp.stack([y * y - a, y]), optimistix.GaussNewton(1e-3, 1e-3)
+    return optimistix.least_squares(residuals, solver, jnp.float32(1.0), x, max_steps=2, throw=False).value
+
+
 def minimum(x):
     adjoint = optimistix.RecursiveCheckpointAdjoint()
     solver = optimistix.GradientDescent(0.4, 1e-3, 1e-3)
@@ -191,6 +198,7 @@ HALF = np.float32(0.5)
         ),
         pytest.param(conjugate_gradient, 0.5, id="a float for lineax"),
         pytest.param(root, 0.5, id="a float for optimistix"),
+        pytest.param(least_squares, HALF, id="numbers for Gauss-Newton"),
         pytest.param(solved(diffrax.BacksolveAdjoint()), 0.5, id="a float for diffrax"),
     ],
 )
@@ -240,6 +248,25 @@ def test_opt_in_flags(flag):
         jax.config.update(flag, before)
 
 
+@pytest.mark.parametrize("number", [2.0, np.float32(2.0), np.array(2.0, np.float32)], ids=["float", "scalar", "array"])
+def test_primitives_of_others_are_transposed_at_arrays(number):
+    """What is no array of JAX is static data for the rules of lineax and optimistix."""
+    scaled, seen = Primitive("scaled"), []
+    scaled.def_impl(jnp.multiply)
+    scaled.def_abstract_eval(lambda x, c: x)
+
+    def transposed(cotangent, x, c):
+        seen.append(type(c))
+        return cotangent * c, None
+
+    ad.primitive_jvps[scaled] = lambda primals, tangents: (scaled.bind(*primals), scaled.bind(tangents[0], primals[1]))
+    ad.primitive_transposes[scaled] = transposed
+    mlir.register_lowering(scaled, mlir.lower_fun(jnp.multiply, multiple_results=False))
+    f = lambda x: scaled.bind(x, number) * x
+    assert jax.grad(pg.double_where(f))(3.0) == 12.0
+    assert all(issubclass(kind, jax.Array) for kind in seen)
+
+
 # --- NaN on paths that are not taken ---------------------------------------------------------------------------------
 
 AT_ZERO = np.array([0.0, 1.0], np.float32)
@@ -284,10 +311,19 @@ def test_a_wrapped_body_twice_in_reverse():
     equal(jax.jacrev(jax.jacrev(f))(AT_ZERO), [[0, 0], [0, -2]])
 
 
-@known("JAX refuses a mask from outside of `auto_axes`", raises=ValueError)
-def test_auto_axes_on_a_mesh_of_explicit_axes():
+@pytest.mark.parametrize("derivative", [jax.grad, jax.hessian])
+@pytest.mark.parametrize("where", ["into", "inside", "out of", "by index"])
+def test_auto_axes_on_a_mesh_of_explicit_axes(derivative, where):
     mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        x = jax.device_put(np.array([1.0, 2.0], np.float32), SHARDED)
-        f = lambda x: jnp.where(x > 0, jnp.log(x), 0.0).at[np.array([1, 0, 1])].get(out_sharding=PartitionSpec(None))
-        equal(jax.grad(wrapped(lambda x: f(x)[:2].sum()))(x), [1.0, 0.5])
+        x = jax.device_put(AT_ZERO, SHARDED)
+        automatic = lambda f: jax.sharding.auto_axes(f, out_sharding=SHARDED)
+        chosen = lambda x, y: jnp.where(x > 0, y, 0.0)
+        f = {
+            "into": lambda x: automatic(chosen)(x, jnp.log(x)),
+            "inside": lambda x: automatic(lambda x: chosen(x, jnp.log(x)))(x),
+            "out of": lambda x: chosen(x, automatic(jnp.log)(x)),
+            "by index": lambda x: chosen(x, jnp.log(x)).at[np.array([1, 0])].get(out_sharding=SHARDED),
+        }[where]
+        wanted = {jax.grad: [0.0, 1.0], jax.hessian: [[0.0, 0.0], [0.0, -1.0]]}
+        equal(derivative(wrapped(lambda x: f(x).sum()))(x), wanted[derivative])

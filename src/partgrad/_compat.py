@@ -1,5 +1,6 @@
 """What depends on JAX's internals or on the texts of its errors, each with the reason and the versions."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -76,3 +77,32 @@ def ordinary_custom_vjp(function: Callable[..., Any]) -> Any:
     """
     with _config.custom_vjp3(False):
         return jax.custom_vjp(function)
+
+
+def ordinary_checkpoint(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`jax.checkpoint`, as a primitive with a transpose: with the flag `jax_remat3`, JAX makes one without."""
+    with _config.remat3(False):
+        return jax.checkpoint(function, **options)
+
+
+def without_remat3(equation: "JaxprEqn", run: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A checkpoint, or a name for one, that was made with the flag `jax_remat3`, as it is without; None for all else.
+
+    Its own linearization, on 0.10.2 and 0.12, forgets in a second one what is to be computed again.
+
+    Args:
+        equation: A `call_hi_primitive`.
+        run: From a jaxpr and operands to its outputs.
+    """
+    primitive = equation.params["_prim"]
+    kind = type(primitive).__name__
+    if kind == "RematTraced":
+        return ordinary_checkpoint(functools.partial(run, primitive.jaxpr), policy=primitive.policy)
+
+    def named(value: Any) -> Any:
+        from jax.ad_checkpoint import checkpoint_name
+
+        with _config.remat3(False):
+            return [checkpoint_name(value, primitive.name)]
+
+    return named if kind == "CheckpointName" else None

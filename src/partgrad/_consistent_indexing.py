@@ -24,6 +24,7 @@ from ._programs import (
     Chain,
     Operands,
     Run,
+    along,
     any_equation,
     bind,
     closed_over,
@@ -213,8 +214,8 @@ def _traced_jvp(equation: JaxprEqn, moving: list[int], primals: Operands, tangen
     def derivative(*operands: Any) -> Operands:
         fixed = list(operands[: len(primals)])
 
-        along, start = _along(equation, moving, fixed)
-        values, rates = jax.jvp(along, start, list(operands[len(primals) :]))
+        function, start = along(equation, moving, fixed)
+        values, rates = jax.jvp(function, start, list(operands[len(primals) :]))
         return [*values, *(r for r, v in zip(rates, equation.outvars, strict=True) if is_floating(v.aval))]
 
     return jax.make_jaxpr(derivative)(*primals, *tangents)
@@ -227,24 +228,14 @@ def _traced_vjp(
     treedefs = []
 
     def forward(*operands: Any) -> Operands:
-        along, start = _along(equation, moving, list(operands))
-        values, pull = jax.vjp(along, *start)
+        function, start = along(equation, moving, list(operands))
+        values, pull = jax.vjp(function, *start)
         residuals, treedef = jax.tree.flatten(pull)
         treedefs.append(treedef)
         return [*values, *residuals]
 
     traced = jax.make_jaxpr(forward)(*operands)
     return traced, treedefs[0].unflatten
-
-
-def _along(equation: JaxprEqn, moving: list[int], operands: Operands) -> tuple[Callable[..., Operands], Operands]:
-    """An equation as a function of some of its operands, and these."""
-
-    def along(*moved: Any) -> Operands:
-        at = dict(zip(moving, moved, strict=True))
-        return bind(equation, [at.get(i, operand) for i, operand in enumerate(operands)])
-
-    return along, [operands[i] for i in moving]
 
 
 def _pulled_back(moving: list[int], count: int, pull: Callable[..., Any], cotangents: Operands) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from .._compat import ordinary_custom_vjp
 from .._programs import (
@@ -27,6 +27,7 @@ from .._programs import (
     primal_jaxpr,
     reenter,
     scan_parts,
+    step_through,
     while_parts,
 )
 from .mask import Mask, either
@@ -42,14 +43,14 @@ def pulled(
     jaxpr: Jaxpr, consts: Operands, values: Operands, paths: Sequence[Path], guard: Guard
 ) -> tuple[Operands, list[Path]]:
     """The outputs of a backward pass, and where a path leads to them."""
-    inputs = [*((const, None) for const in consts), *zip(values, paths, strict=True)]
-    known: dict[Any, tuple[Any, Path]] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
-    read = lambda atom: (atom.val, None) if isinstance(atom, Literal) else known[atom]
-    for equation in jaxpr.eqns:
-        given, masks = zip(*map(read, equation.invars), strict=True) if equation.invars else ((), ())
-        results, found = _step(equation, list(given), list(masks), guard)
-        known.update(zip(equation.outvars, zip(results, found, strict=True), strict=True))
-    outputs = list(map(read, jaxpr.outvars))
+
+    def step(equation: JaxprEqn, pairs: list[Any]) -> list[Any]:
+        given, masks = zip(*pairs, strict=True) if pairs else ((), ())
+        return list(zip(*_step(equation, list(given), list(masks), guard), strict=True))
+
+    known = [(const, None) for const in consts]
+    pairs = list(zip(values, paths, strict=True))
+    outputs = step_through(jaxpr, known, pairs, step, literal=lambda literal: (literal.val, None))
     return [value for value, _ in outputs], [path for _, path in outputs]
 
 

@@ -44,12 +44,6 @@ def as_arrays(masks: Sequence[Mask], states: Sequence[State], avals: Sequence[An
     return [full_like(mask, aval) for mask, state, aval in triples if state is None]
 
 
-def filled(states: Sequence[State], arrays: Sequence[Any]) -> list[Mask]:
-    """Masks from what is known of them and, for the others, arrays."""
-    rest = iter(arrays)
-    return [next(rest) if state is None else state for state in states]
-
-
 @dataclasses.dataclass
 class TrimmedBody:
     """A body without its dead edges.

@@ -35,9 +35,12 @@ def selecting(equation: JaxprEqn, operands: Operands) -> Operands:
     contains = any(any_equation(inner, _is_wanted) for inner in inner_jaxprs(equation))
     results = _rewritten((equation,), operands) if contains or _is_wanted(equation) else None
     if results is None and contains:
-        inside = functools.partial(run, rule=_rewritten, inside=(equation,), wanted=_is_wanted)
-        results = reenter(equation, operands, inside)
+        results = reenter(equation, operands, _within((equation,)))
     return bind(equation, operands) if results is None else results
+
+
+def _within(chain: Chain) -> Callable[..., Operands]:
+    return functools.partial(run, rule=_rewritten, inside=chain, wanted=_is_wanted)
 
 
 def _is_wanted(equation: JaxprEqn) -> bool:
@@ -54,7 +57,7 @@ def _is_competition(equation: JaxprEqn) -> bool:
 def _rewritten(chain: Chain, operands: Operands) -> Operands | None:
     equation = chain[-1]
     if is_remade(equation):
-        return remade(equation, operands)
+        return remade(equation, operands, _within(chain))
     if is_custom_rule(equation):
         # Their derivative is the user's.
         return bind(equation, operands)

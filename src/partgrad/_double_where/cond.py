@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._programs import Operands, branches_of, evaluate, switch_like, varying_axes, varying_like
-from .body import TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
+from .body import TrimmedBody, as_arrays, joined, state_of, trimmed_body
 from .known import remembering
 from .mask import Mask, arrays_in, restored, varying_over
 from .program import LinearProgram, Step
@@ -62,7 +62,7 @@ def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
         return list(states)
     avals = [wire.aval for wire in branches.results]
     arrays = branches.masks(lambda _, jaxpr, *values: as_arrays(one(jaxpr, *values), states, avals), *given)
-    return filled(states, arrays)
+    return restored(states, arrays)
 
 
 def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
@@ -93,7 +93,7 @@ def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
         in_wires, in_known, of_all = branches.masks(masks_of, *given)
     used = {origin for trimmed in found for origin in trimmed.origins}
     fillers = [next((f for f in each if f is not None), None) for each in zip(*(t.fillers for t in found), strict=True)]
-    triples = enumerate(zip(branches.known, filled(needed, in_known), fillers, strict=True))
+    triples = enumerate(zip(branches.known, restored(needed, in_known), fillers, strict=True))
     outside = [guard.coefficient(v, m, filler) if number in used else None for number, (v, m, filler) in triples]
 
     def run(tangents: Sequence[Any]) -> Operands:
@@ -104,7 +104,7 @@ def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
 
         return branches.switch(branch, *tangents)
 
-    return filled(operands, in_wires), run
+    return restored(operands, in_wires), run
 
 
 RULES["cond"] = Rule(_cond_fed, _cond_trim)

@@ -12,7 +12,7 @@ import numpy as np
 from .._programs import CALLS, Operands, any_equation, inner_jaxprs, opened, solve_parts
 from .known import reshaped
 from .mask import Mask, anywhere, both, spread
-from .program import LinearProgram, Step, Wire, read_by_values
+from .program import LinearProgram, Step, Wire
 from .structural import lanes_fed
 from .trim import POINTWISE, RULES, UNKNOWN, Emit, Guard, Recorder, Rule, feed, only, outputs_fed, trim
 
@@ -98,7 +98,7 @@ def _solve_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard)
     masks = {"matvec": (solved, of_wires), "vecmat": (of_wires, solved), "transpose_solve": (demanded, right)}
     for name in masks.keys() & programs.keys():
         trim(programs[name], feed(programs[name], masks[name][0]), masks[name][1], recorder)
-    for value in _read(step):
+    for value in (value for program in programs.values() for value in program.read):
         recorder.coefficient(value, True)
     return of_wires, _between(of_wires, step.with_known(recorder.replaced(guard)), solved)
 
@@ -112,12 +112,6 @@ def _parts(step: Step) -> Iterator[tuple[str, Any, list[Any]]]:
 
 def _programs(step: Step) -> dict[str, LinearProgram]:
     return {name: LinearProgram.of(jaxpr, operands) for name, jaxpr, operands in _parts(step)}
-
-
-def _read(step: Step) -> Iterator[Any]:
-    """The values from which others are computed, which are then the coefficients."""
-    for _, jaxpr, operands in _parts(step):
-        yield from (operands[number] for number in read_by_values(jaxpr, [isinstance(o, Wire) for o in operands]))
 
 
 def _is_direct(step: Step) -> bool:

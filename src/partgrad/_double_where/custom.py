@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,15 +11,17 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax.extend.core import JaxprEqn
 
-from .._compat import ordinary_custom_vjp
+from .._compat import ordinary_custom_vjp, without_remat3
 from .._programs import (
     CONSTANT,
     CUSTOM_JVPS,
     HIGH,
     Operands,
+    along,
     bind,
     custom_rule_body,
     dependencies,
+    evaluate,
     is_custom_rule,
     is_floating,
     opened,
@@ -36,17 +38,19 @@ def is_remade(equation: JaxprEqn) -> bool:
     if name == _CUSTOM_VMAP or (name in CUSTOM_JVPS and _is_of_user(equation)):
         return True
     is_discrete = is_custom_rule(equation) and not all(is_floating(variable.aval) for variable in equation.outvars)
-    return is_discrete or (name in HIGH and not _is_linearized(equation))
+    is_checkpoint = name in HIGH and without_remat3(equation, evaluate) is not None
+    return is_discrete or is_checkpoint or (name in HIGH and not _is_linearized(equation))
 
 
-def remade(equation: JaxprEqn, operands: Operands) -> Operands:
-    """The results of an equation, whose derivative is that of the custom rule."""
+def remade(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
+    """The results of an equation, whose derivative is that of the custom rule; `run` runs the body of a checkpoint."""
     name = equation.primitive.name
     function: Callable[..., Operands] = lambda *operands: bind(equation, list(operands))
     if name == _CUSTOM_VMAP or name in CUSTOM_JVPS:
         function = _with_jvp(equation)
     elif name in HIGH:
-        function = _with_vjp(function)
+        body = lambda jaxpr, *operands: run(*opened(jaxpr), list(operands))
+        function = without_remat3(equation, body) or _with_vjp(function)
     pairs = zip(function(*operands), equation.outvars, strict=True)
     return [result if is_floating(variable.aval) else _held(result) for result, variable in pairs]
 
@@ -75,8 +79,8 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
 
     def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
         moving = tuple(number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))
-        along, start = _along(equation, moving, primals)
-        _, pushed = jax.jvp(along, start, [tangents[number] for number in moving])
+        along_moving, start = along(equation, moving, primals)
+        _, pushed = jax.jvp(along_moving, start, [tangents[number] for number in moving])
         floating = tuple(number for number in moving if is_floating(jax.typeof(primals[number])))
         if equation.primitive.name in CUSTOM_JVPS and floating and _has_constant_tangents(equation, floating):
             entered = sum(jnp.sum(tangents[number].real) for number in floating)
@@ -85,18 +89,6 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
 
     function.defjvp(rule, symbolic_zeros=True)
     return function
-
-
-def _along(
-    equation: JaxprEqn, moving: tuple[int, ...], operands: Sequence[Any]
-) -> tuple[Callable[..., Operands], Operands]:
-    """An equation as a function of some of its operands, and these."""
-
-    def along(*moved: Any) -> Operands:
-        at = dict(zip(moving, moved, strict=True))
-        return bind(equation, [at.get(number, operand) for number, operand in enumerate(operands)])
-
-    return along, [operands[number] for number in moving]
 
 
 def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:
@@ -121,7 +113,7 @@ def _has_constant_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> bool:
     avals = [atom.aval for atom in equation.invars]
 
     def pushed(operands: Operands, tangents: Operands) -> Operands:
-        _, results = jax.jvp(*_along(equation, moving, operands), tangents)
+        _, results = jax.jvp(*along(equation, moving, operands), tangents)
         return [result for result in results if is_floating(jax.typeof(result))]
 
     jaxpr, consts = opened(jax.make_jaxpr(pushed)(avals, [avals[number] for number in moving]))
@@ -134,8 +126,8 @@ def _is_linearized(equation: JaxprEqn) -> bool:
     moving = tuple(number for number, aval in enumerate(avals) if is_floating(aval))
 
     def linearized(*operands: Any) -> Operands:
-        along, start = _along(equation, moving, operands)
-        return jax.linearize(along, *start)[0]
+        along_moving, start = along(equation, moving, list(operands))
+        return jax.linearize(along_moving, *start)[0]
 
     try:
         jax.eval_shape(linearized, *avals)

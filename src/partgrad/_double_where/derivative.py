@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from .._programs import (
     Operands,
+    Recent,
     Run,
     any_equation,
     as_array,
@@ -87,7 +87,8 @@ class Program:
         key = tuple(None if known is None else (known.shape, known.dtype, known.tobytes()) for known in numbers)
         if key not in self._cores:
             # Masks that were captured once may change.
-            self._cores = {key: _shared_core(self._jaxpr, numbers, self._structure, key)}
+            place = None if self._structure is None else (self._structure, key)
+            self._cores = {key: _cores.of(place, lambda: _Core(self._jaxpr, numbers))}
         return self._cores[key]
 
 
@@ -150,20 +151,8 @@ class _Core:
         return [*outputs, *coefficients]
 
 
-_CORES_SIZE = 256
-_cores: OrderedDict[Hashable, _Core] = OrderedDict()
-
-
-def _shared_core(jaxpr: Jaxpr, numbers: Sequence[Numbers | None], structure: Hashable, key: Hashable) -> _Core:
-    """The core of a program: that of an equal one, if there was one lately."""
-    if structure is None:
-        return _Core(jaxpr, numbers)
-    place = structure, key
-    core = _cores.setdefault(place, _Core(jaxpr, numbers))
-    _cores.move_to_end(place)
-    if len(_cores) > _CORES_SIZE:
-        _cores.popitem(last=False)
-    return core
+# Programs of one structure share what is made of them.
+_cores: Recent[_Core] = Recent(256)
 
 
 def is_double_where(equation: JaxprEqn) -> bool:

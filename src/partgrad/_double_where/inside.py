@@ -4,8 +4,7 @@ In the first two the masks are computed inside, where the values are, together w
 a second time in there is protected by a `double_where` of its own.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +16,7 @@ from .._programs import (
     CUSTOM_LINEAR,
     HIGH_LINEAR,
     Operands,
+    Recent,
     any_equation,
     checkpoint_like,
     checkpoint_settings,
@@ -33,7 +33,7 @@ from .._programs import (
 )
 from .backward import is_linear_step, pulled
 from .batched import pulled_only
-from .body import State, filled, split, state_of
+from .body import State, as_arrays, split, state_of
 from .known import remembering
 from .mask import Mask, arrays_in, either, full_like, restored
 from .program import LinearProgram, Step, Wire, transposed, whole, without_dead_code
@@ -41,6 +41,7 @@ from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, trim
 
 # JAX linearizes none of them once more: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.
 _CUSTOM = CUSTOM_LINEAR | HIGH_LINEAR | {"custom_vmap_call"}
+_LOOPS = CHECKPOINTS | {"scan", "while", "cond"}
 
 
 def _all_fed(step: Step, fed: list[Mask]) -> list[Mask]:
@@ -49,29 +50,20 @@ def _all_fed(step: Step, fed: list[Mask]) -> list[Mask]:
 
 def _linear_part(step: Step, known: Operands) -> LinearProgram:
     """The body of a checkpoint, which also computes values, reduced to what tangents go through."""
-    body, avals = primal_jaxpr(step.equation), _avals(step)
-    if not _has_loop(step) or _has_backward_pass(step):
+    body = primal_jaxpr(step.equation)
+    if not _contains(step, _LOOPS) or _contains(step, _CUSTOM):
         # The equations tell values from tangents.
         return LinearProgram.at(body, step.linear, known)
     # A loop in there carries values and tangents; JAX's own linearization parts them.
-    zeros = list(map(zeros_like_aval, step.of_wires(avals)))
+    zeros = [zeros_like_aval(wire.aval) for wire in step.wires]
     operands = step.with_known(known).operands_with
     _, linear = jax.linearize(lambda *tangents: evaluate(*opened(body), operands(tangents)), *zeros)
     closed = jax.make_jaxpr(linear)(*zeros)
     return LinearProgram.of(closed, [Wire(variable.aval) for variable in closed.jaxpr.invars])
 
 
-def _avals(step: Step) -> list[Any]:
-    return [variable.aval for variable in opened(primal_jaxpr(step.equation))[0].invars]
-
-
-def _has_backward_pass(step: Step) -> bool:
-    return any_equation(opened(primal_jaxpr(step.equation))[0], lambda e: e.primitive.name in _CUSTOM)
-
-
-def _has_loop(step: Step) -> bool:
-    loops = {"scan", "while", "cond", *CHECKPOINTS}
-    return any_equation(opened(primal_jaxpr(step.equation))[0], lambda e: e.primitive.name in loops)
+def _contains(step: Step, names: Container[str]) -> bool:
+    return any_equation(opened(primal_jaxpr(step.equation))[0], lambda e: e.primitive.name in names)
 
 
 def _protected(
@@ -108,19 +100,18 @@ class _Checkpoint(NamedTuple):
     run: Callable[[Operands, Operands], Operands]
 
 
-_CHECKPOINTS_SIZE = 64
 # The layers of a model are often checkpoints of one structure.
-_checkpoints: OrderedDict[Hashable, _Checkpoint] = OrderedDict()
+_checkpoints: Recent[_Checkpoint] = Recent(64)
 
 
 def _checkpoint_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-    if _has_backward_pass(step) and _has_loop(step):
+    if _contains(step, _CUSTOM) and _contains(step, _LOOPS):
         return RULES[UNKNOWN].trim(step, fed, demanded, guard)
     step, fed = guard.whole(step), step.of_wires(fed)
     known = [*step.known, *arrays_in(fed), *arrays_in(demanded)]
     trimmed = _trimmed_checkpoint(step, fed, demanded, known, guard)
     arrays = evaluate(*opened(trimmed.masks), known) if None in trimmed.operands else []
-    return filled(trimmed.operands, arrays), lambda tangents: trimmed.run(known, list(tangents))
+    return restored(trimmed.operands, arrays), lambda tangents: trimmed.run(known, list(tangents))
 
 
 def _trimmed_checkpoint(
@@ -132,15 +123,8 @@ def _trimmed_checkpoint(
     key = (
         None if structure is None else (structure, checkpoint_settings(step.equation), tuple(step.linear), masks, avals)
     )
-    if key not in _checkpoints:
-        new = _new_checkpoint(step, fed, demanded, known, guard)
-        if key is None or any(isinstance(c, jax.core.Tracer) for c in new.masks.consts):
-            return new
-        _checkpoints[key] = new
-        if len(_checkpoints) > _CHECKPOINTS_SIZE:
-            _checkpoints.popitem(last=False)
-    _checkpoints.move_to_end(key)
-    return _checkpoints[key]
+    make = lambda: _new_checkpoint(step, fed, demanded, known, guard)
+    return _checkpoints.of(key, make, lambda new: not any(isinstance(c, jax.core.Tracer) for c in new.masks.consts))
 
 
 def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Operands, guard: Guard) -> _Checkpoint:
@@ -154,8 +138,9 @@ def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Op
         program = _linear_part(step, list(known[:count]))
         operands, emit = trim(program, feed(program, of_wires), of_results, Guard(guard.protected))
         linear, coefficients = split(emit, avals)
-        found[:] = [linear, list(map(state_of, operands))]
-        return coefficients, [full_like(mask, wire.aval) for mask, wire in _arrays(operands, step.wires)]
+        states = list(map(state_of, operands))
+        found[:] = [linear, states]
+        return coefficients, as_arrays(operands, states, avals)
 
     closed, shapes = jax.make_jaxpr(parts, return_shape=True)(*known)
     jaxpr, consts = opened(closed)
@@ -168,10 +153,6 @@ def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Op
         return evaluate(linear, [], [*guard.protected(coefficients, known), *tangents])
 
     return _Checkpoint(of_outputs(jaxpr.outvars[own:]), operands, checkpoint_like(step.equation, body))
-
-
-def _arrays(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[tuple[Any, Wire]]:
-    return [(mask, wire) for mask, wire in zip(masks, wires, strict=True) if not isinstance(mask, bool)]
 
 
 # --- shard_map ------------------------------------------------------------------------------------------------------
@@ -187,7 +168,7 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
     of_masks = [s for s, m in zip((*of_wires, *out_specs), (*fed, *demanded), strict=True) if not isinstance(m, bool)]
     count = len(step.known)
     known = [*step.known, *arrays_in(fed), *arrays_in(demanded)]
-    avals = step.of_wires(_avals(step))
+    avals = step.of_wires([variable.aval for variable in opened(primal_jaxpr(step.equation))[0].invars])
 
     @remembering()
     def trimmed(known: Operands) -> tuple[list[Mask], Emit]:
@@ -214,7 +195,8 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
     """A custom backward pass, as a linear program from cotangents: where it is fed is where its result is demanded."""
     step = guard.whole(step)
     # A result that nothing demands has a symbolic zero for a cotangent, which the pass may ask for.
-    live = [n for n, (wire, mask) in enumerate(zip(step.results, demanded, strict=True)) if _has_cotangent(wire, mask)]
+    pairs = enumerate(zip(step.results, demanded, strict=True))
+    live = [number for number, (wire, mask) in pairs if mask is not False and is_floating(wire.aval)]
     avals = [step.results[number].aval for number in live]
 
     def pull(cotangents: Sequence[Any]) -> Operands:
@@ -267,10 +249,6 @@ def _masked(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> 
 def _placed(numbers: Sequence[int], values: Sequence[Any], count: int) -> list[Any]:
     at = dict(zip(numbers, values, strict=True))
     return [at.get(number) for number in range(count)]
-
-
-def _has_cotangent(wire: Wire, mask: Mask) -> bool:
-    return mask is not False and is_floating(wire.aval)
 
 
 def _is_linear(backward: Any, program: LinearProgram) -> bool:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import JaxprEqn
 
-from .._programs import CALLS, opened, primal_jaxpr
+from .._programs import CALLS, MOVED, opened, primal_jaxpr, step_through
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
@@ -207,33 +207,27 @@ def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) 
     elif name == "select_n":
         unknown = [case for case, known in enumerate(numbers[1:]) if known is None or not np.all(np.isfinite(known))]
         _learn(results[0], risky=(operands[0], unknown[0]) if len(unknown) == 1 else None)
-    if all(known is not None for known in numbers) and name in _FOLLOWED:
-        for result, known in zip(results, _results(equation, numbers), strict=True):
-            remember(result, known)
+    for result, known in zip(results, _results(equation, numbers), strict=True):
+        remember(result, known)
 
 
-def _results(equation: JaxprEqn, operands: Sequence[Numbers | None]) -> list[Numbers | None]:
+def _results(equation: JaxprEqn, operands: list[Numbers | None]) -> list[Numbers | None]:
+    name = equation.primitive.name
     nothing: list[Numbers | None] = [None] * len(equation.outvars)
-    of_primitive = _FOLLOWED.get(equation.primitive.name)
-    if of_primitive is None or any(known is None for known in operands):
+    if any(known is None for known in operands) or not (name in CALLS or name in MOVED or name in _FOLLOWED):
         return nothing
-    if any(variable.aval.size > LARGEST or str(variable.aval.dtype) not in _DTYPES for variable in equation.outvars):
+    avals = [variable.aval for variable in equation.outvars]
+    if any(aval.size > LARGEST or str(aval.dtype) not in _DTYPES for aval in avals):
         return nothing
-    if equation.primitive.name in CALLS:
+    if name in CALLS:
         inner, consts = opened(primal_jaxpr(equation))
-        return _outputs(inner, [*map(captured, consts), *operands])
-    aval = equation.outvars[0].aval
+        literal = lambda literal: np.asarray(literal.val)
+        return step_through(inner, [*map(captured, consts)], operands, _results, literal)
     with np.errstate(all="ignore"):
-        result = of_primitive(equation.params, aval, *operands)
-    return nothing if result is None else [np.broadcast_to(np.asarray(result, aval.dtype), aval.shape)]
-
-
-def _outputs(jaxpr: Jaxpr, operands: Sequence[Numbers | None]) -> list[Numbers | None]:
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], operands, strict=True))
-    read = lambda atom: np.asarray(atom.val) if isinstance(atom, Literal) else values[atom]
-    for equation in jaxpr.eqns:
-        values.update(zip(equation.outvars, _results(equation, [read(atom) for atom in equation.invars]), strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+        moved = MOVED.get(name, lambda _, operands: [_FOLLOWED[name](equation.params, avals[0], *operands)])
+        results = moved(equation, operands) or nothing
+    filled = lambda result, aval: np.broadcast_to(np.asarray(result, aval.dtype), aval.shape)
+    return [None if r is None else filled(r, aval) for r, aval in zip(results, avals, strict=True)]
 
 
 def _iota(params: Any, aval: Any) -> Numbers:
@@ -241,61 +235,38 @@ def _iota(params: Any, aval: Any) -> Numbers:
     return np.arange(aval.shape[params["dimension"]]).astype(aval.dtype).reshape(along)
 
 
-def _broadcast(params: Any, aval: Any, x: Numbers) -> Numbers:
-    sizes = [1] * len(aval.shape)
-    for axis, size in zip(params["broadcast_dimensions"], x.shape, strict=True):
-        sizes[axis] = size
-    return x.reshape(sizes)
+def _is_whole(x: Numbers) -> bool:
+    return x.dtype.kind != "f" or bool(np.all(abs(x) < _WHOLE) and np.all(x == np.round(x)))
 
 
-def _select(params: Any, aval: Any, which: Numbers, *cases: Numbers) -> Numbers | None:
-    return np.where(which, cases[1], cases[0]) if which.dtype == bool and len(cases) == 2 else None
+def _by_ufunc(name: str, aval: Any, operands: Sequence[Numbers]) -> Numbers | None:
+    # XLA may round a sum of products once where NumPy rounds twice.
+    is_rounded = name in {"add", "sub", "mul"} and not all(map(_is_whole, operands))
+    of_bits = name in {"and", "or", "not"} and aval.dtype != bool
+    return None if is_rounded or of_bits else _UFUNCS[name](*operands)
 
 
-def _logical(of_bools: Callable[..., Any], params: Any, aval: Any, *operands: Numbers) -> Any:
-    return of_bools(*operands) if aval.dtype == bool else None
-
-
-def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda params, aval, *operands: function(*operands)
-
-
-def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Arithmetic without rounding: XLA may round a sum of products once where NumPy rounds twice."""
-
-    def of_numbers(params: Any, aval: Any, *operands: Numbers) -> Numbers | None:
-        whole = all(x.dtype.kind != "f" or (np.all(abs(x) < _WHOLE) and np.all(x == np.round(x))) for x in operands)
-        return function(*operands) if whole else None
-
-    return of_numbers
-
-
-def _bools(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda params, aval, *operands: _logical(function, params, aval, *operands)
-
-
+_UFUNCS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+}
 _FOLLOWED: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(CALLS, lambda params, aval, *operands: None),
     "iota": _iota,
-    "broadcast_in_dim": _broadcast,
-    "select_n": _select,
-    "add": _exact(np.add),
-    "sub": _exact(np.subtract),
-    "mul": _exact(np.multiply),
-    "neg": _elementwise(np.negative),
-    "eq": _elementwise(np.equal),
-    "ne": _elementwise(np.not_equal),
-    "lt": _elementwise(np.less),
-    "le": _elementwise(np.less_equal),
-    "gt": _elementwise(np.greater),
-    "ge": _elementwise(np.greater_equal),
-    "and": _bools(np.logical_and),
-    "or": _bools(np.logical_or),
-    "not": _bools(np.logical_not),
-    "convert_element_type": lambda params, aval, x: x if x.dtype.kind in "bi" or aval.dtype.kind == "f" else None,
-    **dict.fromkeys(("copy", "copy_p"), lambda params, aval, x: x),
-    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), lambda params, aval, x: x.reshape(aval.shape)),
-    "transpose": lambda params, aval, x: x.transpose(params["permutation"]),
-    "reduce_or": lambda params, aval, x: _logical(lambda m: m.any(tuple(params["axes"])), params, aval, x),
-    "reduce_and": lambda params, aval, x: _logical(lambda m: m.all(tuple(params["axes"])), params, aval, x),
+    "select_n": lambda _, aval, which, *cases: np.where(which, cases[1], cases[0]) if len(cases) == 2 else None,
+    "convert_element_type": lambda _, aval, x: x if x.dtype.kind in "bi" or aval.dtype.kind == "f" else None,
+    **dict.fromkeys(("copy", "copy_p"), lambda _, aval, x: x),
+    "reduce_or": lambda params, aval, x: x.any(tuple(params["axes"])) if aval.dtype == bool else None,
+    "reduce_and": lambda params, aval, x: x.all(tuple(params["axes"])) if aval.dtype == bool else None,
+    **{name: lambda _, aval, *xs, name=name: _by_ufunc(name, aval, xs) for name in _UFUNCS},
 }

@@ -4,9 +4,7 @@ JAX's rule for each primitive is traced once for the shapes it meets, then repla
 own `linearize` parts values from tangents only where control flow mixes them.
 """
 
-import functools
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +12,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from .._programs import (
     CALLS,
+    HIGH,
     Operands,
+    Recent,
+    along,
     bind,
     inner_jaxprs,
     is_custom_rule,
@@ -32,9 +33,8 @@ from .custom import is_remade
 from .known import follow
 from .program import LinearProgram, Step, Wire, number_in, taken_apart
 
-_RULES_SIZE = 4096
 # A rule is a few equations, and holds on to no arrays.
-_rules: OrderedDict[Hashable, ClosedJaxpr] = OrderedDict()
+_rules: Recent[ClosedJaxpr] = Recent(4096)
 
 
 def linearized(jaxpr: Jaxpr, operands: Operands, moving: Sequence[int]) -> tuple[Operands, LinearProgram]:
@@ -80,49 +80,34 @@ def _linearized_equation(
         inner, consts = opened(primal_jaxpr(equation))
         with source_of(equation):
             return _walked(with_constants_as_inputs(inner), [*consts, *given], [*[None] * len(consts), *wires], steps)
-    by_jax = any(inner_jaxprs(equation)) or is_custom_rule(equation) or is_remade(equation)
-    if by_jax or any(varying_axes(jax.typeof(value)) for value in given):
+    is_ruled = is_custom_rule(equation) or equation.primitive.name in HIGH or is_remade(equation)
+    if is_ruled or any(inner_jaxprs(equation)) or any(varying_axes(jax.typeof(value)) for value in given):
         return _parted_by_jax(equation, given, wires, steps)
     return _by_rule(equation, given, wires, steps)
 
 
-def _function(equation: JaxprEqn, given: Operands, numbers: Sequence[int], moved: Sequence[Any]) -> Any:
-    """An equation as a function of some of its operands: its results that have tangents, and the others."""
-    given = list(given)
-    for number, value in zip(numbers, moved, strict=True):
-        given[number] = value
-    return _by_kind(equation, selecting(equation, given))
+def _floating(equation: JaxprEqn, rates: Sequence[Any]) -> list[Any]:
+    """Of one value for each result of an equation, those of the results that have tangents."""
+    return [rate for rate, variable in zip(rates, equation.outvars, strict=True) if is_floating(variable.aval)]
 
 
-def _by_kind(equation: JaxprEqn, results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    kinds = [is_floating(variable.aval) for variable in equation.outvars]
-    pairs = list(zip(results, kinds, strict=True))
-    return [value for value, floating in pairs if floating], [value for value, floating in pairs if not floating]
-
-
-def _in_order(equation: JaxprEqn, floating: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    first, second = iter(floating), iter(others)
-    return [next(first) if is_floating(variable.aval) else next(second) for variable in equation.outvars]
-
-
-def _with_wires(
-    equation: JaxprEqn, floating: Operands, found: Sequence[Any], others: Operands
-) -> tuple[Operands, list[Wire | None]]:
-    wires = [output if isinstance(output, Wire) else None for output in found]
-    return _in_order(equation, floating, others), _in_order(equation, wires, [None] * len(others))
+def _wires_of(equation: JaxprEqn, found: Sequence[Any]) -> list[Wire | None]:
+    """For each result of an equation its wire, from the tangents of those that have any."""
+    rest = iter([tangent if isinstance(tangent, Wire) else None for tangent in found])
+    return [next(rest) if is_floating(variable.aval) else None for variable in equation.outvars]
 
 
 def _parted_by_jax(
     equation: JaxprEqn, given: Operands, wires: Sequence[Wire | None], steps: list[Step]
 ) -> tuple[Operands, list[Wire | None]]:
     numbers = [number for number, wire in enumerate(wires) if wire is not None]
+    function, moved = along(equation, numbers, given, selecting)
     with source_of(equation):
-        floating, push, others = jax.linearize(
-            lambda *moved: _function(equation, given, numbers, moved), *[given[n] for n in numbers], has_aux=True
-        )
-        closed = jax.make_jaxpr(push)(*(zeros_like_aval(jax.typeof(given[number])) for number in numbers))
+        results, push = jax.linearize(function, *moved)
+        zeros = [zeros_like_aval(jax.typeof(value)) for value in moved]
+        closed = jax.make_jaxpr(lambda *tangents: _floating(equation, push(*tangents)))(*zeros)
     found = taken_apart(*opened(closed), [wires[number] for number in numbers], steps)
-    return _with_wires(equation, floating, found, others)
+    return results, _wires_of(equation, found)
 
 
 def _by_rule(
@@ -133,32 +118,23 @@ def _by_rule(
     rule = _rule(equation, [jax.typeof(given[number]) for number in free], free, numbers)
     operands = [*(given[number] for number in free), *(wires[number] for number in numbers)]
     outputs = taken_apart(*opened(rule), operands, steps, equation)
-    count = sum(is_floating(variable.aval) for variable in equation.outvars)
-    return _with_wires(equation, outputs[:count], outputs[count : 2 * count], outputs[2 * count :])
+    count = len(equation.outvars)
+    return outputs[:count], _wires_of(equation, outputs[count:])
 
 
 def _rule(equation: JaxprEqn, avals: Sequence[Any], free: Sequence[int], numbers: tuple[int, ...]) -> ClosedJaxpr:
-    """JAX's rule for an equation, from operands and tangents to results, their tangents, and results without any."""
+    """JAX's rule for an equation, from operands and tangents to results, and the tangents of those that have any."""
     literals = [number_in(atom) for atom in equation.invars if isinstance(atom, Literal)]
-    key = _key(equation, tuple(avals), literals, numbers)
-    if key is not None and key in _rules:
-        _rules.move_to_end(key)
-        return _rules[key]
 
     def pushed(operands: Operands, tangents: Operands) -> Any:
         given: list[Any] = [atom.val if isinstance(atom, Literal) else None for atom in equation.invars]
         for number, value in zip(free, operands, strict=True):
             given[number] = value
-        function = functools.partial(_function, equation, given, numbers)
-        moved = [given[number] for number in numbers]
-        return jax.jvp(lambda *moved: function(moved), moved, tangents, has_aux=True)
+        results, rates = jax.jvp(*along(equation, numbers, given, selecting), tangents)
+        return results, _floating(equation, rates)
 
-    rule = jax.make_jaxpr(pushed)(list(avals), [avals[free.index(number)] for number in numbers])
-    if key is not None:
-        _rules[key] = rule
-        if len(_rules) > _RULES_SIZE:
-            _rules.popitem(last=False)
-    return rule
+    trace = lambda: jax.make_jaxpr(pushed)(list(avals), [avals[free.index(number)] for number in numbers])
+    return _rules.of(_key(equation, tuple(avals), literals, numbers), trace)
 
 
 def _key(equation: JaxprEqn, avals: tuple[Any, ...], literals: Sequence[Any], numbers: tuple[int, ...]) -> Any:

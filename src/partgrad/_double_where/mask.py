@@ -6,15 +6,16 @@ it says the same of every element. The first two are known while tracing and cos
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 
-from .._programs import explicit_sharding, varying_axes, varying_like
+from .._programs import explicit_sharding, mesh_elsewhere, varying_axes, varying_like
 from .known import lifted, once, reshaped
 
 Mask: TypeAlias = bool | jax.Array
@@ -104,6 +105,17 @@ def on_all_devices(mask: Mask, aval: Any) -> Mask:
     return jax.lax.pmax(jnp.asarray(mask, jnp.int8), tuple(sorted(axes))) > 0 if axes else mask
 
 
+def on_mesh_of(equation: JaxprEqn, function: Callable[..., tuple[Any, ...]], *masks: list[Mask]) -> tuple[Any, ...]:
+    """What a function of masks returns, masks first, where an equation is run; masks go there and back."""
+    mesh = mesh_elsewhere(equation)
+    if mesh is None:
+        return function(*masks)
+    copied = lambda masks: [m if isinstance(m, bool) else jax.sharding.reshard(m, PartitionSpec()) for m in masks]
+    with jax.sharding.use_abstract_mesh(mesh):
+        results, *rest = function(*map(copied, masks))
+    return copied(results), *rest
+
+
 def varying_over(axes: frozenset[Any], arrays: Any) -> Any:
     """A tree of arrays that, inside `shard_map`, vary over some mesh axes at least."""
 
@@ -165,7 +177,7 @@ def arrays_in(masks: Iterable[Mask]) -> list[jax.Array]:
     return [mask for mask in masks if not isinstance(mask, bool)]
 
 
-def restored(masks: Iterable[Mask], arrays: Iterable[Any]) -> list[Mask]:
-    """Masks with other arrays in the place of their arrays."""
+def restored(masks: Iterable[Mask | None], arrays: Iterable[Any]) -> list[Mask]:
+    """Masks with other arrays in the place of their arrays, or of None where no more is known of them."""
     rest = iter(arrays)
     return [mask if isinstance(mask, bool) else next(rest) for mask in masks]

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .._programs import CALLS, Operands, bind, is_floating, opened, primal_jaxpr, zeros_like_aval
+from .._programs import CALLS, Operands, bind, is_floating, opened, primal_jaxpr, step_through, zeros_like_aval
 from .known import follow
 from .mask import Mask, Shape, full_like
 
@@ -112,11 +112,13 @@ class LinearProgram:
         inputs: The wires that come in.
         steps: The steps, in order.
         outputs: For each output a wire, or the value, where no tangent reaches it.
+        read: The values of which others were computed, which are then known to the steps.
     """
 
     inputs: list[Wire]
     steps: list[Step]
     outputs: list[Any]
+    read: list[Any] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of(cls, jaxpr: Any, operands: Sequence[Any]) -> "LinearProgram":
@@ -126,9 +128,9 @@ class LinearProgram:
             jaxpr: A jaxpr that is linear in its operands that are wires.
             operands: A wire or a value for each of its inputs.
         """
-        steps: list[Step] = []
-        outputs = taken_apart(*opened(jaxpr), list(operands), steps)
-        return cls([operand for operand in operands if isinstance(operand, Wire)], steps, outputs)
+        program = cls([operand for operand in operands if isinstance(operand, Wire)], [], [])
+        program.outputs.extend(taken_apart(*opened(jaxpr), list(operands), program.steps, read=program.read))
+        return program
 
     @classmethod
     def at(cls, jaxpr: Any, linear: Sequence[bool], known: Sequence[Any]) -> "LinearProgram":
@@ -151,7 +153,12 @@ def transposed(run: Callable[[Sequence[Any]], Operands], avals: Sequence[Any], c
 
 
 def taken_apart(
-    jaxpr: Jaxpr, consts: Operands, operands: Sequence[Any], steps: list[Step], source: JaxprEqn | None = None
+    jaxpr: Jaxpr,
+    consts: Operands,
+    operands: Sequence[Any],
+    steps: list[Step],
+    source: JaxprEqn | None = None,
+    read: list[Any] | None = None,
 ) -> list[Any]:
     """The outputs of a jaxpr, wires or values; the equations through which wires go become steps.
 
@@ -161,23 +168,26 @@ def taken_apart(
         operands: A wire or a value for each of its inputs.
         steps: What the steps are added to.
         source: The equation of whose derivative this is a part, if its equations have no source lines of their own.
+        read: What the values are added to of which others are computed.
     """
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-    read = lambda atom: number_in(atom) if isinstance(atom, Literal) else values[atom]
+    value_of = lambda atom: number_in(atom) if isinstance(atom, Literal) else values[atom]
     for equation in jaxpr.eqns:
         if source is not None:
             equation = equation.replace(source_info=source.source_info, ctx=source.ctx)
-        given = [read(atom) for atom in equation.invars]
+        given = [value_of(atom) for atom in equation.invars]
         if not any(isinstance(value, Wire) for value in given):
             results = bind(equation, given)
             follow(equation, given, results)
+            if read is not None:
+                read += given
         elif equation.primitive.name in CALLS:
-            results = taken_apart(*opened(primal_jaxpr(equation)), given, steps, source)
+            results = taken_apart(*opened(primal_jaxpr(equation)), given, steps, source, read)
         else:
             results = [Wire(variable.aval) for variable in equation.outvars]
             steps.append(Step(equation, tuple(given), tuple(results)))
         values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return [value_of(atom) for atom in jaxpr.outvars]
 
 
 def number_in(literal: Literal) -> Any:
@@ -195,36 +205,12 @@ def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:
 def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
     """Which outputs of a jaxpr depend on those of its inputs that are tangents."""
     jaxpr, _ = opened(jaxpr)
-    wires = {variable for variable, is_linear in zip(jaxpr.invars, linear, strict=True) if is_linear}
-    depends = lambda atom: not isinstance(atom, Literal) and atom in wires
-    for equation in jaxpr.eqns:
-        given = [depends(atom) for atom in equation.invars]
-        if equation.primitive.name in CALLS:
-            results = linear_outputs(primal_jaxpr(equation), given)
-        else:
-            results = [any(given)] * len(equation.outvars)
-        wires.update(v for v, is_linear in zip(equation.outvars, results, strict=True) if is_linear)
-    return [depends(atom) for atom in jaxpr.outvars]
 
+    def step(equation: JaxprEqn, given: list[bool]) -> list[bool]:
+        is_call = equation.primitive.name in CALLS
+        return linear_outputs(primal_jaxpr(equation), given) if is_call else [any(given)] * len(equation.outvars)
 
-def read_by_values(jaxpr: Any, linear: Sequence[bool]) -> set[int]:
-    """Which inputs of a jaxpr are read by an equation that no tangent goes through."""
-    jaxpr, _ = opened(jaxpr)
-    numbers = {variable: number for number, variable in enumerate(jaxpr.invars)}
-    wires = {variable for variable, is_linear in zip(jaxpr.invars, linear, strict=True) if is_linear}
-    found: set[int] = set()
-    for equation in jaxpr.eqns:
-        atoms = [None if isinstance(atom, Literal) else atom for atom in equation.invars]
-        given = [atom in wires for atom in atoms]
-        if equation.primitive.name in CALLS:
-            inner = primal_jaxpr(equation)
-            read = [atoms[number] for number in read_by_values(inner, given)]
-            results = linear_outputs(inner, given)
-        else:
-            read, results = [] if any(given) else atoms, [any(given)] * len(equation.outvars)
-        found.update(numbers[atom] for atom in read if atom in numbers)
-        wires.update(v for v, is_linear in zip(equation.outvars, results, strict=True) if is_linear)
-    return found
+    return step_through(jaxpr, [False] * len(jaxpr.constvars), list(linear), step, literal=lambda literal: False)
 
 
 def without_dead_code(jaxpr: Jaxpr, outputs: Sequence[Any] | None = None) -> Jaxpr:

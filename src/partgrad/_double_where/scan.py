@@ -9,7 +9,7 @@ from jax import lax
 
 from .._programs import Operands, evaluate, opened, scan_like, scan_parts, varying_axes
 from .backward import settled
-from .body import State, TrimmedBody, as_arrays, filled, joined, state_of, trimmed_body
+from .body import State, TrimmedBody, as_arrays, joined, state_of, trimmed_body
 from .known import remembering
 from .mask import Mask, arrays_in, restored, varying_over
 from .program import LinearProgram, Step, Wire, whole
@@ -140,7 +140,7 @@ class _MaskedScan:
             steps: list[TrimmedBody] = []
 
             def body(before: Any, x: Any) -> Any:
-                step = self._one(filled(states, before[0]), x)
+                step = self._one(restored(states, before[0]), x)
                 steps[:] = [step.forgotten()]
                 carried, in_any, in_each = self._kinds(step)
                 masks = self._arrays(carried, states, self.carry_avals)
@@ -155,7 +155,7 @@ class _MaskedScan:
             )
             equation = self.scan.step.equation
             (masks, union), (each, own) = scan_like(equation, body, start, self.xs, backwards=True)
-            of_carry, of_summed, of_stacked = filled(states, masks), filled(summed, union), filled(stacked, each)
+            of_carry, of_summed, of_stacked = restored(states, masks), restored(summed, union), restored(stacked, each)
             (one,) = steps
         demanded = [*of_summed[: self.consts], *of_carry, *of_stacked[: self.scanned]]
         return demanded, [*of_summed[self.consts :], *of_stacked[self.scanned :]], one, own
@@ -185,7 +185,7 @@ class _MaskedScan:
         def probe(xs: Any) -> None:
             x = jax.tree.map(lambda stacked: lax.index_in_dim(stacked, 0, keepdims=False), xs)
             arrays = self._arrays([True] * len(states), states, self.carry_avals)
-            found.append(self._one(filled(states, arrays), x).forgotten())
+            found.append(self._one(restored(states, arrays), x).forgotten())
 
         jax.eval_shape(probe, self.xs)
         return found[0]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import Operands, bind, is_floating
+from .._programs import Operands, bind, is_floating, named
 from .known import reshaped, taken
 from .mask import (
     Mask,
@@ -29,7 +29,7 @@ from .trim import RULES, Emit, Guard, Rule
 Demand = Callable[[Step, list[Mask]], list[Mask]]
 
 # Their known floating operand says where to look, and is no summand.
-_STEERED = frozenset({"select_and_gather_add", "select_and_scatter_add"})
+_STEERED = named("select_and_gather_add select_and_scatter_add")
 
 
 def structural(fed: Callable[[Step, list[Mask]], list[Mask]], demand: Demand) -> Rule:
@@ -59,84 +59,30 @@ def _each_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
     return step.of_wires(demanded)
 
 
-_LANE_BY_LANE = (
-    "add",
-    "add_any",
-    "complex",
-    "conj",
-    "convert_element_type",
-    "copy_p",
-    "imag",
-    "layout_constraint",
-    "mesh_cast",
-    "name",
-    "neg",
-    "pcast",
-    "preduced",
-    "pvary",
-    "real",
-    "reduce_precision",
-    "reduced_vary_cast",
-    "reduced_vary_cast_p",
-    "relayout",
-    "reshard",
-    "sharding_constraint",
-    "sub",
-    "vary_unreduced_cast",
-    "vary_unreduced_cast_p",
-    "with_memory_space_constraint",
+_LANE_BY_LANE = named(
+    """add add_any complex conj convert_element_type copy_p imag layout_constraint mesh_cast name neg pcast preduced
+    pvary real reduce_precision reduced_vary_cast reduced_vary_cast_p relayout reshard sharding_constraint sub
+    vary_unreduced_cast vary_unreduced_cast_p with_memory_space_constraint"""
 )
 
 
 # --- moves: 0/1 matrices. A mask goes through them as a number does, and back through their transpose ----------------
 
 # Between devices. A mask goes only where JAX's own tangents and cotangents go.
-_COLLECTIVES = (
-    "all_gather",
-    "all_gather_invariant",
-    "all_gather_reduced",
-    "all_to_all",
-    "pbroadcast",
-    "pbroadcast_dynamic",
-    "ppermute",
-    "psum",
-    "psum2",
-    "psum_invariant",
-    "ragged_all_to_all",
-    "reduce_scatter",
-    "unreduced_psum",
-    "unreduced_reduce_scatter",
+_COLLECTIVES = named(
+    """all_gather all_gather_invariant all_gather_reduced all_to_all pbroadcast pbroadcast_dynamic ppermute psum psum2
+    psum_invariant ragged_all_to_all reduce_scatter unreduced_psum unreduced_reduce_scatter"""
 )
 
 # All elements of the result come from somewhere, if every floating operand is fed everywhere ...
-_ONTO_RESULT = frozenset(
-    {
-        *_COLLECTIVES,
-        "broadcast_in_dim",
-        "concatenate",
-        "copy",
-        "cumsum",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "expand_dims",
-        "reduce_sum",
-        "reshape",
-        "rev",
-        "slice",
-        "split",
-        "squeeze",
-        "stack",
-        "tile",
-        "transpose",
-        "unstack",
-    }
+_ONTO_RESULT = _COLLECTIVES | named(
+    """broadcast_in_dim concatenate copy cumsum dynamic_slice dynamic_update_slice expand_dims reduce_sum reshape rev
+    slice split squeeze stack tile transpose unstack"""
 )
 # ... and all elements of the operands go somewhere.
-_ONTO_OPERAND = (_ONTO_RESULT | {"scatter-add", "scatter-sub"}) - {"dynamic_slice", "dynamic_update_slice", "slice"}
-_RESHAPES = frozenset({"expand_dims", "reshape", "squeeze"})
-_OTHER_MOVES = frozenset(
-    {"gather", "pad", "reduce_window_sum", "scatter", "select_and_gather_add", "select_and_scatter_add"}
-)
+_ONTO_OPERAND = (_ONTO_RESULT | named("scatter-add scatter-sub")) - named("dynamic_slice dynamic_update_slice slice")
+_RESHAPES = named("expand_dims reshape squeeze")
+_OTHER_MOVES = named("gather pad reduce_window_sum scatter select_and_gather_add select_and_scatter_add")
 
 
 def _as_numbers(step: Step, masks: list[Mask]) -> Operands:

@@ -7,7 +7,9 @@ coefficient is replaced by a finite one. So the program, and JAX's transpose of 
 exactly zero where it is not fed, and a cotangent where it is not demanded.
 """
 
+import contextlib
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import Operands, is_floating, varying_like, zeros_like_aval
+from .._programs import KINDS, Operands, is_floating, mesh_elsewhere, named, varying_like, zeros_like_aval
 from .known import is_safe_outside, numbers_of
-from .mask import Mask, Shape, either, full_like, gathered, on_all_devices
+from .mask import Mask, Shape, either, full_like, gathered, on_all_devices, on_mesh_of
 from .program import LinearProgram, Step, Wire
 
 Emit = Callable[[Sequence[Any]], Operands]
@@ -31,10 +33,11 @@ class Guard:
 
     Args:
         protected: Runs a jaxpr on operands as `double_where` does, for what is differentiated a second time.
+        cuts: Whether known operands may stay as they are where no live edge needs them.
     """
 
-    def __init__(self, protected: Callable[[Any, Operands], Operands]):
-        self.protected = protected
+    def __init__(self, protected: Callable[[Any, Operands], Operands], cuts: bool = True):
+        self.protected, self.cuts = protected, cuts
 
     def coefficient(self, value: Any, needed: Mask, filler: Any = None) -> Any:
         """A known operand, with the filler, or else ones, where no live edge needs it."""
@@ -56,11 +59,6 @@ class Guard:
         # What lanes share is spelled out for each: dead ones may say nothing of it. XLA undoes this.
         mask, value = _of_one_shape(needed, value)
         return jax.lax.select(mask, value, jax.lax.stop_gradient(value))
-
-    @property
-    def cuts(self) -> bool:
-        """Whether known operands may stay as they are where no live edge needs them."""
-        return True
 
     def is_apart(self, value: Any, shape: Shape) -> bool:
         """Whether the derivatives of an operand's elements stay apart, lane by lane of a result."""
@@ -85,8 +83,7 @@ class Recorder(Guard):
     """
 
     def __init__(self, outside: Guard, values: Sequence[Any], cuts: bool = False):
-        super().__init__(outside.protected)
-        self._cuts = cuts
+        super().__init__(outside.protected, cuts)
         self._values = values
         self._number = {id(value): number for number, value in enumerate(values)}
         self.needed: list[Mask] = [False] * len(values)
@@ -110,14 +107,9 @@ class Recorder(Guard):
         """Record the need of a value from outside; cut any other at once."""
         return self.coefficient(value, needed, CUT) if id(value) in self._number else super().cut(value, needed)
 
-    @property
-    def cuts(self) -> bool:
-        """Whether known operands may stay as they are where no live edge needs them."""
-        return self._cuts
-
     def is_apart(self, value: Any, shape: Shape) -> bool:
         """Whether the derivatives of an operand's elements stay apart, lane by lane of a result."""
-        return self._cuts and (id(value) not in self._number or jnp.shape(value) == shape)
+        return self.cuts and (id(value) not in self._number or jnp.shape(value) == shape)
 
     def replaced(self, guard: Guard) -> list[Any]:
         """The values from outside, with fillers where nothing recorded needs them."""
@@ -182,14 +174,9 @@ class Rule:
 RULES: dict[str, Rule] = {}
 UNKNOWN = "unknown"
 # Those that work element by element without being linear.
-POINTWISE = frozenset(
-    (
-        *("abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp", "cos"),
-        *("cosh", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow"),
-        *("is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "ne", "nextafter", "not", "or", "pow"),
-        *("rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "xor"),
-    )
-)
+POINTWISE = (
+    KINDS["elementwise"] | KINDS["test"] | KINDS["flat"] | named("and clamp max min not or select_n xor")
+) - named("polynomial stop_gradient")
 
 
 def rule_of(step: Step) -> Rule:
@@ -202,8 +189,10 @@ def feed(program: LinearProgram, fed: Sequence[Mask]) -> dict[Wire, Mask]:
     masks = dict(zip(program.inputs, fed, strict=True))
     for step in program.steps:
         given = [masks[operand] if isinstance(operand, Wire) else False for operand in step.operands]
-        none = all(mask is False for mask in given)
-        results = [False] * len(step.results) if none else fed_rule(step).fed(step, given)
+        results: list[Mask] = [False] * len(step.results)
+        if any(mask is not False for mask in given):
+            fed_by_rule = lambda given, step=step: (fed_rule(step).fed(step, given),)
+            (results,) = on_mesh_of(step.equation, fed_by_rule, given)
         masks.update(zip(step.results, results, strict=True))
     return masks
 
@@ -255,11 +244,9 @@ def trim(
 
 
 # Whose arithmetic keeps the elements apart that go into different elements of the result ...
-_APART = frozenset(
-    (
-        *("add", "add_any", "broadcast_in_dim", "convert_element_type", "copy", "div", "expand_dims", "imag", "mul"),
-        *("neg", "real", "reduce_sum", "reshape", "select_n", "squeeze", "sub", "transpose"),
-    )
+_APART = named(
+    """add add_any broadcast_in_dim convert_element_type copy div expand_dims imag mul neg real reduce_sum reshape
+    select_n squeeze sub transpose"""
 )
 # ... and those where each element of the operand goes into one element of the result.
 _ONE_TO_ONE = _APART - {"add", "add_any", "broadcast_in_dim", "select_n", "sub"}
@@ -294,6 +281,12 @@ class _Trimming:
 
     def step(self, step: Step, given: list[Mask], wanted: list[Mask]) -> Emit:
         """A step without its dead edges, given the masks of its operands and the demanded ones of its results."""
+        operands, emit = on_mesh_of(step.equation, functools.partial(self._trimmed, step), given, wanted)
+        for wire, mask in zip(step.wires, operands, strict=True):
+            self.demand(wire, mask)
+        return emit
+
+    def _trimmed(self, step: Step, given: list[Mask], wanted: list[Mask]) -> tuple[list[Mask], Emit]:
         rule, loose, found = rule_of(step), self._is_loose(step, wanted), None
         if loose and rule.loosely is not None and not isinstance(wanted[0], bool):
             found = rule.loosely(step, given, wanted, self._guard)
@@ -311,9 +304,7 @@ class _Trimming:
             self.unclean.add(step.wires[0])
         elif soils:
             emit = _cleaned_before(emit, operands, [True])
-        for wire, mask in zip(step.wires, operands, strict=True):
-            self.demand(wire, mask)
-        return emit
+        return operands, emit
 
     def loosened(self, program: LinearProgram) -> set[Wire]:
         """The wires whose tangent may be anything where it is not demanded."""
@@ -358,10 +349,10 @@ def _runner(program: LinearProgram, emits: list[Emit | None], outputs: list[Any]
     def run(tangents: Sequence[Any]) -> Operands:
         values = dict(zip(program.inputs, tangents, strict=True))
         for step, emit in zip(program.steps, emits, strict=True):
-            if emit is None:
-                results = [zeros_like_aval(wire.aval) for wire in step.results]
-            else:
-                results = emit([values[wire] for wire in step.wires])
+            zeros = lambda _, step=step: [zeros_like_aval(wire.aval) for wire in step.results]
+            mesh = mesh_elsewhere(step.equation)
+            with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
+                results = (emit or zeros)([values[wire] for wire in step.wires])
             values.update(zip(step.results, results, strict=True))
         return [values[output] if isinstance(output, Wire) else output for output in outputs]
 

@@ -15,8 +15,10 @@ from .dependence import (
     reaching as reaching,
     union as union,
 )
+from .elementwise import MOVED as MOVED
 from .interpreter import (
     EquationRule as EquationRule,
+    along as along,
     as_array as as_array,
     bind as bind,
     checkpoint_like as checkpoint_like,
@@ -36,7 +38,6 @@ from .interpreter import (
     zeros_like_aval as zeros_like_aval,
 )
 from .lines import (
-    as_where as as_where,
     holds_users_function as holds_users_function,
     is_in_library as is_in_library,
     is_of_jax_random as is_of_jax_random,
@@ -57,21 +58,16 @@ from .primitives import (
     DRAWS as DRAWS,
     ENTERED as ENTERED,
     EXTREMAL_WRITES as EXTREMAL_WRITES,
-    FLAT as FLAT,
     FOREIGN as FOREIGN,
     HIGH as HIGH,
     HIGH_LINEAR as HIGH_LINEAR,
     KINDS as KINDS,
     MOVES as MOVES,
-    PRODUCTS as PRODUCTS,
-    SUMS as SUMS,
     TESTS as TESTS,
     TRANSPARENT as TRANSPARENT,
     WRITES as WRITES,
     Chain as Chain,
     Operands as Operands,
-    ScanParts as ScanParts,
-    WhileParts as WhileParts,
     any_equation as any_equation,
     branches_of as branches_of,
     checkpoint_settings as checkpoint_settings,
@@ -86,7 +82,9 @@ from .primitives import (
     is_recomputed as is_recomputed,
     is_reverse_only as is_reverse_only,
     kind_of as kind_of,
+    mesh_elsewhere as mesh_elsewhere,
     name_of as name_of,
+    named as named,
     opened as opened,
     platforms_of as platforms_of,
     primal_jaxpr as primal_jaxpr,
@@ -100,5 +98,5 @@ from .primitives import (
     while_parts as while_parts,
     written_window as written_window,
 )
-from .same import structure_of as structure_of
+from .same import Recent as Recent, structure_of as structure_of
 from .trace import Run as Run, refuse_uncallable as refuse_uncallable, rewritten as rewritten

@@ -315,15 +315,6 @@ def arrivals(jaxpr: Jaxpr, sources: Sources, wanted: Callable[[Chain], bool]) ->
 
     Yields:
         Each such equation, after those that it is inside of, that a source reaches, and which reach each operand.
-
-    Example:
-        >>> import jax
-        >>> def f(x, y):
-        ...     return jax.lax.scan(lambda c, _: (c * jax.lax.stop_gradient(y + x), None), x, None, length=3)[0]
-        >>> jaxpr = jax.make_jaxpr(f)(1.0, 2.0).jaxpr
-        >>> held = lambda chain: chain[-1].primitive.name == "stop_gradient"
-        >>> [sources for _, sources in arrivals(jaxpr, [0b01, 0b10], held)]
-        [[3]]
     """
     flow = differentiably(jaxpr, sources, into_rules=True)
     for chain in flow.chains:

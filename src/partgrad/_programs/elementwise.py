@@ -46,7 +46,7 @@ def moved(equation: JaxprEqn, given: list[Any], passed: list[int], everywhere: i
         return list(passed)
     if all(isinstance(source, int) for source in given) and (name not in _PARTED or len(set(given)) == 1):
         return list(passed)
-    rule = _pointwise if name in _POINTWISE else _reduction if name in _REDUCTIONS else _MOVES.get(name)
+    rule = _pointwise if name in _POINTWISE else _reduction if name in _REDUCTIONS else MOVED.get(name)
     if rule is None or max(atom.aval.size for atom in (*equation.invars, *equation.outvars)) > _MOST_ELEMENTS:
         return list(passed)
     elements = rule(equation, given)
@@ -129,7 +129,7 @@ def _padded(equation: JaxprEqn, given: list[Any]) -> list[Any] | None:
     operand, config = _full(given[0], equation.invars[0].aval.shape), equation.params["padding_config"]
     if any(low < 0 or high < 0 for low, high, _ in config):
         return None
-    result = _full(union_of(given[1]), equation.outvars[0].aval.shape)
+    result = np.full(equation.outvars[0].aval.shape, np.asarray(given[1]).item(), object)
     places = (
         slice(low, low + (size - 1) * (inner + 1) + 1 if size else low, inner + 1)
         for (low, _, inner), size in zip(config, operand.shape, strict=True)
@@ -147,7 +147,8 @@ def _sliced_at(equation: JaxprEqn, given: list[Any]) -> list[Any] | None:
     return [given[0][tuple(slice(start, start + size) for start, size in at)]]
 
 
-_MOVES: dict[str, Callable[[JaxprEqn, list[Any]], list[Any] | None]] = {
+# How arrays of NumPy go through moves, whatever their elements are; None where that depends on other operands.
+MOVED: dict[str, Callable[[JaxprEqn, list[Any]], list[Any] | None]] = {
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshaped),
     "transpose": _transposed,
     "rev": _reversed,

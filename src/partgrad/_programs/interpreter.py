@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from .._compat import expansion_of, foreign_implementation
+from .._compat import expansion_of, foreign_implementation, ordinary_checkpoint
 from .lines import has_line
 from .primitives import (
     CALLS,
@@ -54,7 +54,7 @@ def step_through(
     step: Callable[[JaxprEqn, Operands], Operands],
     literal: Callable[[Literal], Any] = lambda literal: literal.val,
 ) -> Operands:
-    """The outputs of a jaxpr, equation by equation, of whatever kind its values are.
+    """What stands for the outputs of a jaxpr, equation by equation, of whatever kind its values are.
 
     Args:
         jaxpr: An open jaxpr.
@@ -62,9 +62,6 @@ def step_through(
         operands: What stands for its inputs.
         step: From an equation and what stands for its operands to what stands for its results.
         literal: What stands for a number that the jaxpr spells out.
-
-    Returns:
-        What stands for its outputs.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -110,8 +107,7 @@ def run(
     The rule is asked about an equation that contains others before it is asked about these. Where it answers None, a
     call, loop, conditional, checkpoint or `shard_map` is entered and staged again, and any other equation is run as it
     was: a custom derivative rule too, unless it is named by `in_place`. A rule that wants more runs an equation itself,
-    by `bind`, `reenter` or `run` with `inside=chain`, and returns the results; so it can look at these, change the
-    operands, or count the steps of a loop.
+    by `bind`, `reenter` or `run` with `inside=chain`, and returns the results.
 
     Args:
         jaxpr: An open jaxpr.
@@ -120,14 +116,11 @@ def run(
         rule: From an equation, after those that it is inside of, and the values of its operands to the values of its
             results, or to None.
         inside: The equations that the jaxpr itself is inside of.
-        wanted: Of which equations the rule may have something to say. The rule is then asked only about these and about
-            what contains them, and all else is left as it is. None for every equation.
-        in_place: The names of primitives whose body is run in the place of the equation, not staged as a call: calls,
-            checkpoints, and custom rules, whose derivative rules are thereby lost.
+        wanted: The rule is asked only about these equations and about what contains them, and all else is left as it
+            is. None for every equation.
+        in_place: The names of primitives whose body is run in the place of the equation, not staged as a call; the
+            derivative rules of custom ones are thereby lost.
         scope: From an equation, after those that it is inside of, to a context in which it is run: a `jax.named_scope`.
-
-    Returns:
-        The values of the outputs.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -163,19 +156,14 @@ def evaluate(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
 
 
 def bind(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
-    """Run an equation on other operands, under its own source line.
-
-    Args:
-        equation: The equation.
-        operands: One value for each of its operands.
-        **changed: Parameters in the place of the equation's own.
-
-    Returns:
-        One value for each of its results.
-    """
-    if equation.primitive.name in _RULED or kind_of(equation.primitive.name) is None:
-        # A rule that is not JAX's own may ask its operands what only arrays tell.
-        operands = [as_array(value, atom.aval) for value, atom in zip(operands, equation.invars, strict=True)]
+    """Run an equation on other operands and, if given, with other parameters, under its own source line."""
+    is_foreign = kind_of(equation.primitive.name) is None
+    if is_foreign or equation.primitive.name in _RULED:
+        # A rule that is not JAX's own may ask its operands what only arrays tell. Where other libraries take all else
+        # for static data, an array that is being traced will not do: a jaxpr would keep its number.
+        with jax.ensure_compile_time_eval() if is_foreign else contextlib.nullcontext():
+            operands = [as_array(value, atom.aval) for value, atom in zip(operands, equation.invars, strict=True)]
+            operands = [jnp.asarray(v) if is_foreign and isinstance(v, np.ndarray) else v for v in operands]
     parameters = equation.primitive.get_bind_params({**equation.params, **changed})
     functions, parameters = parameters if isinstance(parameters, tuple) else ((), parameters)
     with source_of(equation):
@@ -183,17 +171,23 @@ def bind(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
     return list(results) if equation.primitive.multiple_results else [results]
 
 
+def along(
+    equation: JaxprEqn,
+    moving: Sequence[int],
+    operands: Sequence[Any],
+    run: Callable[[JaxprEqn, Operands], Operands] = bind,
+) -> tuple[Callable[..., Operands], Operands]:
+    """An equation as a function of some of its operands, and these."""
+
+    def function(*moved: Any) -> Operands:
+        at = dict(zip(moving, moved, strict=True))
+        return run(equation, [at.get(number, operand) for number, operand in enumerate(operands)])
+
+    return function, [operands[number] for number in moving]
+
+
 def rebind(equation: JaxprEqn, operands: Operands, change: Callable[[Any], Any]) -> Operands:
-    """Run an equation with other jaxprs in its parameters.
-
-    Args:
-        equation: The equation.
-        operands: One value for each of its operands.
-        change: From each jaxpr that a parameter is, or has as an item, to one of the same inputs and outputs.
-
-    Returns:
-        One value for each of its results.
-    """
+    """Run an equation with each jaxpr in its parameters changed to one of the same inputs and outputs."""
     changed = {}
     for name, parameter in equation.params.items():
         items = parameter if isinstance(parameter, tuple | list) else (parameter,)
@@ -265,27 +259,15 @@ def reenter(
     Returns:
         The values of the results, or None for an equation of another kind.
     """
-    enter = _REENTRIES.get(equation.primitive.name)
-    if enter is None:
-        return None
+    name = equation.primitive.name
     with source_of(equation):
-        return list(enter(equation, operands, _CountedRun(run) if counted else run))
+        if name in _LOOPS:
+            return list(_LOOPS[name](equation, operands, run, counted))
+        return list(_REENTRIES[name](equation, operands, run)) if name in _REENTRIES else None
 
 
-class _CountedRun:
-    """A way to run a jaxpr that is told the number of the step."""
-
-    def __init__(self, run: Callable[..., Operands]):
-        self._run = run
-
-    def __call__(self, jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
-        return self._run(jaxpr, consts, operands)
-
-    def at(self, step: Any) -> Callable[..., Operands]:
-        return functools.partial(self._run, step=step)
-
-
-def _body(jaxpr: Any, run: Callable[..., Operands]) -> Callable[..., Operands]:
+def _body(jaxpr: Any, run: Callable[..., Operands], step: Any = None) -> Callable[..., Operands]:
+    run = run if step is None else functools.partial(run, step=step)
     return lambda *operands: run(*opened(jaxpr), list(operands))
 
 
@@ -295,19 +277,17 @@ def _call(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) 
     return jax.jit(body, inline=equation.params.get("inline", False))(*operands)
 
 
-def _scan(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
+def _scan(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands], counted: bool) -> Operands:
     parts = scan_parts(equation)
     consts, carry = operands[: parts.consts], operands[parts.consts :][: parts.carried]
-    counted = isinstance(run, _CountedRun)
 
     def step(carry: Operands, xs: tuple[Any, Operands]) -> tuple[Operands, Operands]:
         number, own = xs
-        body = _body(parts.body, run.at(number) if isinstance(run, _CountedRun) else run)
-        outputs = body(*consts, *carry, *own)
+        outputs = _body(parts.body, run, number)(*consts, *carry, *own)
         return outputs[: parts.carried], outputs[parts.carried :]
 
-    numbers = jnp.arange(parts.length) if counted else None
-    carry, stacked = scan_like(equation, step, carry, (numbers, operands[parts.consts + parts.carried :]))
+    xs = jnp.arange(parts.length) if counted else None, operands[parts.consts + parts.carried :]
+    carry, stacked = scan_like(equation, step, carry, xs)
     return [*carry, *stacked]
 
 
@@ -318,20 +298,19 @@ def scan_like(equation: JaxprEqn, step: Callable[..., Any], carry: Any, xs: Any,
     return lax.scan(step, carry, xs, length=parts.length, reverse=is_reversed, unroll=unroll)
 
 
-def _while(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
+def _while(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands], counted: bool) -> Operands:
     parts = while_parts(equation)
     tested, rest = operands[: parts.test_consts], operands[parts.test_consts :]
     consts, carry = rest[: parts.body_consts], rest[parts.body_consts :]
     (predicate,) = opened(parts.test)[0].outvars
     first: tuple[Any, Operands] = (jnp.zeros((), int), carry)
-    at = run.at if isinstance(run, _CountedRun) else lambda number: run
 
     def going(number: Any, carry: Operands) -> Any:
-        return _body(parts.test, at(number))(*tested, *carry)[0]
+        return _body(parts.test, run, number if counted else None)(*tested, *carry)[0]
 
     def step(numbered: tuple[Any, Operands]) -> tuple[Any, Operands]:
         number, carry = numbered
-        new = _body(parts.body, at(number))(*consts, *carry)
+        new = _body(parts.body, run, number if counted else None)(*consts, *carry)
         if predicate.aval.shape:
             # Under `jax.vmap` each element of the batch, the leading axes of all that is carried, stops by itself.
             mask = going(number, carry)
@@ -358,18 +337,18 @@ def switch_like(equation: JaxprEqn, index: Any, branches: Sequence[Callable[...,
 
 def _checkpoint(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
     policy, prevent_cse = checkpoint_settings(equation)
-    return jax.checkpoint(_body(primal_jaxpr(equation), run), prevent_cse=prevent_cse, policy=policy)(*operands)
+    return ordinary_checkpoint(_body(primal_jaxpr(equation), run), prevent_cse=prevent_cse, policy=policy)(*operands)
 
 
 def checkpoint_like(equation: JaxprEqn, function: Callable[..., Any]) -> Callable[..., Any]:
     """`jax.checkpoint` with the policy of an equation, for a function of any arguments."""
     policy, prevent_cse = checkpoint_settings(equation)
     is_prevented = any(prevent_cse) if isinstance(prevent_cse, tuple) else prevent_cse
-    return jax.checkpoint(function, prevent_cse=is_prevented, policy=policy)
+    return ordinary_checkpoint(function, prevent_cse=is_prevented, policy=policy)
 
 
 def _shard_map(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    body = lambda *operands: tuple(run(*opened(primal_jaxpr(equation)), list(operands)))
+    body = lambda *operands: tuple(_body(primal_jaxpr(equation), run)(*operands))
     return shard_map_like(equation, body, *shard_map_specs(equation))(*operands)
 
 
@@ -383,11 +362,10 @@ def shard_map_like(equation: JaxprEqn, function: Callable[..., Any], in_specs: A
     )
 
 
+_LOOPS = {"scan": _scan, "while": _while}
 _REENTRIES: dict[str, Callable[[JaxprEqn, Operands, Callable[..., Operands]], Operands]] = {
     **dict.fromkeys(CALLS, _call),
     **dict.fromkeys(CHECKPOINTS, _checkpoint),
-    "scan": _scan,
-    "while": _while,
     "cond": _cond,
     "shard_map": _shard_map,
 }

@@ -7,6 +7,7 @@ is read here.
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
@@ -17,60 +18,59 @@ Operands = list[Any]
 Chain = tuple[JaxprEqn, ...]
 
 
-def _named(names: str) -> frozenset[str]:
+def named(names: str) -> frozenset[str]:
+    """A set of names."""
     return frozenset(names.split())
 
 
 # --- what contains jaxprs --------------------------------------------------------------------------------------------
 
-CALLS = _named("jit pjit closed_call core_call")
+CALLS = named("jit pjit closed_call core_call")
 # The names of calls that partgrad makes round what the user wrote.
-TRANSPARENT = _named("partgrad_double_where")
-CHECKPOINTS = _named("checkpoint remat remat2")
-CUSTOM_JVPS = _named("custom_jvp_call custom_jvp_call_jaxpr")
-CUSTOM_VJPS = _named("custom_vjp_call custom_vjp_call_jaxpr")
+TRANSPARENT = named("partgrad_double_where")
+CHECKPOINTS = named("checkpoint remat remat2")
+CUSTOM_JVPS = named("custom_jvp_call custom_jvp_call_jaxpr")
+CUSTOM_VJPS = named("custom_vjp_call custom_vjp_call_jaxpr")
 CUSTOM_RULES = CUSTOM_JVPS | CUSTOM_VJPS
 # From 0.12 on, `custom_root` and others. With `jax_remat3` and `jax_custom_vjp3` so are checkpoints and `custom_vjp`.
-HIGH = _named("call_hi_primitive")
-HIGH_LINEAR = _named("call_hi_primitive_linearized")
+HIGH = named("call_hi_primitive")
+HIGH_LINEAR = named("call_hi_primitive_linearized")
 # What the forward pass of a `custom_vjp` leaves in a linear program, to be transposed.
-CUSTOM_LINEAR = _named("custom_lin")
+CUSTOM_LINEAR = named("custom_lin")
 # The equations whose jaxprs `reenter` runs in another way.
-ENTERED = CALLS | CHECKPOINTS | _named("scan while cond shard_map")
+ENTERED = CALLS | CHECKPOINTS | named("scan while cond shard_map")
 
 # --- what has no derivative, or one that is zero ---------------------------------------------------------------------
 
-COMPARISONS = _named("gt ge lt le eq lt_to le_to")
-TESTS = COMPARISONS | _named("ne eq_to is_finite")
+COMPARISONS = named("gt ge lt le eq lt_to le_to")
+TESTS = COMPARISONS | named("ne eq_to is_finite")
 # The derivative of these is zero wherever it exists.
-FLAT = _named("stop_gradient floor ceil round sign nextafter")
-DRAWS = _named("random_bits random_gamma rng_bit_generator rng_uniform threefry2x32 random_wrap")
+FLAT = named("stop_gradient floor ceil round sign nextafter")
+DRAWS = named("random_bits random_gamma rng_bit_generator rng_uniform threefry2x32 random_wrap")
 # What JAX does not determine by the operands.
-FOREIGN = _named("pure_callback io_callback ffi_call rng_uniform")
+FOREIGN = named("pure_callback io_callback ffi_call rng_uniform")
 
 # --- what reads and writes by index ----------------------------------------------------------------------------------
 
-EXTREMAL_WRITES = _named("scatter-min scatter-max")
-WRITES = EXTREMAL_WRITES | _named("scatter scatter-add scatter-sub scatter-mul")
+EXTREMAL_WRITES = named("scatter-min scatter-max")
+WRITES = EXTREMAL_WRITES | named("scatter scatter-add scatter-sub scatter-mul")
 
 # --- what is linear --------------------------------------------------------------------------------------------------
 
 # Each element of a result is an element of an operand.
-MOVES = _named(
-    "broadcast_in_dim concatenate copy copy_p expand_dims pad reshape rev slice squeeze transpose tile split"
-)
-SUMS = _named("add add_any sub neg reduce_sum cumsum convert_element_type")
-PRODUCTS = _named("mul dot_general conv_general_dilated ragged_dot_general")
+MOVES = named("broadcast_in_dim concatenate copy copy_p expand_dims pad reshape rev slice squeeze transpose tile split")
+SUMS = named("add add_any sub neg reduce_sum cumsum convert_element_type")
+PRODUCTS = named("mul dot_general conv_general_dilated ragged_dot_general")
 
 # Every primitive that JAX 0.10.2 or 0.12 can put into a jaxpr, by kind. What no kind names is new.
 # fmt: off
 KINDS: dict[str, frozenset[str]] = {
-    "call": CALLS | _named("call composite jaxpr_call xla_metadata_call"),
-    "checkpoint": CHECKPOINTS | _named("remat_opt"),
-    "custom rule": CUSTOM_RULES | CUSTOM_LINEAR | HIGH | HIGH_LINEAR | _named(
+    "call": CALLS | named("call composite jaxpr_call xla_metadata_call"),
+    "checkpoint": CHECKPOINTS | named("remat_opt"),
+    "custom rule": CUSTOM_RULES | CUSTOM_LINEAR | HIGH | HIGH_LINEAR | named(
         "custom_vmap_call custom_partitioning custom_linear_solve linear_call eval_jaxpr unreachable"),
-    "control flow": _named("scan while cond platform_index"),
-    "sharding": _named("""shard_map all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast
+    "control flow": named("scan while cond platform_index"),
+    "sharding": named("""shard_map all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast
         pbroadcast_dynamic pmax pmin ppermute precv preduced psend psum psum_invariant pvary ragged_all_to_all
         reduce_scatter reduced_vary_cast reduced_vary_cast_p unreduced_pmax unreduced_pmin unreduced_psum
         unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p all_gather_done all_gather_start
@@ -78,33 +78,33 @@ KINDS: dict[str, frozenset[str]] = {
         ppermute_start psum_done psum_start psum_invariant_start reduce_scatter_done reduce_scatter_start
         unreduced_psum_start unreduced_reduce_scatter_start sharding_constraint reshard relayout layout_constraint
         inspect_sharding mpmd_map"""),
-    "move": MOVES | _named("real imag complex conj zeros_like symmetric_product"),
-    "sum": SUMS | _named("tie name device_put optimization_barrier reduce_precision with_memory_space_constraint"),
-    "product": PRODUCTS | _named("div scaled_dot scaled_matmul scaled_matmul_wrapper"),
-    "selection": _named("""select_n clamp max min sort top_k approx_top_k reduce_max reduce_min argmax argmin cummax
+    "move": MOVES | named("real imag complex conj zeros_like symmetric_product"),
+    "sum": SUMS | named("tie name device_put optimization_barrier reduce_precision with_memory_space_constraint"),
+    "product": PRODUCTS | named("div scaled_dot scaled_matmul scaled_matmul_wrapper"),
+    "selection": named("""select_n clamp max min sort top_k approx_top_k reduce_max reduce_min argmax argmin cummax
         cummin"""),
-    "window": _named("""reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add
+    "window": named("""reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add
         select_and_scatter select_and_scatter_add"""),
-    "reduction": _named("reduce reduce_and reduce_or reduce_xor reduce_prod cumprod cumlogsumexp"),
-    "index": WRITES | _named("gather dynamic_slice dynamic_update_slice"),
-    "elementwise": _named("""abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf
+    "reduction": named("reduce reduce_and reduce_or reduce_xor reduce_prod cumprod cumlogsumexp"),
+    "index": WRITES | named("gather dynamic_slice dynamic_update_slice"),
+    "elementwise": named("""abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf
         erf_inv erfc exp exp2 expm1 igamma igamma_grad_a igammac integer_pow lgamma log log1p log2 logistic
         one_minus_square polygamma polynomial pow reciprocal regularized_incomplete_beta rem rsqrt sin sinh sqrt square
         tan tanh zeta"""),
     "flat": FLAT,
     "test": TESTS,
-    "integer": _named("""and or not xor clz mulhi population_count shift_left shift_right_arithmetic shift_right_logical
+    "integer": named("""and or not xor clz mulhi population_count shift_left shift_right_arithmetic shift_right_logical
         bitcast_convert_type iota iota_2x32_shape multiple_of dim_as_value dimension_size shape_assertion check"""),
-    "random": DRAWS | _named("""random_clone random_fold_in random_seed random_split random_unwrap philox2x32 philox4x32
+    "random": DRAWS | named("""random_clone random_fold_in random_seed random_split random_unwrap philox2x32 philox4x32
         threefry4x32 from_edtype to_edtype"""),
-    "linear algebra": _named("""cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu
+    "linear algebra": named("""cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu
         lu_pivots_to_permutation ormqr qr schur svd triangular_solve tridiagonal tridiagonal_solve fft"""),
-    "callback": FOREIGN | _named("debug_callback debug_print call_exported xla_metadata_value"),
-    "reference": _named("""accum_grad_in_ref addupdate get swap new_ref freeze empty_ref free_ref get_global box_get
+    "callback": FOREIGN | named("debug_callback debug_print call_exported xla_metadata_value"),
+    "reference": named("""accum_grad_in_ref addupdate get swap new_ref freeze empty_ref free_ref get_global box_get
         box_set new_box log_extend log_read new_log masked_load masked_swap run_state run_scoped core_map empty empty2
         pin unpin stage create_linear"""),
-    "token": _named("after_all create_token dce_sink delay semaphore_read semaphore_signal semaphore_wait"),
-    "kernel": _named("""pallas_call cudnn_fusion num_programs program_id dot_product_attention_bwd
+    "token": named("after_all create_token dce_sink delay semaphore_read semaphore_signal semaphore_wait"),
+    "kernel": named("""pallas_call cudnn_fusion num_programs program_id dot_product_attention_bwd
         dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper
         dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
         dot_product_attention_fwd_wrapper"""),
@@ -344,3 +344,9 @@ def explicit_sharding(aval: Any) -> Any:
     """How a value lies on a mesh whose axes are part of its type; None elsewhere."""
     sharding = getattr(aval, "sharding", None)
     return sharding if sharding is not None and AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def mesh_elsewhere(equation: JaxprEqn) -> Any:
+    """The mesh that an equation is run on, if that is not the current one, as inside of `auto_axes`; None elsewhere."""
+    mesh = equation.ctx.cur_abstract_mesh
+    return None if mesh.empty or mesh == jax.sharding.get_abstract_mesh() else mesh

@@ -1,8 +1,10 @@
 """When two jaxprs are the same program, so that what was made of the first serves for the second."""
 
+import contextlib
 import weakref
-from collections.abc import Hashable
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from .primitives import CUSTOM_RULES, HIGH, opened
 
+R = TypeVar("R")
 _LARGEST_LITERAL = 64
 # JAX hands out the same jaxpr for each call of a function under `jit`.
 _keys: dict[bool, weakref.WeakKeyDictionary[Jaxpr, Hashable]] = {
@@ -41,6 +44,29 @@ class _Identity:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Identity) and self.value is other.value
+
+
+class Recent(OrderedDict[Hashable, R]):
+    """What was made lately, by what it depends on."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self._size = size
+
+    def of(self, key: Hashable, make: Callable[[], R], lasts: Callable[[R], bool] = lambda made: True) -> R:
+        """What was made for a key, or is made now; it is not kept for the key None, nor where it does not last."""
+        found = self.get(key)
+        if found is None:
+            found = make()
+            if key is None or not lasts(found):
+                return found
+            self[key] = found
+        # Another thread may drop it just now.
+        with contextlib.suppress(KeyError):
+            self.move_to_end(key)
+            if len(self) > self._size:
+                self.popitem(last=False)
+        return found
 
 
 def structure_of(jaxpr: Jaxpr, *, exact: bool) -> KeyedJaxpr | None:
