@@ -4,6 +4,8 @@ Everything under `known` fails today and is marked strictly: whoever puts a case
 case stays as a test. The truths are computed by hand, or are JAX's own where nothing is to be changed.
 """
 
+import contextlib
+
 import diffrax
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import numpy as np
 import optimistix
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
@@ -236,16 +239,32 @@ def test_zeros_stay_symbolic():
     assert seen == [[False, True]]
 
 
-@pytest.mark.parametrize("flag", ["jax_remat3", "jax_custom_vjp3"])
-def test_opt_in_flags(flag):
+@contextlib.contextmanager
+def flag_set(flag):
     before = getattr(jax.config, flag)
     jax.config.update(flag, True)
     try:
+        yield
+    finally:
+        jax.config.update(flag, before)
+
+
+@pytest.mark.parametrize("flag", ["jax_remat3", "jax_custom_vjp3"])
+def test_opt_in_flags(flag):
+    with flag_set(flag):
         f = jax.custom_vjp(lambda x: jnp.sin(x))
         f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
         equal(jax.grad(wrapped(lambda x: f(jax.checkpoint(jnp.sin)(x))))(0.5), np.cos(np.sin(0.5)) * np.cos(0.5))
-    finally:
-        jax.config.update(flag, before)
+
+
+def test_checkpoints_under_a_flag():
+    with flag_set("jax_remat3"):
+        step = jax.checkpoint(lambda c: jnp.where(c > 0, 1.0 + jnp.log(checkpoint_name(c, "kept")), c))
+        f = wrapped(lambda x: lax.scan(lambda c, _: (step(c), None), x, None, length=2)[0])
+        equal([jax.grad(f)(x) for x in (0.0, 2.0)], [1.0, 1 / (2 * (1 + np.log(2)))])
+        assert np.isfinite(jax.grad(jax.grad(f))(0.0))
+        linear = jax.linearize(wrapped(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))), 0.5)[1]
+        assert " cos " in str(jax.make_jaxpr(linear)(1.0))
 
 
 @pytest.mark.parametrize("number", [2.0, np.float32(2.0), np.array(2.0, np.float32)], ids=["float", "scalar", "array"])

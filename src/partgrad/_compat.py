@@ -81,8 +81,13 @@ def ordinary_custom_vjp(function: Callable[..., Any]) -> Any:
 
 def ordinary_checkpoint(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`jax.checkpoint`, as a primitive with a transpose: with the flag `jax_remat3`, JAX makes one without."""
-    with _config.remat3(False):
-        return jax.checkpoint(function, **options)
+
+    # 0.10.2 reads the flag when it wraps the function, 0.12 when that is called.
+    def ordinary(*operands: Any) -> Any:
+        with _config.remat3(False):
+            return jax.checkpoint(function, **options)(*operands)
+
+    return ordinary
 
 
 def without_remat3(equation: "JaxprEqn", run: Callable[..., Any]) -> Callable[..., Any] | None:
