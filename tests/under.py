@@ -23,7 +23,6 @@ MODES = {
     "nans": {"jax_debug_nans": True},
     "dtypes": {"jax_numpy_dtype_promotion": "strict"},
     "ranks": {"jax_numpy_rank_promotion": "raise"},
-    "transfers": {"jax_transfer_guard": "disallow"},
     # What JAX will do by default one day; flags that a version does not have are passed over.
     "coming": {"jax_remat3": True, "jax_custom_vjp3": True, "jax_custom_jvp3": True},
 }
@@ -37,7 +36,6 @@ _REFUSALS = [
     "TypePromotionError",
     "jax_numpy_rank_promotion",
     "jax_numpy_dtype_promotion",
-    "Disallowed",
 ]
 
 TESTS = str(Path(__file__).parent)
@@ -49,8 +47,9 @@ def pytest_addoption(parser):
     parser.addoption("--under", default="", help=f"comma-separated: {', '.join(MODES)}")
 
 
-def pytest_configure(config):
-    for mode in filter(None, config.getoption("--under").split(",")):
+def pytest_collection_finish(session):
+    """Only now: the constants of test files are not what is tested."""
+    for mode in filter(None, session.config.getoption("--under").split(",")):
         for flag, value in MODES[mode].items():
             if flag in jax.config.values:
                 jax.config.update(flag, value)
