@@ -2,7 +2,8 @@
 
 Run it with ``python -m benchmarks check [name ...]``. Each case is timed as a user waits for it: the first call in a
 process in which nothing like it was compiled before. Wall seconds depend on who else uses the machine; seconds of the
-processor do so less.
+processor do so less. Where cores are shared, set OPENBLAS_NUM_THREADS=1: threads of the linear algebra that wait for
+each other count as seconds of the processor.
 """
 
 import time
