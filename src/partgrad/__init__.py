@@ -105,7 +105,7 @@ __all__ = [
     "vjp",
 ]
 
-# What not every program needs is imported when it is first used: it takes four times as long as all else.
+# What not every program needs is imported when it is first used: it takes seven times as long as all else.
 _LATER = {
     "safe": "safe",
     "testing": "testing",

@@ -27,11 +27,5 @@ def unwrap(tree: T) -> T:
         >>> pg.unwrap({"a": pg.NonDiff(2.0), "n": pg.Static(3)})
         {'a': 2.0, 'n': 3}
     """
-    wrappers = NonDiff | Static
-    if isinstance(tree, wrappers):
-        return unwrap(tree.value)
-    return jax.tree.map(
-        lambda node: unwrap(node.value) if isinstance(node, wrappers) else node,
-        tree,
-        is_leaf=lambda node: isinstance(node, wrappers),
-    )
+    is_wrapper = lambda node: isinstance(node, NonDiff | Static)
+    return jax.tree.map(lambda node: unwrap(node.value) if is_wrapper(node) else node, tree, is_leaf=is_wrapper)

@@ -159,8 +159,8 @@ def matching_places(layout: Layout, steps: Sequence[PatternStep]) -> list[Place]
     return found
 
 
-def _advanced(steps: Sequence[PatternStep], positions: Iterable[int], step: Any, siblings: int) -> set[int]:
-    reached: set[int] = set()
+def _advanced(steps: Sequence[PatternStep], positions: Iterable[int], step: Any, siblings: int) -> frozenset[int]:
+    reached: frozenset[int] = frozenset()
     for position in positions:
         if position == len(steps):
             continue
@@ -171,13 +171,12 @@ def _advanced(steps: Sequence[PatternStep], positions: Iterable[int], step: Any,
     return reached
 
 
-def _skipping(steps: Sequence[PatternStep], position: int) -> set[int]:
+def _skipping(steps: Sequence[PatternStep], position: int) -> frozenset[int]:
     """A position, and those behind a `**`, which may stand for no step at all."""
-    positions = {position}
+    first = position
     while position < len(steps) and steps[position].kind == "**":
         position += 1
-        positions.add(position)
-    return positions
+    return frozenset(range(first, position + 1))
 
 
 def elements_at(structure: Structure, steps: Sequence[PatternStep]) -> list[Pick]:

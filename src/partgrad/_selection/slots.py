@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import functools
+import itertools
 import math
 import operator
 import threading
@@ -195,6 +196,7 @@ class Structure:
     Attributes:
         layout: The places of a tree with a slot in the place of every leaf.
         slots: The slots, by the number of the leaf.
+        used: When it was used last, by a clock that counts.
         plans: The plans that were made for it, by the purpose and by what the selector says.
         holds_arrays: Whether it keeps an array alive, by another library's auxiliary data or a closure in it.
         typed: Where structures that compare equal may differ, in static data such as 1 and True, what tells them apart.
@@ -202,6 +204,8 @@ class Structure:
     """
 
     def __init__(self, tree: Any, treedef: Any):
+        self.treedef = treedef
+        self.used = next(_clock)
         self._bound = _Bound()
         self.slots = [Slot(self, number) for number in range(treedef.num_leaves)]
         self.plans: dict[str, dict[Hashable, Plan]] = collections.defaultdict(dict)
@@ -371,7 +375,9 @@ def _is_exact(data: Any) -> bool:
     return isinstance(data, str | type | types.FunctionType | Cover | Marks | StaticData | None)
 
 
-_structures: collections.OrderedDict[Any, Structure] = collections.OrderedDict()
+# Not an OrderedDict, which hashes a treedef, and that takes a while, at every step through it.
+_structures: dict[Any, Structure] = {}
+_clock = itertools.count()
 
 
 def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
@@ -379,22 +385,30 @@ def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
 
     `exactly` means that static data must be of the same types, since a callable reads it.
     """
-    # It may not be there; or its auxiliary data cannot be compared; or another thread drops it just now.
+    # It may not be there; or its auxiliary data cannot be compared.
     with contextlib.suppress(Exception):
         found = _structures[treedef]
         if not exactly or found.typed is None or found.typed == typed_structure(treedef):
-            _structures.move_to_end(treedef)
+            found.used = next(_clock)
             return found
     new = Structure(tree, treedef)
     if not new.holds_arrays:
+        # Another thread may drop the same just now.
         with contextlib.suppress(Exception):
             _structures[treedef] = new
-            while len(_structures) > 1 and (len(_structures) > _STRUCTURES or _kept_leaves() > _LEAVES):
-                _structures.popitem(last=False)
+            _drop_oldest()
     return new
 
 
-def _kept_leaves() -> int:
-    """The leaves of the structures that are kept, but for the newest."""
-    # Not of the values: an OrderedDict hashes each key on the way to them.
-    return sum(treedef.num_leaves for treedef in list(_structures)[:-1])
+def _drop_oldest() -> None:
+    """Keep the structures that were used last, and so many beside the newest that their leaves are not too many."""
+    leaves = sum(len(structure.slots) for structure in list(_structures.values()))
+    if len(_structures) <= _STRUCTURES and leaves <= _LEAVES:
+        return
+    kept = sorted(_structures.values(), key=lambda structure: structure.used)
+    leaves -= len(kept[-1].slots)
+    for oldest in kept[:-1]:
+        if len(_structures) <= _STRUCTURES and leaves <= _LEAVES:
+            break
+        del _structures[oldest.treedef]
+        leaves -= len(oldest.slots)
