@@ -226,6 +226,16 @@ def test_a_rule_that_returns_a_symbolic_zero():
     equal(jax.jvp(wrapped(lambda x: zero_beside(x)[1] * 2.0), (1.0,), (1.0,)), (2.0, 2.0))
 
 
+def test_a_custom_rule_inside_of_a_backward_pass_that_clips():
+    scaled = jax.custom_jvp(lambda x, c: x * c)
+    scaled.defjvp(lambda p, t: (scaled(*p), t[0] * p[1] + p[0] * t[1]))
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (scaled(jnp.clip(ct, -1.0, 1.0), jnp.cos(x)),))
+    selected = lambda x: jnp.where(x > 0, f(x), 0.0).sum()
+    twice = jax.jacrev(jax.jacrev(wrapped(selected)))
+    equal(twice(np.array([0.5, -1.0], np.float32)), [[-np.sin(0.5), 0], [0, 0]])
+
+
 def test_zeros_stay_symbolic():
     seen = []
     f = jax.custom_vjp(lambda x, y: (2.0 * x, 3.0 * y))

@@ -81,16 +81,23 @@ def _step(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard)
 
 def _custom(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard) -> tuple[Operands, list[Path]]:
     """The results of a custom rule, whose derivative stays that of the rule."""
-    body = custom_rule_body(equation)
-    masked = lambda *operands: pulled(*opened(body), list(operands), paths, guard)[0]
-    plain = lambda *operands: bind(equation, list(operands))
+    body, count = custom_rule_body(equation), len(values)
+    arrays = [path for path in paths if isinstance(path, jax.Array)]
+
+    def masked(*operands: Any) -> Operands:
+        # What the function is differentiated in may come after the trace of the masks, which are operands too.
+        rest = iter(operands[count:])
+        inside = [next(rest) if isinstance(path, jax.Array) else path for path in paths]
+        return pulled(*opened(body), list(operands[:count]), inside, guard)[0]
+
+    plain = lambda *operands: bind(equation, list(operands[:count]))
     if equation.primitive.name in CUSTOM_JVPS:
         function: Any = jax.custom_jvp(masked)
         function.defjvp(lambda primals, tangents: (masked(*primals), jax.jvp(plain, primals, tangents)[1]))
     else:
         function = ordinary_custom_vjp(masked)
         function.defvjp(lambda *operands: jax.vjp(plain, *operands), lambda pull, cotangents: pull(cotangents))
-    return list(function(*values)), _all_live(linear_outputs(body, _linear(paths)))
+    return list(function(*values, *arrays)), _all_live(linear_outputs(body, _linear(paths)))
 
 
 def _live(mask: Mask, result: Any) -> Mask:

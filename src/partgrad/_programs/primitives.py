@@ -348,5 +348,6 @@ def explicit_sharding(aval: Any) -> Any:
 
 def mesh_elsewhere(equation: JaxprEqn) -> Any:
     """The mesh that an equation is run on, if that is not the current one, as inside of `auto_axes`; None elsewhere."""
-    mesh = equation.ctx.cur_abstract_mesh
-    return None if mesh.empty or mesh == jax.sharding.get_abstract_mesh() else mesh
+    mesh, current = equation.ctx.cur_abstract_mesh, jax.sharding.get_abstract_mesh()
+    is_manual = AxisType.Manual in (*mesh.axis_types, *current.axis_types)
+    return None if mesh.empty or current.empty or is_manual or mesh == current else mesh
