@@ -279,7 +279,7 @@ SURROUNDINGS = {
     "nested": nested,
 }
 
-# Where the surrounding is: around the transform; inside of the function, under the wrapper; over the wrapper.
+# Where the surrounding is: around the transform; inside the function, under the wrapper; over the wrapper.
 PLACES = ["around", "under", "over"]
 
 
@@ -303,7 +303,7 @@ REVERSE = ("grad", "value_and_grad", "jacrev", "vjp", "hessian", "hvp")
 NO_REVERSE = "Reverse-mode differentiation does not work for lax.while_loop"
 # JAX 0.10 writes "differentiation", and 0.12 "autodiff".
 NO_FORWARD = "can't apply forward-mode"
-# By surrounding inside of the function: the transforms that JAX itself refuses, and what it says.
+# By surrounding inside the function: the transforms that JAX itself refuses, and what it says.
 REFUSED = {
     "while": dict.fromkeys(REVERSE, NO_REVERSE) | {"check": "reverse mode does not exist for the `while`"},
     # The second derivatives are forward over reverse, and the reverse rule is a plain function.

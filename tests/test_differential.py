@@ -568,7 +568,7 @@ There are {count} functions.
 ## Random programs
 
 `python tests/random_programs.py --count N` draws programs of up to five operations, out of some two hundred: lane by lane,
-moves, reads and writes in every mode in and out of bounds, competitions. Each may be inside of up to three of a scan in either
+moves, reads and writes in every mode in and out of bounds, competitions. Each may be inside up to three of a scan in either
 direction, `while`, `cond` and `switch`, also under `vmap`, a checkpoint, `custom_jvp`, `custom_vjp` with backward passes
 that clip or loop, results of integers, and `shard_map`, also across devices. It compares each with JAX in reverse and forward
 mode, twice over in three ways, and under `vmap`, at zeros, ones and ties. CI runs 120 of them, and the laws.

@@ -132,7 +132,7 @@ CASES = [
         [0, 1, 0.5],
     ),
     Case(
-        "cond in a scan, computed outside of the cond",
+        "cond in a scan, computed outside the cond",
         lambda x: lax.scan(
             lambda c, v: ((lambda y: c + lax.cond(v > 0, lambda: y, lambda: 0.0))(jnp.log(v)), None), 0.0, x
         )[0],

@@ -25,7 +25,7 @@ REASONS = {
     ],
     "it orders operations and computes nothing": ["dce_sink", "tie"],
     "it names an operation for the compiler": ["xla_metadata_call", "xla_metadata_value"],
-    "it moves arrays between processes, outside of jit": [
+    "it moves arrays between processes, outside jit": [
         *("global_array_to_host_local_array", "host_local_array_to_global_array"),
     ],
     "a random key has no tangent": ["from_edtype", "to_edtype"],

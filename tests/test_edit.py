@@ -219,7 +219,7 @@ def test_updates_of_another_structure():
     refused(
         lambda: pg.apply_updates({"a": 1.0, "b": 2.0}, {"a": 1.0}),
         ValueError,
-        "The updates have another structure",
+        "The updates have a different structure",
         "`['b']`",
     )
     refused(lambda: pg.apply_updates({"a": None}, {"a": 1.0}), ValueError, "at `['a']`", "Expected None, got float")

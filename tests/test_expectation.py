@@ -122,7 +122,7 @@ def inner_exact(p):
 
 
 def nested(key, p):
-    """The derivative of an expectation inside of one."""
+    """The derivative of an expectation inside one."""
     first, second = jax.random.split(key)
     square = pg.expectation(lambda key, p: jnp.where(flip(key, p), p, 0.0), samples=4)
     return jax.grad(square, 1)(first, p) * flip(second, p)
@@ -175,7 +175,7 @@ def test_forward_and_reverse_agree_and_the_value_is_the_plain_mean(x64):
 
     @jax.jit
     def everything(key, p):
-        # A plain mean of what a function draws: drawing outside of an expectation is no error.
+        # A plain mean of what a function draws: drawing outside an expectation is no error.
         plain = jnp.mean(jax.vmap(branches, (0, None))(jax.random.split(key, 50), p))
         return plain, mean(key, p), jax.grad(mean, 1)(key, p), jax.jacfwd(mean, 1)(key, p)
 
@@ -361,7 +361,7 @@ HIDDEN = {
     "a custom derivative rule": with_rule,
     "inside a custom derivative rule": with_reverse_rule,
     "`shard_map`": sharded,
-    "that a derivative inside of the function runs again": lambda key, p: jax.grad(
+    "that a derivative inside the function runs again": lambda key, p: jax.grad(
         jax.checkpoint(lambda w: jnp.sin(w) * flip(key, p))
     )(1.0),
 }
@@ -386,9 +386,7 @@ INSIDE = {
 @pytest.mark.parametrize("name", INSIDE)
 def test_differentiated_before_the_expectation_is_refused(name):
     call = lambda: pg.expectation(INSIDE[name], samples=3)(KEY, 0.3) if INSIDE[name] else jax.grad(walk, 1)(KEY, 0.3)
-    refused(
-        call, TypeError, "`jax.random.bernoulli`", "outside of `pg.expectation`", f"At: {HERE}:", "pg.expectation(f"
-    )
+    refused(call, TypeError, "`jax.random.bernoulli`", "outside `pg.expectation`", f"At: {HERE}:", "pg.expectation(f")
 
 
 @pytest.mark.long

@@ -181,8 +181,8 @@ def test_tangents_of_the_wrong_structure():
         ([1.0], "at the tree itself.\n  Expected dict, got list"),
     ]:
         for call in (lambda t=tangent: pg.jvp(g, (tree,), (t,)), lambda t=tangent: pg.linearize(g, tree)[1](t)):
-            refused(call, ValueError, "The tangent of primal 0 has another structure", words)
-    refused(lambda: pg.hvp(g, wrt="a")(tree, {"a": 1.0}), ValueError, "The vector of `hvp` has another structure")
+            refused(call, ValueError, "The tangent of primal 0 has a different structure", words)
+    refused(lambda: pg.hvp(g, wrt="a")(tree, {"a": 1.0}), ValueError, "The vector of `hvp` has a different structure")
     refused(
         lambda: pg.jvp(g, (tree,), (1.0, 2.0), wrt="a"),
         TypeError,

@@ -387,7 +387,7 @@ def test_classes_of_one_name():
     assert [f(first), f(second), f(first)] == [6.0, 27.0, 6.0]
     assert (pg.grad(lambda m: m())(first).p, pg.grad(lambda m: m())(second).p) == (None, 27.0)
     assert first != second
-    with pytest.raises(errors.PartsError, match="another structure"):
+    with pytest.raises(errors.PartsError, match="a different structure"):
         pg.combine(pg.partition(first)[0], pg.partition(second)[1])
 
 

@@ -102,7 +102,7 @@ def test_a_traced_index(select):
         (lambda: pg.grad(product, argnums="x"), TypeError, ["`argnums` is 'x'", "write argnames='x'"]),
         (lambda: pg.grad(product, argnums=1.0), TypeError, ["`argnums` is 1.0", "write argnums=0"]),
         (lambda: pg.vjp(product, 1.0, 2.0)[1](1.0, 1.0), TypeError, ["takes one cotangent, and got 2"]),
-        (lambda: pg.vjp(product, 1.0, 2.0)[1]((1.0,)), ValueError, ["The cotangent has another structure"]),
+        (lambda: pg.vjp(product, 1.0, 2.0)[1]((1.0,)), ValueError, ["The cotangent has a different structure"]),
         (lambda: pg.jvp(product, 0.0, (1.0,)), TypeError, ["`partgrad.jvp` got float 0.0 as primals", "write (x,)"]),
         (lambda: pg.jvp(product, (0.0, 1.0), 1.0), TypeError, ["Expected 2 tangents", "got float"]),
         (lambda: pg.linearize(product, 0.0, 1.0)[1](1.0), TypeError, ["Expected 2 tangents", "got 1"]),

@@ -62,7 +62,7 @@ def test_overlapping_and_mismatched_parts():
     refused([selected, rest, rest], "Parts 1 and 2 both hold `['a'][1]`")
     refused(
         [selected, {**rest, "b": 3.0}],
-        "Part 1 has another structure than part 0, at `['b']`",
+        "Part 1 has a different structure from part 0, at `['b']`",
         "Expected NonDiff, got a leaf",
     )
     refused([selected, {"a": [None, 2]}], "Expected `['b']`, got nothing")

@@ -4,7 +4,7 @@
     PYTHONPATH=tests:src python tests/under.py            # every mode in turn, or those that are named, on FILES
 
 Tests do what a mode refuses themselves: they add an int to a float, or make a NaN to see what becomes of it. So a failure
-counts only where the code that JAX refused is partgrad's: the innermost frame outside of JAX is one of its files. The
+counts only where the code that JAX refused is partgrad's: the innermost frame outside JAX is one of its files. The
 others are reported as xfailed.
 """
 

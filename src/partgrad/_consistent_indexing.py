@@ -57,20 +57,20 @@ R = TypeVar("R")
 
 
 def consistent_indexing(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, with derivatives that agree with its values where an index is out of bounds.
+    """Return the same function, with derivatives that agree with its values where an index is out of bounds.
 
     A read that the value clamps is clamped in reverse mode too; a write that the value drops has no derivative, and one
-    that it clamps has the derivative of a write there. Nothing else changes: where no read or write needs it, the
-    traced function is the same, equation for equation. The backward function of a `jax.custom_vjp` is left alone.
+    that it clamps has the derivative of a write there. Nothing else changes: if no read or write needs it, the traced
+    function is the same, equation for equation. The backward function of a `jax.custom_vjp` is left alone.
 
     Args:
-        function: A function that can be traced, as under `jax.jit`, of any arguments and outputs.
+        function: A traceable function, as for `jax.jit`, with any arguments and outputs.
 
     Returns:
-        A function of the same arguments and outputs. It composes with every transformation of JAX.
+        A function with the same arguments and outputs. It composes with every JAX transformation.
 
     Raises:
-        ArgumentError: `function` is not callable.
+        ArgumentError: If `function` is not callable.
 
     Example:
         >>> import jax

@@ -42,19 +42,19 @@ class ElementError(SelectionError, IndexError):
 
 
 class SelectorTypeError(SelectionError, TypeError):
-    """Something was given as a selector that is not one."""
+    """An object passed as a selector is not one."""
 
 
 class SlotError(PartgradError, TypeError):
-    """A selector computed on a slot, or iterated it, where it may only point at it."""
+    """A selector computed with a slot or iterated over it; it may only return it."""
 
 
 class ArgumentError(PartgradError, TypeError, ValueError):
-    """The arguments of a transform do not go together."""
+    """The arguments of a transform do not fit together."""
 
 
 class HeldError(PartgradError, ValueError):
-    """The derivative of a leaf that was named ends at a mark that nobody wrote there."""
+    """The derivative of a named leaf ends at a mark that was not written there explicitly."""
 
 
 class PartsError(PartgradError, ValueError):

@@ -44,7 +44,7 @@ def train(model, loss, steps=400):
 
 
 def test_partgrad_inside_equinox():
-    """a pg.dataclass inside of an `eqx.Module`, trained under `filter_jit`"""
+    """a pg.dataclass inside an `eqx.Module`, trained under `filter_jit`"""
     model = pg.freeze(Scaled(start(), jnp.array(1.0)), "scale")
     fitted = train(model, lambda m: loss(lambda t: m(t)))
     assert_fitted(fitted.curve)
@@ -63,7 +63,7 @@ class Residual:
 
 
 def test_equinox_inside_partgrad():
-    """an `eqx.nn.MLP` inside of a pg.dataclass; its layers frozen by their class"""
+    """an `eqx.nn.MLP` inside a pg.dataclass; its layers frozen by their class"""
     mlp = eqx.nn.MLP(1, 1, 4, 1, key=jax.random.key(0))
     model = pg.freeze(Residual(start(), mlp), pg.of_type(eqx.nn.Linear))
     assert [path for path, _ in pg.items(model)] == ["curve.amplitude", "curve.rate"]

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.library("optax")
 
 
 def descend(step, carry, steps=400):
-    """`step` maps a carry to the next, inside of a compiled loop."""
+    """`step` maps a carry to the next, inside a compiled loop."""
     return jax.jit(lambda carry: jax.lax.fori_loop(0, steps, lambda _, carry: step(carry), carry))(carry)
 
 

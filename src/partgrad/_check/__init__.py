@@ -36,37 +36,38 @@ def check(
     directions: int = 3,
     progress: bool | Callable[[int, int, str], object] | None = None,
 ) -> Callable[P, GradientReport]:
-    """Create a function that runs `f` and its derivatives, and reports what is wrong with them.
+    """Create a function that evaluates `f` and its derivatives, and reports what is wrong with them.
 
     It compares the value of `f` in every mode, and the forward and reverse derivatives of each leaf with each other and
-    with finite differences of the traced function. These are evaluated in float64, whatever its precision, and without
-    running its Python again. What is not finite, out of bounds, zero, random, tied or rounded away is traced back to
-    the leaf and to the line of the user's code. JAX's configuration does not change outside the call.
+    with finite differences of the traced function. Finite differences are evaluated in float64, whatever the precision
+    of `f`, and without running its Python again. Whatever is not finite, out of bounds, zero, random, tied or lost to
+    rounding is traced back to the leaf and to the line of the user's code. JAX's configuration does not change outside
+    the call.
 
     Args:
-        f: A function of any pytrees to an array or a tree of arrays; of several, a random weighted sum is
-            differentiated.
+        f: A function from any pytrees to an array or a tree of arrays. If there are several outputs, a random weighted
+            sum of them is differentiated.
         wrt: A selector. None selects every floating or complex leaf that no mark holds. For several arguments a tuple
             of selectors.
         argnums: Which arguments, by position; the first one if neither this nor `argnames` is given.
         argnames: Which arguments, by name.
-        has_aux: Whether `f` returns a pair of what is differentiated and of something else, which is not looked at.
-        forward: Whether the derivative is used in forward mode alone (`jacfwd`, `jvp`), so that no gradient is needed.
-        intended: What is intentional: rules and functions, lines as `file.py:42`, and paths of leaves. What is found
-            there of stops, rules, zeros, draws, ties and indices becomes a note; where nothing is, a warning says so.
+        has_aux: Whether `f` returns a pair of the value to differentiate and auxiliary data, which is ignored.
+        forward: Whether the derivative is only used in forward mode (`jacfwd`, `jvp`), so that no gradient is needed.
+        intended: What is intentional: rules and functions, lines as `file.py:42`, and paths of leaves. Findings there
+            (stops, rules, zeros, draws, ties, indices) become notes; an entry that matches no finding is a warning.
         exhaustive: Whether to compare every element of every leaf instead of sampled directions.
-        seed: What the directions and the weights are drawn with.
-        directions: How many directions are sampled for each leaf. About ten evaluations each.
+        seed: The seed for the directions and the weights.
+        directions: How many directions are sampled for each leaf; each takes about ten evaluations.
         progress: None shows progress on a terminal after two seconds, True at once, False never; a function is called
             with the number of steps done, the number known so far, and what was done.
 
     Returns:
-        A function of the arguments of `f` that returns a `GradientReport`: it prints as a table with a line for each
-        leaf, has `ok`, `findings`, `rows` and `cost`, and `raise_if_failed()`.
+        A function of the arguments of `f` that returns a `GradientReport`, which prints as a table with a line for each
+        leaf and has `ok`, `findings`, `rows`, `cost` and `raise_if_failed()`.
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
-        ArgumentError: If an option is not valid; when called, inside of a transformation, or if `f` returns nothing
+        ArgumentError: If an option is not valid; or, when called, inside a transformation or if `f` returns nothing
             that has a derivative.
 
     Example:

@@ -135,7 +135,7 @@ class Evidence:
         return all(map(is_finite, self.plain))
 
     def leaves_into(self, chain: Chain) -> list[int]:
-        """The leaves whose derivative goes through an equation, or through what it is inside of."""
+        """The leaves whose derivative goes through an equation, or through what it is inside."""
         for length in range(len(chain), 0, -1):
             if self.smooth.knows(chain[:length]):
                 mask = union(self.smooth.into(chain[:length]))
@@ -238,7 +238,7 @@ def at(chain: Chain) -> str:
 
 
 def steps_of(steps: list[tuple[int, ...]]) -> str:
-    """Which steps of a loop, for a message; empty outside of loops."""
+    """Which steps of a loop, for a message; empty outside loops."""
     if not steps or not steps[0]:
         return ""
     shown = [", ".join(map(str, step)) if len(step) == 1 else str(step) for step in dict.fromkeys(steps)]

@@ -19,14 +19,14 @@ SEVERITIES = ("error", "warning", "info")
 
 
 class Finding(NamedTuple):
-    """Something that is wrong with a gradient, or worth knowing about it.
+    """A problem with a gradient, or something worth knowing about it.
 
     Attributes:
         kind: `value`, `mismatch`, `nan`, `oob`, `zero`, `draw`, `tie`, `precision`, `nondeterminism` or `intended`.
-        severity: `error` where the gradient cannot be trusted, `warning` where it may not mean what you think, `info`
-            where there is nothing to fix.
+        severity: `error` if the gradient cannot be trusted, `warning` if it may not mean what you think, `info` if
+            there is nothing to fix.
         leaf: The path of the leaf, as `partgrad.summary` writes it; empty if it concerns the whole function.
-        where: The line of the user's code, as `file.py:42`; empty where there is none.
+        where: The line of the user's code, as `file.py:42`; empty if there is none.
         message: What was found, what was expected, and how to fix it.
     """
 

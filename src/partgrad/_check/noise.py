@@ -38,7 +38,7 @@ _EXACT |= frozenset([
     "abs", "device_put", "dynamic_slice", "dynamic_update_slice", "gather", "name", "neg", "optimization_barrier",
     "pvary", "reduce_precision", "scatter", "select_and_gather_add", "sharding_constraint",
 ])
-# What rounds its result correctly or nearly so; what is not named here may also cancel inside of itself.
+# What rounds its result correctly or nearly so; what is not named here may also cancel inside itself.
 _ROUNDING_ONCE = frozenset([
     "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "convert_element_type",
     "cosh", "div", "erf", "erfc", "exp", "exp2", "expm1", "integer_pow", "log", "log1p", "logistic", "mul", "rsqrt",

@@ -25,7 +25,7 @@ from .._programs import (
 )
 from .quick import quick_jit
 
-# From an equation with what it is inside of, its operands and its results, to a vector of integers, or to None where
+# From an equation with what it is inside, its operands and its results, to a vector of integers, or to None where
 # the question does not apply. A vector is an answer if its first entry is not negative.
 Question = Callable[[Chain, Operands, Operands], Any]
 
@@ -142,7 +142,7 @@ class _Run:
                 self.answers.append((one.question, Answer(one.chain, steps, numbers, self._order(one, steps))))
 
     def _order(self, one: _Asked, steps: tuple[int, ...]) -> tuple[int, ...]:
-        """When an equation was executed: its place in each body it is inside of, with each step's number between."""
+        """When an equation was executed: its place in each body it is inside, with each step's number between."""
         order: list[int] = []
         remaining = iter(steps)
         for equation in one.chain:

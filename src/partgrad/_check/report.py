@@ -61,14 +61,14 @@ class LeafRow(NamedTuple):
 class GradientReport:
     """What `partgrad.check` found about a gradient; it prints as a table.
 
-    The table has a line for each leaf, the worst first, with its verdict and what was found there; the messages follow.
+    The table has a line for each leaf, worst first, with its verdict and the worst finding; the messages follow.
 
     Attributes:
         function: The name of the function.
-        rows: One row a leaf, in the order of `jax.tree.leaves`.
-        findings: What is wrong, or good to know, as tuples `(kind, severity, leaf, where, message)`; errors first.
+        rows: One row per leaf, in the order of `jax.tree.leaves`.
+        findings: What is wrong or worth knowing, as tuples `(kind, severity, leaf, where, message)`, errors first.
         cost: How many times the function, its derivatives, and so on were evaluated.
-        notes: How it was evaluated, where that is not as usual.
+        notes: Anything unusual about how it was evaluated.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class GradientReport:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """The report in plain Python data, for `json.dumps`.
+        """The report as plain Python data, for `json.dumps`.
 
         Returns:
-            `function`, `ok`, and `cost`; under `rows` and `findings` a dict for each. A gradient that is not finite is
-            the string `"nan"` or `"inf"`, for which JSON has no number.
+            `function`, `ok` and `cost`; `rows` and `findings` as lists of dicts. A gradient that is not finite is the
+            string `"nan"` or `"inf"`, because JSON has no such numbers.
         """
         return {
             "function": self.function,
@@ -272,7 +272,7 @@ def _is_one_leaf(report: GradientReport) -> bool:
 
 
 def _wrapped(line: str, indent: str) -> Iterator[str]:
-    """The lines of a text, broken between words, and inside of one only where it has no room on any line."""
+    """The lines of a text, broken between words, and inside one only where it has no room on any line."""
     taken = indent
     for whole in line.split(" "):
         word = whole

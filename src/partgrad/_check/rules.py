@@ -56,7 +56,7 @@ class Rules:
             for blame in self._blamed
             if leaf in self._evidence.leaves_into(blame.chain) and not _is_librarys_own(blame.chain)
         ]
-        # A rule is as wrong as those that are inside of it.
+        # A rule is as wrong as those that are inside it.
         outer = {id(equation) for blame in wrong for equation in blame.chain[:-1]}
         wrong = [blame for blame in wrong if id(blame.chain[-1]) not in outer]
         return _unlike(sorted(wrong, key=lambda blame: blame.of_value))

@@ -114,20 +114,21 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
     """Draw a tree: which leaves are differentiated, and why the others are not.
 
     Each leaf has a symbol and a colour: differentiated (●), not selected by `wrt` (○), held by a mark (■), held by a
-    mark that is open (◧: `wrt` names the leaf, or a transform that runs now does), static (◆), or without a derivative,
-    such as an int or a function (·). A node shows how many of each it contains. Beside them stand types
-    and values: of a number its value, of a floating array mean and spread.
+    mark that is open (◧: `wrt`, or an enclosing transform, names the leaf), static (◆), or without a derivative, such
+    as an int or a function (·). A node counts how many of each it contains. The picture also shows types, the values of
+    numbers, and the mean and spread of floating arrays.
 
-    In a large tree neighbours in a list that are alike are drawn once, long nodes are shortened, and what is far from
-    the root is left out; the counts are of everything.
+    In a large tree, identical neighbours in a list are drawn once, long nodes are shortened, and what is far from the
+    root is left out. Counts always include everything.
 
     Args:
         tree: Any pytree; its leaves may be tracers or `jax.ShapeDtypeStruct`.
         wrt: A selector. None selects every floating or complex leaf that no mark holds.
-        depth: How many levels below the root are drawn at most.
+        depth: The maximum number of levels drawn below the root.
 
     Returns:
-        The picture: HTML in a notebook, text in a terminal; `picture.save("model.svg")` or `"model.html"` writes it.
+        The picture, which shows as HTML in a notebook and as text in a terminal; `picture.save("model.svg")` or
+        `picture.save("model.html")` writes it to a file.
 
     Raises:
         SelectionError: If the selector does not fit the tree.

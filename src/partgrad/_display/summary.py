@@ -131,19 +131,19 @@ class Summary:
 
 
 def summary(tree: Any, wrt: Any = None) -> Summary:
-    """Summarise a tree: what each leaf is, which leaves are differentiated, and the memory that takes.
+    """Summarise a tree: what each leaf is, which leaves are differentiated, and how much memory that takes.
 
-    The table has one row a leaf, with its value if it is a number and with mean and spread of a floating array.
-    Repeated layers are folded into one row, which has a value if theirs are the same. The totals count the
-    differentiated leaves and their entries among all, and the bytes of a gradient and of Adam's two moments: for what
-    is differentiated, and for every floating or complex leaf there is.
+    The table has one row per leaf, with the value of a number, or the mean and spread of a floating array. Repeated
+    layers are folded into one row, which shows a value if they share it. The totals count the differentiated leaves and
+    their entries, and the bytes of a gradient and of Adam's two moments: for what is differentiated, and for every
+    floating or complex leaf.
 
     Args:
         tree: Any pytree; its leaves may be tracers or `jax.ShapeDtypeStruct`.
         wrt: A selector. None selects every floating or complex leaf that no mark holds.
 
     Returns:
-        The summary: it prints as a table, shows as one in a notebook, and has the `rows` and a `to_dict()`.
+        The summary, which prints as a table, shows as one in a notebook, and has `rows` and `to_dict()`.
 
     Raises:
         SelectionError: If the selector does not fit the tree.

@@ -19,22 +19,23 @@ R = TypeVar("R")
 
 
 def double_where(f: Callable[P, R]) -> Callable[P, R]:
-    """The same function, whose derivatives flow only along paths that its value used.
+    """Return the same function, with derivatives that flow only along the paths that its value used.
 
-    A derivative is a sum over paths of products of local derivatives. A path ends where the value does not depend on
-    it: in the case of a `where` or the branch of a `cond` that was not selected, at an element that was sliced, masked
-    or indexed away, overwritten, or lost a `max`, a `clip` or a `sort`. JAX multiplies what lies on such a path by
-    zero, and `0 * inf` is NaN. Here it is removed, as if every selection had been written with the double-where trick.
+    A derivative is a sum, over paths, of products of local derivatives. A path ends where the value does not depend on
+    it: in the case of a `where` or the branch of a `cond` that was not selected, or at an element that was sliced,
+    masked or indexed away, was overwritten, or lost a `max`, a `clip` or a `sort`. JAX multiplies whatever lies on such
+    a path by zero, and `0 * inf` is NaN. This transform removes the path, as if every selection had been written with
+    the double-where trick.
 
-    Where the function has no derivative (`sqrt(x) ** 2` at zero, a product with the number 0.0) NaN stays. A gradient
-    that JAX computes as finite is not changed. Every transform of JAX applies, in any order and to any depth.
+    Where the function has no derivative (`sqrt(x) ** 2` at zero, a product with the number 0.0), NaN stays. A gradient
+    that is finite in JAX does not change. It composes with every JAX transform, in any order and to any depth.
 
     Args:
-        f: A function of any arguments to any pytree. It must be traceable, as under `jax.jit`, and is traced on
-            every call that is transformed; Python numbers stay Python numbers.
+        f: A function from any arguments to any pytree. It must be traceable, as for `jax.jit`, and is traced on every
+            transformed call; Python numbers stay Python numbers.
 
     Returns:
-        A function of the same arguments with the same values, bit for bit.
+        A function with the same arguments and the same values, bit for bit.
 
     Raises:
         ArgumentError: If `f` is not callable.

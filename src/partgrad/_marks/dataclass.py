@@ -125,12 +125,12 @@ def dataclass(
 
     Fields hold plain values. `NonDiff(x)` and `Static(x)` given to a field are stored as `x`, and the mark is kept in
     the structure of the instance, where `jit`, `vmap`, `scan`, `tree.map`, copying, pickling and `dataclasses.replace`
-    keep it. Flattening and unflattening an instance never runs `__init__` or `__post_init__`. While an
-    instance is being built its fields may be assigned, in an `__init__` written by hand and in `__post_init__`.
+    keep it. Flattening and unflattening never run `__init__` or `__post_init__`. A hand-written `__init__`, and
+    `__post_init__`, may assign fields while they build an instance.
 
     `a == b` is one bool: same class, marks, static data and leaves (shape, dtype, values). Frozen instances hash by
     class and structure, so `jax.jit(model)(x)` and `jax.jit(model.method)(x)` work; the values are then constants of
-    the compiled function. To compile once for all values pass the model as an argument, `jax.jit(f)(model, x)`.
+    the compiled function. To compile once for all values, pass the model as an argument: `jax.jit(f)(model, x)`.
 
     Args:
         cls: The class.
@@ -147,8 +147,8 @@ def dataclass(
         The same class, registered with JAX; or a decorator, if called without a class.
 
     Raises:
-        DataclassError: For `slots=True` or `order=True`, for a field that is both static and nondiff, and for an option
-            of a field that would have no effect.
+        DataclassError: For `slots=True` or `order=True`, for a field that is both static and nondiff, and for a field
+            option that would have no effect.
 
     Example:
         >>> import partgrad as pg

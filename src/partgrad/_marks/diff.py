@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class Diff(Generic[T]):
-    """A value given to a field of a `partgrad.dataclass` that is differentiated even if the class marks the field.
+    """The value of a `partgrad.dataclass` field that is differentiated even if the class marks the field.
 
-    With it, a model whose class declares `nondiff=True` can be built from a parameter that is fitted or sampled:
-    without it, building the model stops the derivative, as it says in the class. The plain value is stored, and the
-    repr shows `p=Diff(3.0)` where the class would hold it. Nothing but such a field takes one.
+    Use it to build a model from a parameter that is fitted or sampled, if the class declares that field `nondiff=True`.
+    Without it, the mark of the class stops the derivative. The plain value is stored, and the repr shows `p=Diff(3.0)`.
+    Anywhere else `Diff` is an error.
 
     Args:
         value: The value of the field.
@@ -65,7 +65,7 @@ def diff_refused(where: str, fix: str) -> DataclassError:
 
 def _refuse(*_: Any) -> Any:
     raise diff_refused(
-        "something else than a field of a partgrad.dataclass",
+        "something other than a field of a partgrad.dataclass",
         "pass the value itself; partgrad.thaw(tree, wrt) removes marks that are there.",
     )
 

@@ -64,7 +64,7 @@ def _forget(key: int, _: weakref.ref) -> None:
 def hold_leaves(tree: Any, label: str, stops: Callable[[Any], bool] | None = None) -> Any:
     """Stop gradients through the tracers of a tree, or through those whose key paths `stops` is true of."""
     leaves, structure = flatten(tree)
-    # A mark inside of a tree that is put together again held its value when it was built: to walk through that once
+    # A mark inside a tree that is put together again held its value when it was built: to walk through that once
     # more at every level would take a time exponential in the depth.
     if getattr(_running, "rebuilding", False) or not any(isinstance(leaf, _Tracer) for leaf in leaves):
         return tree

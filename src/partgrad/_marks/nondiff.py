@@ -22,14 +22,14 @@ T = TypeVar("T")
 class NonDiff(Generic[T]):
     """A value that stays traced but is never differentiated, unless a selector names it.
 
-    Given to a field of a `partgrad.dataclass` it becomes a mark of that field, and the plain value is stored. Anywhere
-    else (a dict, a tuple, another library's class) it is a pytree node that behaves like its value: arithmetic,
-    comparison, indexing, `jax.numpy` functions, attributes and calls. Arithmetic returns plain arrays. The functions
-    of `jax.lax` accept no wrapper: give them `.value`, or `partgrad.unwrap(tree)`.
+    In a field of a `partgrad.dataclass` it becomes a mark of that field, and the plain value is stored. Anywhere else
+    (a dict, a tuple, another library's class) it is a pytree node that behaves like its value: arithmetic, comparison,
+    indexing, `jax.numpy` functions, attributes and calls. Arithmetic returns plain arrays. Functions of `jax.lax`
+    accept no wrapper: pass `.value`, or `partgrad.unwrap(tree)`.
 
-    The value may be a tracer and may change from call to call; nothing recompiles. Every transform sees it through
-    `jax.lax.stop_gradient`: plain `jax.grad` returns zero for a floating value. For an *integer* value plain `jax.grad`
-    raises, as it does for any integer leaf; `partgrad.grad` does not.
+    The value may be a tracer and may change from call to call without recompiling. Every transform sees it through
+    `jax.lax.stop_gradient`, so plain `jax.grad` returns zero for a floating-point value. For an *integer* value plain
+    `jax.grad` raises, as it does for any integer leaf; `partgrad.grad` does not.
 
     Args:
         value: An array of any shape and dtype, a Python number, or a whole subtree.

@@ -147,10 +147,9 @@ class Static(Generic[T]):
     """Python data that the compiler may specialise on: a string, a function, an `int` used as a shape.
 
     It is part of the structure of the tree (the treedef), compared by type and `==`, so `jax.jit` compiles once for
-    each value. An array or a tracer in it is never hashed: it is carried as a leaf, as if marked by
-    `NonDiff`, and may change without recompiling. A dict or a list may mix both. A bare `Static(x)` given to a field of
-    a `partgrad.dataclass` is stored plain; elsewhere `.value` gives back what it holds. Do not change a dict or a list
-    after it was made static.
+    each value. An array or a tracer in it is never hashed: it is carried as a leaf, as if marked `NonDiff`, and may
+    change without recompiling. A dict or a list may mix both. In a field of a `partgrad.dataclass`, the plain value of
+    `Static(x)` is stored; elsewhere use `.value`. Do not modify a dict or a list after making it static.
 
     Args:
         value: Any data that can be hashed and compared, or a dict, list, set or array, or containers of such.

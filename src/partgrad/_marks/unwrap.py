@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 def unwrap(tree: T) -> T:
-    """Replace every `NonDiff` and `Static` wrapper in a tree by the value that it holds.
+    """Replace every `NonDiff` and `Static` wrapper in a tree with its value.
 
-    Fields of a `partgrad.dataclass` store plain values already; their marks stay. What a wrapper held is no longer
-    marked: differentiate the result and its leaves take part.
+    Fields of a `partgrad.dataclass` already store plain values; their marks stay. A value that was in a wrapper is no
+    longer marked, so derivatives of the result include it.
 
     Args:
         tree: Any pytree.

@@ -36,7 +36,7 @@ from .primitives import (
 )
 
 Sources = list[int]
-# From an equation, after those that it is inside of, and what its operands depend on, to what its results depend on.
+# From an equation, after those that it is inside, and what its operands depend on, to what its results depend on.
 Transfer = Callable[[Chain, Sources], Sources]
 
 # In a linear program: what is a number, and may be anything but the zero that JAX or a rule knows.
@@ -100,7 +100,7 @@ class Dependence:
 
     @property
     def chains(self) -> list[Chain]:
-        """All equations, each after those that it is inside of, and before those that are inside of it."""
+        """All equations, each after those that it is inside, and before those that are inside it."""
         return list(self._chains.values())
 
     def knows(self, chain: Chain) -> bool:
@@ -108,7 +108,7 @@ class Dependence:
         return _key(chain) in self._records
 
     def is_entered(self, chain: Chain) -> bool:
-        """Whether an equation was looked into: what it does is what those inside of it do."""
+        """Whether an equation was looked into: what it does is what those inside it do."""
         return _key(chain) in self._looked_into
 
     def into(self, chain: Chain) -> Sources:
@@ -310,11 +310,11 @@ def arrivals(jaxpr: Jaxpr, sources: Sources, wanted: Callable[[Chain], bool]) ->
     Args:
         jaxpr: An open jaxpr.
         sources: For each input its bit, or 0.
-        wanted: Which equations, each after those that it is inside of. A named scope shows in the name stack of any of
-            these: inside of a loop it begins anew.
+        wanted: Which equations, each after those that it is inside. A named scope shows in the name stack of any of
+            these: inside a loop it begins anew.
 
     Yields:
-        Each such equation, after those that it is inside of, that a source reaches, and which reach each operand.
+        Each such equation, after those that it is inside, that a source reaches, and which reach each operand.
     """
     flow = differentiably(jaxpr, sources, into_rules=True)
     for chain in flow.chains:
@@ -332,7 +332,7 @@ def reaching(jaxpr: Jaxpr, chains: Iterable[Chain]) -> list[Chain]:
 def arriving(jaxpr: Jaxpr, chains: Iterable[Chain]) -> Sources:
     """For each output, on the results of which of some equations its value depends: a bit for each of them."""
     bits = {_key(chain): 1 << number for number, chain in enumerate(chains)}
-    # What is inside of one of them is part of it.
+    # What is inside one of them is part of it.
     own = lambda chain: union(bits.get(_key(chain[:length]), 0) for length in range(1, len(chain) + 1))
     return by_value(jaxpr, [0] * len(jaxpr.invars), own=own).outputs
 

@@ -113,14 +113,14 @@ def run(
         jaxpr: An open jaxpr.
         consts: The values of its constants.
         operands: The values of its inputs.
-        rule: From an equation, after those that it is inside of, and the values of its operands to the values of its
+        rule: From an equation, after those that it is inside, and the values of its operands to the values of its
             results, or to None.
-        inside: The equations that the jaxpr itself is inside of.
+        inside: The equations that the jaxpr itself is inside.
         wanted: The rule is asked only about these equations and about what contains them, and all else is left as it
             is. None for every equation.
         in_place: The names of primitives whose body is run in the place of the equation, not staged as a call; the
             derivative rules of custom ones are thereby lost.
-        scope: From an equation, after those that it is inside of, to a context in which it is run: a `jax.named_scope`.
+        scope: From an equation, after those that it is inside, to a context in which it is run: a `jax.named_scope`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -204,7 +204,7 @@ class source_of:
     def __init__(self, equation: JaxprEqn):
         source = equation.source_info
         names = source_info_util.current_name_stack() + source.name_stack
-        # A trace begins with the lines inside of it. Where none of these is the user's, those that run now may be.
+        # A trace begins with the lines inside it. Where none of these is the user's, those that run now may be.
         traceback = source.traceback if has_line(equation) else None
         self._contexts = (equation.ctx.manager, source_info_util.user_context(traceback, name_stack=names))
 

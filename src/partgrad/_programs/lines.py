@@ -76,11 +76,11 @@ def line(chain: Chain) -> str:
 
     A function of a library that is compiled is traced once and then used from a cache, together with the lines from
     which it was called the first time. So what is inside a call is believed only if the innermost call that it is in is
-    of the user's own function, or the lines lead through it, or they were running inside of the function that is
+    of the user's own function, or the lines lead through it, or they were running inside the function that is
     called: as those of a function that a library has wrapped and compiled.
 
     Args:
-        chain: The equation, and before it those that it is inside of, from the outermost in.
+        chain: The equation, and before it those that it is inside, from the outermost in.
 
     Returns:
         The base name of the file and the number of the line; empty if no line is the user's.
@@ -133,7 +133,7 @@ def _sites(call: JaxprEqn) -> list[_Frame]:
 
 
 def _was_running_inside(equation: JaxprEqn, call: JaxprEqn) -> bool:
-    """Whether a line of the user's was running inside of the function that a call is of.
+    """Whether a line of the user's was running inside the function that a call is of.
 
     JAX keeps the innermost frames: a function of another library whose frame is not among them is further out.
     """

@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import AxisType
 
 Operands = list[Any]
-# An equation, and before it those that it is inside of, from the outermost in.
+# An equation, and before it those that it is inside, from the outermost in.
 Chain = tuple[JaxprEqn, ...]
 
 
@@ -347,7 +347,7 @@ def explicit_sharding(aval: Any) -> Any:
 
 
 def mesh_elsewhere(equation: JaxprEqn) -> Any:
-    """The mesh that an equation is run on, if that is not the current one, as inside of `auto_axes`; None elsewhere."""
+    """The mesh that an equation is run on, if that is not the current one, as inside `auto_axes`; None elsewhere."""
     mesh, current = equation.ctx.cur_abstract_mesh, jax.sharding.get_abstract_mesh()
     is_manual = AxisType.Manual in (*mesh.axis_types, *current.axis_types)
     return None if mesh.empty or current.empty or is_manual or mesh == current else mesh

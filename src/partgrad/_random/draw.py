@@ -32,20 +32,20 @@ def draw(
 ) -> Any:
     """Draw from a sampler, and say what the gradient of the draw means.
 
-    The values are those of `sampler(key, *args, **kwargs)` under every word. What the word decides is the derivative
-    through the parameters of the distribution, whether arguments or values that the sampler closes over:
+    The values are always those of `sampler(key, *args, **kwargs)`. `gradient` decides the derivative with respect to
+    the parameters of the distribution, whether they are arguments or values that the sampler closes over:
 
     - `"pathwise"`: JAX's own. The draw is a deterministic function of key and parameters, and is differentiated as one.
-    - `"fixed"`: first drawn, then held. No derivative goes through the parameters.
-    - `"error"`: a derivative through the parameters is refused when it is traced. A draw that nothing differentiates
-      through is silent. A tangent of explicit zeros counts as a derivative, as in `jax.jvp(f, (p,), (0.0,))`.
-    - `"score"`: the draw is held, and its log-probability goes into the gradient of the enclosing `pg.expectation`.
-      Differentiated anywhere else, it is refused.
+    - `"fixed"`: none. The number is drawn, then held.
+    - `"error"`: a derivative through the parameters raises when it is traced. Otherwise the draw is silent. A tangent
+      of explicit zeros, as in `jax.jvp(f, (p,), (0.0,))`, counts as a derivative.
+    - `"score"`: the draw is held, and its log-probability enters the gradient of the enclosing `pg.expectation`.
+      Differentiating it anywhere else raises.
 
     Args:
-        sampler: A function of a key and parameters to an array, or a tree of arrays: of `jax.random`, the `sample` of a
-            distribution object, or your own. The key is passed to its parameter named `key`, `rng_key`, `rng` or
-            `seed`, else as its first argument.
+        sampler: A function from a key and parameters to an array or a tree of arrays: one from `jax.random`, the
+            `sample` method of a distribution, or your own. The key is passed to its parameter named `key`, `rng_key`,
+            `rng` or `seed`, else as its first argument.
         key: The key.
         *args: Further arguments of the sampler.
         gradient: One of the four words.
@@ -59,7 +59,7 @@ def draw(
 
     Raises:
         ArgumentError: If the word is not one of the four, or `"score"` has no `log_prob`.
-        DrawError: Where the word refuses a derivative, when it is traced; or if what `log_prob` returns is not the
+        DrawError: When a derivative that `gradient` does not allow is traced; or if what `log_prob` returns is not the
             log-probability of the draw.
 
     Example:
@@ -170,11 +170,11 @@ def _scored(drawing: Drawing, log_prob: Callable[..., Any]) -> Any:
 def _outside(sampler: str, site: str) -> DrawError:
     return DrawError(
         word(
-            f"`{sampler}` is drawn with gradient='score' and differentiated outside of `pg.expectation`.",
+            f"`{sampler}` is drawn with gradient='score' and differentiated outside `pg.expectation`.",
             f"At: {site}.",
             "Expected the expectation between the draw and the derivative: only the mean has this gradient.",
             fix="differentiate the expectation, jax.grad(pg.expectation(f, samples=100), argnums=1)(key, params), also "
-            "where this is a derivative inside of `f`.",
+            "where this is a derivative inside `f`.",
         )
     )
 

@@ -37,7 +37,7 @@ _ENTERED = CALLS | CHECKPOINTS | {"scan", "cond"}
 
 
 def expectation(f: Callable[P, Any], *, samples: int) -> Callable[P, Any]:
-    """Create a function that estimates the expectation of a random function by the mean of independent samples.
+    """Create a function that estimates the expectation of a random function as the mean of independent samples.
 
     The value is the mean of `f(k, *args)` over `samples` keys split from the key. Its derivatives, of any order and in
     either mode, are unbiased estimates of those of the expectation: through `pg.draw(..., gradient="score")` by the
@@ -45,17 +45,17 @@ def expectation(f: Callable[P, Any], *, samples: int) -> Callable[P, Any]:
     a `"pathwise"` draw is right where its sampler is (see the page on random functions), a `"fixed"` one has no
     derivative, and the kinds may be mixed, in `jit`, `vmap`, `scan`, `cond` and `jax.checkpoint`.
 
-    Draws with `"score"` must have independent keys. None may be inside a `while` loop, a custom derivative rule or
-    `shard_map`, or be differentiated by a `jax.grad` inside `f`: each of these is refused. Not refused are draws that
-    take one key twice, or a key that is not made of the one given to `f`; their gradient is biased.
+    Draws with `"score"` must have independent keys. They may not be inside a `while` loop, a custom derivative rule or
+    `shard_map`, or be differentiated by a `jax.grad` inside `f`: these raise. Using one key twice, or a key that is not
+    derived from the one given to `f`, does not raise, but the gradient is biased.
 
     Args:
-        f: A function of a key and any further arguments that can be traced, to a scalar, an array or a tree of them.
-        samples: How many keys; with one there is no baseline. The samples are run by `vmap`.
+        f: A traceable function of a key and any further arguments that returns a scalar, an array or a tree of arrays.
+        samples: The number of samples, which are run with `vmap`. A single sample has no baseline.
 
     Returns:
-        A function of a key and the arguments of `f`, to the mean of each output: of its shape and, if that is floating
-        or complex, of its dtype. Integers and bools become floating.
+        A function of a key and the arguments of `f` that returns the mean of each output, with the output's shape and
+        dtype. Integers and bools become floating-point numbers.
 
     Raises:
         ArgumentError: If `samples` is not a positive integer.
@@ -214,23 +214,23 @@ def _depending(score: Any, parameters: list[Any], error: Callable[[], Exception]
 # Where a draw cannot be counted, or would be counted twice, and what to do.
 _HIDDEN = {
     "while": ("a `while` loop", "write the loop as `jax.lax.scan`, with a `jax.lax.cond` in each step."),
-    "shard_map": ("`shard_map`", "draw outside of it and pass the draw in."),
-    "custom rule": ("a custom derivative rule", "draw outside of it and pass the draw in."),
+    "shard_map": ("`shard_map`", "draw outside it and pass the draw in."),
+    "custom rule": ("a custom derivative rule", "draw outside it and pass the draw in."),
     "checkpoint differentiated": (
-        "a checkpoint that a derivative inside of the function runs again",
-        "leave out the `jax.checkpoint` around the draw, or draw outside of it.",
+        "a checkpoint that a derivative inside the function runs again",
+        "leave out the `jax.checkpoint` around the draw, or draw outside it.",
     ),
 }
 
 
 def _refuse_hidden(equation: JaxprEqn) -> None:
-    """Refuse a draw inside of something that would hide it, or run it twice."""
+    """Refuse a draw inside something that would hide it, or run it twice."""
     name = equation.primitive.name
     again = name in CHECKPOINTS and is_recomputed(equation)
     if name not in _ENTERED or again:
         text = name_of(_first_tag(equation)).rsplit("|", 1)[-1]
         kind = "checkpoint differentiated" if again else "custom rule" if name.startswith("custom_") else name
-        place, fix = _HIDDEN.get(kind, (f"`{name}`", "draw outside of it and pass the draw in."))
+        place, fix = _HIDDEN.get(kind, (f"`{name}`", "draw outside it and pass the draw in."))
         if name in CUSTOM_JVPS:
             fix += (
                 " `pg.double_where` makes such a rule: put it around `pg.expectation`, or around the part of the "

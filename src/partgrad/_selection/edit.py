@@ -19,11 +19,12 @@ T = TypeVar("T")
 
 
 def select(tree: Any, wrt: Selector) -> Any:
-    """The selected leaves as they are stored, in the shape of the gradient.
+    """Return the selected leaves, in the shape of the gradient.
 
     Args:
         tree: Any pytree.
-        wrt: A selector. A leaf that it takes itself may be of any type; within a node it takes what is differentiable.
+        wrt: A selector. A leaf that is itself selected may be of any type; a selected node contributes what is
+            differentiable.
 
     Returns:
         The part that `wrt` names, or the tree with None at every leaf that is not selected.
@@ -45,20 +46,20 @@ def select(tree: Any, wrt: Selector) -> Any:
 
 
 def replace(tree: T, wrt: Selector, new: Any) -> T:
-    """Put other values into the selected leaves; marks stay.
+    """Replace the values of the selected leaves; marks stay.
 
     Args:
         tree: Any pytree.
         wrt: A selector, as in `select`.
-        new: A function, which is applied to each selected leaf; or a tree in the shape of the gradient: the new part,
-            or the tree with None at every leaf that is not selected.
+        new: A function to apply to each selected leaf; or a tree in the shape of the gradient: the new part, or the
+            whole tree with None at every leaf that is not selected.
 
     Returns:
         The tree with the new leaves.
 
     Raises:
         SelectionError: If the selector does not fit the tree.
-        PartsError: If `new` has another structure than the gradient.
+        PartsError: If `new` does not have the structure of the gradient.
 
     Example:
         >>> import partgrad as pg
@@ -78,14 +79,14 @@ def replace(tree: T, wrt: Selector, new: Any) -> T:
 
 
 def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
-    """The selected leaves with their paths, for priors, logging and the sites of a probabilistic program.
+    """Return the selected leaves with their paths, for priors, logging and the sites of a probabilistic program.
 
     Args:
         tree: Any pytree.
         wrt: A selector, as in `select`. None selects every floating or complex leaf that no mark holds.
 
     Returns:
-        Pairs of path and leaf. Every path is a selector of its leaf. Selected elements come one by one.
+        Pairs of path and leaf. Every path selects its leaf. Selected elements are listed one by one.
 
     Raises:
         SelectionError: If the selector does not fit the tree.
@@ -113,7 +114,7 @@ def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
 
 
 def mask(tree: T, wrt: Selector = None) -> T:
-    """The tree with True at every selected leaf and False at the others, for optimisers and as a selector.
+    """Return the tree with True at every selected leaf and False elsewhere, for optimisers and as a selector.
 
     Args:
         tree: Any pytree.
@@ -137,7 +138,7 @@ def mask(tree: T, wrt: Selector = None) -> T:
 
 
 def is_nondiff(tree: Any, wrt: Selector) -> bool:
-    """Whether a mark holds every selected leaf.
+    """Return whether marks hold every selected leaf.
 
     Args:
         tree: Any pytree.
@@ -159,15 +160,15 @@ def is_nondiff(tree: Any, wrt: Selector) -> bool:
 
 
 def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
-    """Stop gradients at the selected leaves, in this trace only; the tree stays as it is.
+    """Stop gradients at the selected leaves, in this trace only; marks do not change.
 
-    A schedule that freezes and releases leaves runs inside one compiled step: `when` may be traced. Every transform,
-    enclosing ones too, sees the stopped leaves as constants. Values do not change.
+    `when` may be traced, so a schedule that freezes and releases leaves can run inside one compiled step. Every
+    transform, enclosing ones included, sees the stopped leaves as constants. Values do not change.
 
     Args:
         tree: Any pytree.
         wrt: A selector. None selects every floating or complex leaf that no mark holds.
-        when: Whether to stop: a bool, traced or not, or an array of bools that is broadcast against each selected leaf;
+        when: Whether to stop: a bool or an array of bools, traced or not, that broadcasts against each selected leaf;
             or a tree of these in the shape of the gradient.
 
     Returns:
@@ -175,7 +176,7 @@ def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
 
     Raises:
         SelectionError: If the selector does not fit the tree.
-        PartsError: If `when` is a tree of another structure than the gradient.
+        PartsError: If `when` is a tree that does not have the structure of the gradient.
 
     Example:
         >>> import jax, partgrad as pg
@@ -220,16 +221,17 @@ def _broadcasts(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def freeze(tree: T, wrt: Selector) -> T:
-    """Mark the selected leaves NonDiff: traced, but differentiated by nothing until they are thawed or named.
+    """Mark the selected leaves NonDiff: still traced, but not differentiated until they are thawed or named.
 
-    Values do not change. In a `partgrad.dataclass` the mark goes to the field, and JAX's key paths do not change. In
-    a plain container (dict, list, tuple) it is a `NonDiff` around each leaf that was selected, or around the container
-    that was. A module of another library, such as an `eqx.Module`, of which leaves are selected is wrapped itself, and
-    the wrapper says which of them it holds, so that its methods find plain arrays. Nothing else is held.
+    Values do not change. In a `partgrad.dataclass` the mark goes on the field, and JAX's key paths do not change. In a
+    plain container (dict, list, tuple), a `NonDiff` is put around each selected leaf, or around the container if that
+    was selected. If leaves of another library's module are selected, such as an `eqx.Module`, the module itself is
+    wrapped, so that its methods still find plain arrays, and the wrapper says which leaves it holds. Nothing else is
+    held.
 
     Args:
         tree: Any pytree.
-        wrt: A selector; here it reaches through marks that are there already. None selects all.
+        wrt: A selector; here it reaches through existing marks. None selects everything.
 
     Returns:
         The tree with more marks.
@@ -246,13 +248,13 @@ def freeze(tree: T, wrt: Selector) -> T:
 
 
 def thaw(tree: T, wrt: Selector) -> T:
-    """Remove the marks of the selected leaves, those that a class declares too.
+    """Remove the marks of the selected leaves, including those that a class declares.
 
-    Values do not change. Where a whole node was marked and a part of it is thawed, the rest stays held.
+    Values do not change. If part of a marked node is thawed, the rest of it stays held.
 
     Args:
         tree: Any pytree.
-        wrt: A selector; here it reaches through marks. None selects all.
+        wrt: A selector; here it reaches through marks. None selects everything.
 
     Returns:
         The tree with fewer marks.
@@ -271,7 +273,7 @@ def thaw(tree: T, wrt: Selector) -> T:
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
     target = _whatever_marks(tree, wrt)
     chosen, layout = frozenset(target.plan.indices), target.structure.layout
-    # Static arrays inside of what is thawed stay held; one that is thawed by itself cannot be.
+    # Static arrays inside what is thawed stay held; one that is thawed by itself cannot be.
     static = [i for i in target.plan.indices if layout.leaves[i].is_static and not held]
     if static and wrt is not None and len(static) == len(chosen):
         raise static_refused(layout.leaves[static[0]].path)

@@ -12,19 +12,19 @@ _MISSING: Any = object()
 
 
 def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSING) -> Any:
-    """Label every leaf of a tree: for groups of an optimiser, weight decay, `in_axes`, partition specs.
+    """Label every leaf of a tree: for optimiser groups, weight decay, `in_axes`, partition specs.
 
     Args:
         tree: Any pytree.
-        groups: For each label, anything that can be a key, a selector. A leaf that a selector takes itself may be of
-            any type; within a node it takes what is differentiable and not held by a mark.
+        groups: A dict from labels to selectors. A leaf that is itself selected may be of any type; a selected node
+            contributes the leaves in it that are differentiable and not held by a mark.
         default: The label of all other leaves. Without it, a leaf that no group selects is an error.
 
     Returns:
         A tree of labels with the structure of the tree.
 
     Raises:
-        SelectionError: If a selector does not fit the tree, if two groups select one leaf, or if none does.
+        SelectionError: If a selector does not fit the tree, if two groups select the same leaf, or if no group does.
 
     Example:
         >>> import partgrad as pg

@@ -48,7 +48,7 @@ def _class_name(value: Any, other: Any) -> str:
 def _other_structure(path: str, expected: str, found: str) -> SelectionError:
     return SelectionError(
         word(
-            f"The mask has another structure than the tree, at {at(path)}.",
+            f"The mask has a different structure from the tree, at {at(path)}.",
             f"Expected {expected}, got {found}.",
             fix="build the mask from the tree, jax.tree.map(lambda leaf: ..., tree), or from a prefix of it.",
         )

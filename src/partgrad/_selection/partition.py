@@ -18,10 +18,10 @@ T = TypeVar("T")
 def partition(tree: T, wrt: Selector = None) -> tuple[T, T]:
     """Split a tree into the selected leaves and the rest.
 
-    Both parts have the tree's node types and marks, and None where the leaf is in the other, so an optimiser's state
-    for `selected` holds nothing for the rest. With a selector that describes leaves, `selected` has the structure of
-    the gradient. Leaves that a mark holds, ints, bools, strings, keys and functions are in `rest`. Where a held leaf is
-    named, both parts are built thawed there.
+    Both parts have the tree's node types and marks, and None where the leaf is in the other part, so an optimiser's
+    state for `selected` has nothing for the rest. If the selector describes leaves, `selected` has the structure of the
+    gradient. Held leaves, ints, bools, strings, keys and functions are in `rest`. Where a held leaf is named, its mark
+    is off in both parts.
 
     Args:
         tree: Any pytree.
@@ -52,13 +52,13 @@ def combine(*parts: T) -> T:
     """Put together what `partition` took apart.
 
     Args:
-        *parts: Trees of one structure, each leaf in one of them and None in the others.
+        *parts: Trees with the same structure; each leaf is in one of them and None in the others.
 
     Returns:
-        The whole tree; None where no part holds a leaf.
+        The whole tree, with None where no part has a leaf.
 
     Raises:
-        PartsError: If two parts hold the same leaf, or their structures differ; the message names the path.
+        PartsError: If two parts have the same leaf, or their structures differ; the message gives the path.
 
     Example:
         >>> import partgrad as pg
@@ -97,7 +97,7 @@ def _differ(first: Any, number: int, part: Any) -> PartsError:
     path, expected, found = first_difference(_filled(first), _filled(part))
     return PartsError(
         word(
-            f"Part {number} has another structure than part 0, at {at(path)}.",
+            f"Part {number} has a different structure from part 0, at {at(path)}.",
             f"Expected {expected}, got {found}.",
             fix="combine parts of one tree; a mark that was added or removed on one side alone counts as a difference.",
         )
@@ -117,7 +117,7 @@ def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> PartsError:
 
 
 def apply_updates(tree: T, updates: Any) -> T:
-    """Add an optimiser's updates to a tree; where an update is None the leaf stays.
+    """Add an optimiser's updates to a tree; a leaf whose update is None stays.
 
     Args:
         tree: The tree, or its selected part.
@@ -128,7 +128,7 @@ def apply_updates(tree: T, updates: Any) -> T:
         objects.
 
     Raises:
-        PartsError: If the updates have another structure.
+        PartsError: If the updates have a different structure.
 
     Example:
         >>> import partgrad as pg
@@ -158,7 +158,7 @@ def apply_updates(tree: T, updates: Any) -> T:
 def _misfit(path: str, expected: str, found: str) -> PartsError:
     return PartsError(
         word(
-            f"The updates have another structure than the tree, at {at(path)}.",
+            f"The updates have a different structure from the tree, at {at(path)}.",
             f"Expected {expected}, got {found}.",
             fix="give updates for the tree that the optimiser was given: the selected part, or the tree with None.",
         )

@@ -335,7 +335,7 @@ def values_like(template: Any, shaped: Any, what: str) -> list[Any]:
         path, expected, found = first_difference(template, shaped)
         raise PartsError(
             word(
-                f"{what} has another structure than the selection, at {at(path)}.",
+                f"{what} has a different structure from the selection, at {at(path)}.",
                 f"Expected {expected}, got {found}.",
                 fix="give it the shape of the gradient: the selected part, or the tree with None at what is not "
                 "selected.",

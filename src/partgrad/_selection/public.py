@@ -7,17 +7,17 @@ from .selectors import CallableSelection, Matching, OfType, Path, Selection, Sel
 
 
 def each(function: Callable[[Any], Any]) -> Selection:
-    """Select what a function returns on every node that it fits, the root included.
+    """Select what a function returns at every node that it fits, including the root.
 
-    A plain callable that fits the root names a part of it; `each` always describes leaves, so that the gradient has
-    the shape of the tree, and leaves held by a mark stay out.
+    A plain callable that fits the root names a part of it. `each` always describes leaves: the gradient has the shape
+    of the tree, and leaves held by a mark are skipped.
 
     Args:
-        function: From a node to a leaf or node in it, or a tuple, list or dict of them. It fits a node if it returns
-            such a thing; an AttributeError, KeyError, IndexError or TypeError means that it does not.
+        function: A function from a node to a leaf or node inside it, or a tuple, list or dict of them. It fits a node
+            if it returns one of these; an AttributeError, KeyError, IndexError or TypeError means that it does not.
 
     Returns:
-        A selection, for every `wrt=`.
+        A selection, for any `wrt=`.
 
     Example:
         >>> import partgrad as pg
@@ -31,14 +31,15 @@ def each(function: Callable[[Any], Any]) -> Selection:
 
 
 def path(pattern: str) -> Selection:
-    """Select by a path or a glob, as the bare string does.
+    """Select by a path or a glob; the string itself as `wrt=` does the same.
 
     Args:
-        pattern: Steps as Python writes them, from the tree itself: `kernels[0].variance`, `['w'].scale`. A name matches
-            an attribute or a string key; `*` is one step, `**` any number. A path without these names a part.
+        pattern: Steps as in Python, starting at the tree itself: `kernels[0].variance`, `['w'].scale`. A name matches
+            an attribute or a string key; `*` is one step, `**` any number of steps. A path without wildcards names a
+            part.
 
     Returns:
-        A selection, for every `wrt=`.
+        A selection, for any `wrt=`.
 
     Raises:
         NoMatchError: If the text cannot be read as a path.
@@ -54,13 +55,13 @@ def path(pattern: str) -> Selection:
 
 
 def of_type(cls: type) -> Selection:
-    """Select every differentiable leaf inside the nodes of a class, as the bare class does.
+    """Select every differentiable leaf inside the nodes of a class; the class itself as `wrt=` does the same.
 
     Args:
         cls: A class of nodes: a model class, `dict`, `list`. Instances of subclasses count.
 
     Returns:
-        A selection, for every `wrt=`.
+        A selection, for any `wrt=`.
 
     Raises:
         SelectorTypeError: If `cls` is not a class.
@@ -79,11 +80,11 @@ def matching(function: Callable[[str, Any], bool]) -> Selection:
     """Select the leaves for which a function returns true.
 
     Args:
-        function: Of the path as text and of the leaf as a slot, which has `shape`, `dtype`, `ndim` and `size` (for
-            Python numbers too). It is asked about floating and complex leaves that no mark holds.
+        function: A function of the path, as text, and the leaf, a slot with `shape`, `dtype`, `ndim` and `size` (for
+            Python numbers too). It is called for floating and complex leaves that no mark holds.
 
     Returns:
-        A selection, for every `wrt=`.
+        A selection, for any `wrt=`.
 
     Example:
         >>> import partgrad as pg
@@ -96,17 +97,17 @@ def matching(function: Callable[[str, Any], bool]) -> Selection:
 
 
 def exclude(selector: Selector) -> Selection:
-    """Select every differentiable leaf that no mark holds and that another selector does not select.
+    """Select every differentiable leaf that no mark holds, except those that another selector selects.
 
-    Selections combine: `a | b` (of leaves selected once), `a & b`, `a - b`, and `~a`, which is `exclude(a)`. One side
-    may be anything that can be a selector. A combination describes leaves: the gradient has the shape of the tree, and
-    held leaves stay out.
+    Selections combine: `a | b` (of leaves selected once), `a & b`, `a - b`, and `~a`, which is `exclude(a)`. Only one
+    side has to be a `Selection`; the other may be any selector. A combination describes leaves: the gradient has the
+    shape of the tree, and held leaves are skipped.
 
     Args:
         selector: Any selector.
 
     Returns:
-        A selection, for every `wrt=`.
+        A selection, for any `wrt=`.
 
     Example:
         >>> import partgrad as pg

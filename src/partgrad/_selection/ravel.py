@@ -67,17 +67,17 @@ class Unravel:
 
 
 def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
-    """Put the selected leaves into one vector, as `scipy.optimize` and many samplers expect.
+    """Flatten the selected leaves into one vector, as `scipy.optimize` and many samplers expect.
 
     Args:
         tree: Any pytree.
         wrt: A selector. None selects every floating or complex leaf that no mark holds.
 
     Returns:
-        The pair `(vector, unravel)`. The vector, of shape (n,), has the dtype to which those of the leaves promote.
+        The pair `(vector, unravel)`. The vector has shape (n,) and the dtype to which the leaves promote.
         `unravel(vector)` is the tree with these entries, thawed where a held leaf was named; it works under `jit` and
-        `grad`. `unravel.names` labels the n entries with paths that are selectors. On a mesh with explicit axes the
-        vector is whole on every device, and `unravel` puts each leaf where it was.
+        `grad`. `unravel.names` has a path for each of the n entries, which is also its selector. On a mesh with
+        explicit axes the vector is replicated on every device, and `unravel` puts each leaf back where it was.
 
     Raises:
         SelectionError: If the selector does not fit the tree.

@@ -40,7 +40,7 @@ Selector: TypeAlias = Callable[[Any], Any] | object
 
 
 class Selection:
-    """A selector: what `each`, `path`, `of_type`, `matching` and `exclude` return, and what every `wrt=` becomes.
+    """A selector: `each`, `path`, `of_type`, `matching` and `exclude` return one, and every `wrt=` becomes one.
 
     Attributes:
         is_fixed: Whether its answer depends on nothing but the structure, and on shapes where it takes elements. Then

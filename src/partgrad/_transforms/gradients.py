@@ -59,23 +59,25 @@ def grad(
     enclosing transform still sees them. Leaves held by a mark (`NonDiff`) take part only if `wrt` names them.
 
     Args:
-        f: A function of any pytrees to a real scalar (or to a pair of it and auxiliary data, with `has_aux`).
+        f: A function from any pytrees to a real scalar (with `has_aux`, to a pair of the scalar and auxiliary data).
         wrt: A selector: a callable on the argument (`lambda k: k.variance`), a path or glob
             (`"kernels[0].variance"`), a class, a mask, or a `Selection`. None selects every floating or complex leaf
             that no mark holds. With several arguments, a tuple of selectors.
-        argnums: Which positional argument to differentiate, or several; the first, unless `argnames` is given.
-        argnames: The name of the argument to differentiate, or several; keyword arguments too. One string alone gives
-            one gradient, as an int does.
+        argnums: The positional argument or arguments to differentiate; by default the first, unless `argnames` is
+            given.
+        argnames: The name or names of the arguments to differentiate, keyword arguments included. A single string gives
+            a single gradient, as an int does.
         has_aux: As in `jax.grad`.
         holomorphic: As in `jax.grad`.
-        unused: What to do about selected leaves that the output cannot depend on, found by tracing: `"zero"` is JAX's
-            gradient, `"none"` puts None there, `"error"` raises and names them. `stop_gradient` counts as unused.
+        unused: What to do about selected leaves that the output cannot depend on, found by tracing: `"zero"` gives
+            JAX's zero gradient, `"none"` gives None, `"error"` raises and names them. A leaf that only passes through
+            `stop_gradient` counts as unused.
         double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
 
     Returns:
-        A plain Python function of the same arguments that returns the gradient: in the shape of the part, if `wrt`
-        names a part; else the tree of the argument with None at every leaf that was not differentiated. A leaf's
-        gradient has its shape and dtype. Without `f`, a decorator.
+        A plain Python function with the same arguments that returns the gradient. If `wrt` names a part, the gradient
+        has the shape of that part; otherwise it is the argument's tree with None at every leaf that was not
+        differentiated. The gradient of a leaf has the leaf's shape and dtype. Without `f`, a decorator.
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
@@ -141,8 +143,8 @@ def value_and_grad(
         double_where: As in `grad`.
 
     Returns:
-        A plain Python function of the same arguments that returns `(value, gradient)`, or
-        `((value, aux), gradient)` with `has_aux`. Without `f`, a decorator.
+        A plain Python function with the same arguments that returns `(value, gradient)`, or `((value, aux), gradient)`
+        with `has_aux`. Without `f`, a decorator.
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.

@@ -44,10 +44,10 @@ def jacfwd(
     holomorphic: bool = False,
     double_where: bool = False,
 ) -> Any:
-    """Create a function that computes the Jacobian of `f` in the selected leaves, column by column (forward mode).
+    """Create a function that computes the Jacobian of `f` with respect to the selected leaves, in forward mode.
 
     Args:
-        f: A function of any pytrees to any pytree of arrays.
+        f: A function from any pytrees to any pytree of arrays.
         wrt: As in `grad`.
         argnums: As in `grad`.
         argnames: As in `grad`.
@@ -56,9 +56,9 @@ def jacfwd(
         double_where: As in `grad`.
 
     Returns:
-        A function of the same arguments that returns the tree of the output with, in the place of each array, the
-        derivatives of that array in the shape of the gradient. An entry has the shape of the output array followed by
-        that of the leaf. Without `f`, a decorator.
+        A function with the same arguments that returns the output's tree, with each array replaced by its derivatives
+        in the shape of the gradient. Each derivative has the shape of the output array followed by that of the leaf.
+        Without `f`, a decorator.
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
@@ -94,7 +94,7 @@ def jacrev(
     holomorphic: bool = False,
     double_where: bool = False,
 ) -> Any:
-    """Create a function that computes the Jacobian of `f` in the selected leaves, row by row (reverse mode).
+    """Create a function that computes the Jacobian of `f` with respect to the selected leaves, in reverse mode.
 
     Args:
         f: As in `jacfwd`.
@@ -144,7 +144,7 @@ def hessian(
     holomorphic: bool = False,
     double_where: bool = False,
 ) -> Any:
-    """Create a function that computes the Hessian of `f` in the selected leaves (forward over reverse).
+    """Create a function that computes the Hessian of `f` with respect to the selected leaves (forward over reverse).
 
     Args:
         f: As in `jacfwd`.
@@ -156,8 +156,8 @@ def hessian(
         double_where: As in `grad`.
 
     Returns:
-        A function of the same arguments that returns, for each array of the output, a tree in the shape of the gradient
-        of trees in the shape of the gradient: `hessian["a"]["b"]`. Without `f`, a decorator.
+        A function with the same arguments that returns, for each array of the output, a tree of trees, both in the
+        shape of the gradient (`hessian["a"]["b"]`). Without `f`, a decorator.
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
@@ -226,7 +226,7 @@ def hvp(
     """Create a function that multiplies the Hessian of `f` by a vector, without forming the Hessian.
 
     Args:
-        f: A function of any pytrees to a real scalar; the first argument is differentiated.
+        f: A function from any pytrees to a real scalar; the first argument is differentiated.
         wrt: A selector for the first argument.
         double_where: As in `grad`.
 
@@ -236,7 +236,7 @@ def hvp(
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
-        PartsError: When called, if `v` has another shape than the gradient.
+        PartsError: When called, if `v` does not have the shape of the gradient.
 
     Example:
         >>> import partgrad as pg

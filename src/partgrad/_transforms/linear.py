@@ -89,7 +89,7 @@ class _OfJax:
 class Pullback(_OfJax):
     """Pulls cotangents of a value back to the selected leaves; a pytree, as JAX's is.
 
-    Beside JAX's function it has the shapes of the gradients, and the structure of the value: outside of the function,
+    Beside JAX's function it has the shapes of the gradients, and the structure of the value: outside the function,
     and inside, where marks may be open.
     """
 
@@ -108,7 +108,7 @@ class Pullback(_OfJax):
         if not alike(structure, output):
             raise PartsError(
                 word(
-                    "The cotangent has another structure than the output of the function.",
+                    "The cotangent has a different structure from the output of the function.",
                     f"Expected {output}, got {structure}.",
                     fix="give a tree like the value, with a cotangent in the place of every array.",
                 )
@@ -167,21 +167,21 @@ def jvp(
     """Compute the value of a function and its derivative along a direction (forward mode).
 
     Args:
-        f: A function of the primals, any pytrees, to any pytree of arrays.
+        f: A function from the primals, any pytrees, to any pytree of arrays.
         primals: The arguments of `f`.
         tangents: The direction, one tree for each selected primal, in the shape of its gradient: the selected part, or
             the tree with None at every leaf that is not selected.
-        wrt: None for every primal, a selector for the first primal alone (the others are constants), or a tuple of
+        wrt: None for every primal, one selector for the first primal (the others are then constants), or a tuple of
             selectors, one for each primal.
         has_aux: As in `jax.jvp`.
         double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
 
     Returns:
-        The pair of value and derivative; with `has_aux` also the auxiliary data.
+        The value and the derivative; with `has_aux` also the auxiliary data.
 
     Raises:
         SelectionError: If a selector does not fit its primal.
-        PartsError: If a tangent has another structure than the gradient.
+        PartsError: If a tangent does not have the structure of the gradient.
         ArgumentError: If the number of selectors or of tangents does not fit.
 
     Example:
@@ -216,18 +216,18 @@ def vjp(
 
 
 def vjp(f: Any, *primals: *Primals, wrt: Selector = None, has_aux: bool = False, double_where: bool = False) -> Any:
-    """Compute the value of a function, and a function that pulls cotangents back to the selected leaves (reverse mode).
+    """Compute the value of a function, and a function that maps cotangents back to the selected leaves (reverse mode).
 
     Args:
-        f: A function of the primals, any pytrees, to any pytree of arrays.
+        f: A function from the primals, any pytrees, to any pytree of arrays.
         *primals: The arguments of `f`.
         wrt: As in `jvp`.
         has_aux: As in `jax.vjp`.
         double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
 
     Returns:
-        The pair of value and a function from a cotangent of the value to a tuple of pulled-back cotangents, one for
-        each selected primal, in the shape of its gradient; with `has_aux` also the auxiliary data.
+        The value, and a function from a cotangent of the value to a tuple of cotangents, one for each selected primal,
+        in the shape of its gradient; with `has_aux` also the auxiliary data.
 
     Raises:
         SelectionError: If a selector does not fit its primal.
@@ -269,23 +269,23 @@ def linearize(
 def linearize(
     f: Any, *primals: *Primals, wrt: Selector = None, has_aux: bool = False, double_where: bool = False
 ) -> Any:
-    """Compute the value of a function and its linear approximation in the selected leaves, for many directions.
+    """Compute the value of a function and its linear approximation in the selected leaves, to apply to many directions.
 
     Args:
-        f: A function of the primals, any pytrees, to any pytree of arrays.
+        f: A function from the primals, any pytrees, to any pytree of arrays.
         *primals: The arguments of `f`.
         wrt: As in `jvp`.
         has_aux: As in `jax.linearize`.
         double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
 
     Returns:
-        The pair of value and a function from tangents, one for each selected primal in the shape of its gradient, to
-        the derivative along them; with `has_aux` also the auxiliary data.
+        The value, and a function from tangents, one for each selected primal in the shape of its gradient, to the
+        derivative along them; with `has_aux` also the auxiliary data.
 
     Raises:
         SelectionError: If a selector does not fit its primal.
         ArgumentError: If the number of selectors or of tangents does not fit.
-        PartsError: If a tangent has another structure than the gradient.
+        PartsError: If a tangent does not have the structure of the gradient.
 
     Example:
         >>> import partgrad as pg

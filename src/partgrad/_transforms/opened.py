@@ -80,7 +80,7 @@ class OfSelected:
     def _note(self) -> str:
         return (
             f"partgrad: `wrt` names {self._opened()}, which a mark holds, so the mark is open inside this function. "
-            "For JAX that is another structure than the held one: of a model from outside, of one that its class "
+            "For JAX that is a different structure from the held one: of a model from outside, of one that its class "
             "builds here, and of `in_axes` or specs made of that.\n"
             "Fix: build models here by dataclasses.replace or partgrad.replace, make `in_axes` and the like of the "
             "argument itself (jax.tree.map, then dataclasses.replace), use partgrad.apply_updates and "

@@ -62,7 +62,7 @@ def _staged(derivative: Callable[..., Any], function: Any, leaves: list[Any], ar
     try:
         closed, shape = jax.make_jaxpr(lambda at, v: derivative(function, at)(v), return_shape=True)(leaves, argument)
     except jax.errors.ConcretizationTypeError:
-        # A branch in Python on a leaf: it may be legal, for `jax.grad` outside of `jit` knows the values.
+        # A branch in Python on a leaf: it may be legal, for `jax.grad` outside `jit` knows the values.
         # As arrays, so that a leaf of value zero is no literal zero in the jaxpr.
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         closed, shape = jax.make_jaxpr(derivative(function, arrays), return_shape=True)(argument)

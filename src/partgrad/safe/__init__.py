@@ -1,8 +1,8 @@
 """Functions of `jax.numpy` with a derivative at their singular points.
 
-Values are those of `jax.numpy`, to the bit, everywhere: an infinity stays an infinity, and NaN stays NaN. Only where
-the derivative has no value, as that of `sqrt` at 0, it is what `at_singular` says, by default 0. Everywhere else it is
-JAX's. At a singular point the function counts as locally linear, so that its second derivative there is 0.
+Values are those of `jax.numpy`, bit for bit, everywhere: an infinity stays an infinity, and NaN stays NaN. Only where
+there is no derivative, as for `sqrt` at 0, it is `at_singular`, 0 by default. Everywhere else it is JAX's. At a
+singular point the function counts as locally linear, so its second derivative there is 0.
 
 Example:
     >>> import jax, jax.numpy as jnp

@@ -75,7 +75,7 @@ def _zero(x: Any) -> jax.Array:
 def sqrt(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
     """Compute `jax.numpy.sqrt`, with a derivative at 0.
 
-    The derivative at 0, where JAX's is infinite, is `at_singular`. A negative number stays NaN.
+    The derivative at 0, where JAX's is infinite, is `at_singular`. The root of a negative number is NaN.
 
     Args:
         x: A number or an array, real or complex.
@@ -85,7 +85,7 @@ def sqrt(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
         The value, shape and dtype of `jax.numpy.sqrt(x)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax
@@ -111,7 +111,7 @@ def cbrt(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
         The value, shape and dtype of `jax.numpy.cbrt(x)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax
@@ -125,8 +125,8 @@ def cbrt(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
 def log(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
     """Compute `jax.numpy.log`, with a derivative at 0.
 
-    The derivative at 0, where JAX's is infinite, is `at_singular`; the value there stays -inf. The logarithm of a
-    negative number stays NaN.
+    The derivative at 0, where JAX's is infinite, is `at_singular`; the value there is -inf. The logarithm of a negative
+    number is NaN.
 
     Args:
         x: A number or an array, real or complex.
@@ -136,7 +136,7 @@ def log(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
         The value, shape and dtype of `jax.numpy.log(x)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax
@@ -150,7 +150,7 @@ def log(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
 def reciprocal(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
     """Compute `jax.numpy.reciprocal`, with a derivative at 0.
 
-    The derivative at 0, where JAX's is infinite, is `at_singular`; the value there stays an infinity.
+    The derivative at 0, where JAX's is infinite, is `at_singular`; the value there is infinite.
 
     Args:
         x: A number or an array, real or complex.
@@ -160,7 +160,7 @@ def reciprocal(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
         The value, shape and dtype of `jax.numpy.reciprocal(x)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax
@@ -178,7 +178,8 @@ def _unit(x: Any) -> jax.Array:
 def arccos(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
     """Compute `jax.numpy.arccos`, with a derivative at 1 and -1.
 
-    The derivative at 1 and -1, where JAX's is infinite, is `at_singular`. Outside stays NaN, in value and derivative.
+    The derivative at 1 and -1, where JAX's is infinite, is `at_singular`. Outside [-1, 1], value and derivative are
+    NaN.
 
     Args:
         x: A number or an array, real or complex.
@@ -188,7 +189,7 @@ def arccos(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
         The value, shape and dtype of `jax.numpy.arccos(x)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax
@@ -202,7 +203,8 @@ def arccos(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
 def arcsin(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
     """Compute `jax.numpy.arcsin`, with a derivative at 1 and -1.
 
-    The derivative at 1 and -1, where JAX's is infinite, is `at_singular`. Outside stays NaN, in value and derivative.
+    The derivative at 1 and -1, where JAX's is infinite, is `at_singular`. Outside [-1, 1], value and derivative are
+    NaN.
 
     Args:
         x: A number or an array, real or complex.
@@ -212,7 +214,7 @@ def arcsin(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
         The value, shape and dtype of `jax.numpy.arcsin(x)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax
@@ -226,19 +228,19 @@ def arcsin(x: ArrayLike, /, *, at_singular: ArrayLike = 0.0) -> jax.Array:
 def divide(x1: ArrayLike, x2: ArrayLike, /, *, at_singular: Pair = 0.0) -> jax.Array:
     """Compute `jax.numpy.divide`, with derivatives where the denominator is 0.
 
-    Where `x2` is 0, the derivatives in `x1` and `x2` are both `at_singular`; the values there stay infinite or NaN.
+    Where `x2` is 0, the derivatives with respect to `x1` and `x2` are both `at_singular`; values stay infinite or NaN.
 
     Args:
         x1: The numerator, a number or an array, real or complex.
-        x2: The denominator, of a shape that broadcasts with `x1`.
+        x2: The denominator, with a shape that broadcasts with `x1`.
         at_singular: The derivative where `x2` is 0; a number, or an array that broadcasts to the shape of the result,
-            or a tuple of two such, for `x1` and for `x2`.
+            or a tuple of two of these, for `x1` and for `x2`.
 
     Returns:
         The value, shape and dtype of `jax.numpy.divide(x1, x2)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax
@@ -258,15 +260,15 @@ def arctan2(x1: ArrayLike, x2: ArrayLike, /, *, at_singular: Pair = 0.0) -> jax.
 
     Args:
         x1: The ordinate, a real number or array.
-        x2: The abscissa, of a shape that broadcasts with `x1`.
+        x2: The abscissa, with a shape that broadcasts with `x1`.
         at_singular: The derivative where both are 0; a number, or an array that broadcasts to the shape of the result,
-            or a tuple of two such, for `x1` and for `x2`.
+            or a tuple of two of these, for `x1` and for `x2`.
 
     Returns:
         The value, shape and dtype of `jax.numpy.arctan2(x1, x2)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax
@@ -280,23 +282,23 @@ def arctan2(x1: ArrayLike, x2: ArrayLike, /, *, at_singular: Pair = 0.0) -> jax.
 def power(x1: ArrayLike, x2: ArrayLike, /, *, at_singular: Pair = 0.0) -> jax.Array:
     """Compute `jax.numpy.power`, with derivatives at base 0.
 
-    At base 0 the derivative in `x1` is `at_singular` where the exponent is below 1 (JAX's is infinite or NaN), and the
-    derivative in `x2` is `at_singular` where the exponent is below 0 (JAX's is NaN). Where the exponent is 1 or above 1
-    and no integer, first derivatives are JAX's, 1 or 0, and the function counts as locally linear: second derivatives
-    are 0 where JAX's may be infinite or NaN. All else is JAX's: integer exponents of 2 or more, integer dtypes, and NaN
-    for the derivative in the exponent of a negative base.
+    At base 0, the derivative with respect to `x1` is `at_singular` if the exponent is below 1 (JAX's is infinite or
+    NaN), and the derivative with respect to `x2` is `at_singular` if the exponent is below 0 (JAX's is NaN). If the
+    exponent is 1, or a non-integer above 1, first derivatives are JAX's, 1 or 0, and the function counts as locally
+    linear: second derivatives are 0 where JAX's may be infinite or NaN. Everything else is JAX's: integer exponents of
+    2 or more, integer dtypes, and NaN for the derivative with respect to the exponent of a negative base.
 
     Args:
         x1: The base, a number or an array, real or complex.
-        x2: The exponent, of a shape that broadcasts with `x1`. A concrete integer is not differentiated, as in JAX.
+        x2: The exponent, with a shape that broadcasts with `x1`. A concrete integer is not differentiated, as in JAX.
         at_singular: The derivative where it is singular; a number, or an array that broadcasts to the shape of the
-            result, or a tuple of two such, for `x1` and for `x2`.
+            result, or a tuple of two of these, for `x1` and for `x2`.
 
     Returns:
         The value, shape and dtype of `jax.numpy.power(x1, x2)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax

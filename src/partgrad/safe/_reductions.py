@@ -33,23 +33,23 @@ def norm(
 ) -> jax.Array:
     """Compute `jax.numpy.linalg.norm`, with a derivative at zero vectors and matrices.
 
-    The derivative in each element of a vector or matrix of zeros is `at_singular`, whatever the order. So it is in each
-    element of a vector with a zero if the order is negative, and in each zero if it is between 0 and 1. All else is
-    JAX's: the absolute value of a zero beside other numbers has derivative 1, and a vector so small that its squares
-    underflow has the infinite or NaN derivative of JAX.
+    In a vector or matrix of zeros, the derivative with respect to each element is `at_singular`, whatever the order.
+    The same goes for every element of a vector with a zero if the order is negative, and for each zero if the order is
+    between 0 and 1. Everything else is JAX's: the absolute value of a zero beside other numbers has derivative 1, and a
+    vector so small that its squares underflow has JAX's infinite or NaN derivative.
 
     Args:
         x: An array, real or complex.
         ord: Any order of `jax.numpy.linalg.norm`: None, a number, inf, -inf, "fro", "nuc".
         axis: The axis of vectors or the two axes of matrices; None for all.
-        keepdims: Whether reduced axes stay, with size 1.
+        keepdims: Whether to keep the reduced axes, with size 1.
         at_singular: The derivative where it is singular; a number, or an array that broadcasts to the shape of `x`.
 
     Returns:
         The value, shape and dtype of `jax.numpy.linalg.norm(x, ord, axis, keepdims)`.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -121,20 +121,21 @@ def std(
 ) -> jax.Array:
     """Compute `jax.numpy.std`, with a derivative where all values are equal.
 
-    Where all values along the axes are equal (with `mean`, equal to it), the derivative in each of them is
-    `at_singular`, and in `mean` and `correction` 0. Values that `where` leaves out have derivative 0, whatever they
-    are, NaN included. A deviation that is NaN, for want of values, keeps JAX's derivative.
+    If all values along the axes are equal (and equal to `mean`, if that is given), the derivative with respect to each
+    of them is `at_singular`, and with respect to `mean` and `correction` 0. Values that `where` leaves out have
+    derivative 0, whatever they are, NaN included. A deviation that is NaN because there are too few values keeps JAX's
+    derivative.
 
     Args:
         a: An array, real or complex.
         axis: The axes to reduce; None for all.
         dtype: The dtype to compute in.
         out: None.
-        ddof: What is subtracted from the number of values in the divisor.
-        keepdims: Whether reduced axes stay, with size 1.
-        where: The values that count.
-        mean: The mean, where it is known.
-        correction: Another name of `ddof`.
+        ddof: The number to subtract from the number of values in the divisor.
+        keepdims: Whether to keep the reduced axes, with size 1.
+        where: Which values to include.
+        mean: The mean, if it is known.
+        correction: Another name for `ddof`.
         at_singular: The derivative where all values are equal; a number, or an array that broadcasts to the shape of
             `a`.
 
@@ -142,7 +143,7 @@ def std(
         The value, shape and dtype of `jax.numpy.std` of these arguments.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -192,18 +193,18 @@ def var(
         axis: The axes to reduce; None for all.
         dtype: The dtype to compute in.
         out: None.
-        ddof: What is subtracted from the number of values in the divisor.
-        keepdims: Whether reduced axes stay, with size 1.
-        where: The values that count.
-        mean: The mean, where it is known.
-        correction: Another name of `ddof`.
-        at_singular: Taken as `std` takes it, and never needed.
+        ddof: The number to subtract from the number of values in the divisor.
+        keepdims: Whether to keep the reduced axes, with size 1.
+        where: Which values to include.
+        mean: The mean, if it is known.
+        correction: Another name for `ddof`.
+        at_singular: Accepted as in `std`, but never needed.
 
     Returns:
         The value, shape and dtype of `jax.numpy.var` of these arguments.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -272,23 +273,24 @@ def logsumexp(
 ) -> Any:
     """Compute `jax.scipy.special.logsumexp`, with a derivative where the value is infinite.
 
-    Where the sum is 0, as it is where all of `a` is -inf, and where an `a` is +inf, the derivative in each `a` is
-    `at_singular`, and in each `b` 0. Values that `where` leaves out have derivative 0, whatever they are. A NaN stays.
+    If the sum is 0, as when all of `a` is -inf, or if an element of `a` is +inf, the derivative with respect to each
+    `a` is `at_singular`, and with respect to each `b` 0. Values that `where` leaves out have derivative 0, whatever
+    they are. A NaN stays.
 
     Args:
         a: An array, real or complex.
         axis: The axes to reduce; None for all.
         b: Factors of the exponentials.
-        keepdims: Whether reduced axes stay, with size 1.
+        keepdims: Whether to keep the reduced axes, with size 1.
         return_sign: Whether to return the logarithm of the sum's size, and its sign.
-        where: The values that count.
+        where: Which values to include.
         at_singular: The derivative where it is singular; a number, or an array that broadcasts to the shape of `a`.
 
     Returns:
         The value, shape and dtype of `jax.scipy.special.logsumexp` of these arguments; with `return_sign`, two of them.
 
     Raises:
-        ArgumentError: `at_singular` does not fit.
+        ArgumentError: If `at_singular` does not fit.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -14,16 +14,16 @@ from ..errors import ArgumentError
 
 
 def where(pred: ArrayLike, true_fun: Callable[..., Any], false_fun: Callable[..., Any], /, *operands: Any) -> Any:
-    """Select between two functions of the operands, each of which sees only operands that are selected for it.
+    """Select between two functions of the operands, each of which sees only the operands selected for it.
 
-    This is `jnp.where(pred, true_fun(*operands), false_fun(*operands))`, and derivatives are those of the function that
-    is selected: in the lanes that are not selected for it, a function sees the operands of the first lane that is, as
-    constants. If no lane is selected for it, it sees ones everywhere.
+    This is `jnp.where(pred, true_fun(*operands), false_fun(*operands))`, with the derivatives of the selected function.
+    In lanes that are not selected for it, a function sees the operands of the first lane that is, as constants. If no
+    lane is selected for it, it sees ones everywhere.
 
     Lanes are the elements of `pred`. Functions must treat them separately: elementwise functions do, and so do those
     that mix elements along an axis that has size 1 in `pred`, such as
-    `safe.where(use[:, None], lambda x: jnp.linalg.norm(x, axis=1, keepdims=True), ..., x)` for rows of `x`. A function
-    that closes over a parameter is differentiated in it as well.
+    `safe.where(use[:, None], lambda x: jnp.linalg.norm(x, axis=1, keepdims=True), ..., x)` for rows of `x`. A parameter
+    that a function closes over is differentiated as well.
 
     Args:
         pred: A bool or an array of bools.
@@ -32,11 +32,11 @@ def where(pred: ArrayLike, true_fun: Callable[..., Any], false_fun: Callable[...
         operands: Arrays, numbers or trees of them, that broadcast against `pred`.
 
     Returns:
-        The selected results, as `jax.numpy.where` makes them: broadcast, and of the dtype of both together. A tree if
-        the functions return trees, which must have one structure.
+        The selected results, as from `jax.numpy.where`: broadcast, and promoted to a common dtype. A tree if the
+        functions return trees, which must have the same structure.
 
     Raises:
-        ArgumentError: A function is not callable, or the results have different structures.
+        ArgumentError: If a function is not callable, or the results have different structures.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -42,11 +42,11 @@ def assert_gradients(
         wrt: A selector. None selects every floating or complex leaf that no mark holds.
         argnums: Which arguments, by position; the first one if neither this nor `argnames` is given.
         argnames: Which arguments, by name.
-        has_aux: Whether the function returns a pair of what is differentiated and of something else.
-        forward: Whether the derivative is used in forward mode alone.
-        intended: What is meant as it is: rules and functions, lines as `file.py:42`, and paths of leaves.
-        exhaustive: Whether to compare every entry of the gradient, and not only sampled directions.
-        seed: What the directions are drawn with.
+        has_aux: Whether the function returns a pair of the value to differentiate and auxiliary data.
+        forward: Whether the derivative is only used in forward mode.
+        intended: What is intentional: rules and functions, lines as `file.py:42`, and paths of leaves.
+        exhaustive: Whether to compare every entry of the gradient instead of sampled directions.
+        seed: The seed for the directions.
         directions: How many directions.
         **kwargs: Its keyword arguments.
 

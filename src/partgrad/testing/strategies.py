@@ -67,10 +67,10 @@ def _floats() -> Strategy:
 
 
 def models(children: Strategy | None = None) -> Strategy:
-    """A strategy of models: instances of `partgrad.dataclass` with every kind of mark, and with static data.
+    """A strategy for models: instances of `partgrad.dataclass` with every kind of mark, and with static data.
 
     Args:
-        children: A strategy of what the fields hold. None draws Python floats and small arrays.
+        children: A strategy for the values of the fields. None draws Python floats and small arrays.
 
     Returns:
         A strategy.
@@ -103,11 +103,11 @@ def _dynamic(value: Any) -> Any:
 def trees(
     leaves: Strategy | None = None, nodes: Sequence[Callable[[Strategy], Strategy]] = (), max_leaves: int = 8
 ) -> Strategy:
-    """A strategy of pytrees: lists, dicts, tuples, models, and `NonDiff` and `Static` wrappers, inside of each other.
+    """A strategy for pytrees: lists, dicts, tuples, models, and `NonDiff` and `Static` wrappers, nested.
 
     Args:
-        leaves: A strategy of leaves. None draws Python floats and small arrays.
-        nodes: Your own containers: functions from a strategy of children to a strategy of nodes.
+        leaves: A strategy for leaves. None draws Python floats and small arrays.
+        nodes: Your own containers: functions from a strategy for children to a strategy for nodes.
         max_leaves: About how many leaves a tree has at most.
 
     Returns:
@@ -138,7 +138,7 @@ def trees(
 
 
 def marked(trees: Strategy) -> Strategy:
-    """A strategy of trees some leaves of which are frozen.
+    """A strategy for trees with some of their leaves frozen.
 
     Args:
         trees: A strategy of trees.
@@ -171,13 +171,13 @@ def _frozen(tree: Any, names: set[str]) -> Any:
 
 
 def selectors(tree: Any) -> Strategy:
-    """A strategy of selectors that select something in a tree: paths, globs, functions, masks, unions, exclusions.
+    """A strategy for selectors that select something in a tree: paths, globs, functions, masks, unions, exclusions.
 
     Args:
         tree: A tree with at least one leaf that is not held.
 
     Returns:
-        A strategy, of nothing where there is no such leaf.
+        A strategy, which is empty if there is no such leaf.
 
     Example:
         >>> import hypothesis, partgrad as pg
@@ -228,7 +228,7 @@ class SmoothProgram(NamedTuple):
 
 
 def programs() -> Strategy:
-    """A strategy of smooth functions of any tree to a number, run as they are, under `jit` or under `checkpoint`.
+    """A strategy for smooth functions from any tree to a number: plain, under `jit` or under `checkpoint`.
 
     Returns:
         A strategy of functions.

@@ -64,7 +64,7 @@ def _agrees(exact: Exact, point: Point, direction: Leaves, slack: float) -> bool
 
 
 def _stops(program: NumberedProgram) -> list[Chain]:
-    """Those that the user, or a library outside of its rules, has written."""
+    """Those that the user, or a library outside its rules, has written."""
     chains = by_value(program.jaxpr.jaxpr, [0] * len(program.leaves)).chains
     # What is stopped beside a solve is another way to the same derivative.
     solving = {tuple(map(id, chain[:-1])) for chain in chains if chain[-1].primitive.name == "custom_linear_solve"}
@@ -75,7 +75,7 @@ def _stops(program: NumberedProgram) -> list[Chain]:
         return (
             chain[-1].primitive.name == "stop_gradient"
             and not any(tuple(map(id, inside)) in solving for inside in outer)
-            # Inside of the rule of a library, what the user stopped in a function that was given to it.
+            # Inside the rule of a library, what the user stopped in a function that was given to it.
             and all(map(is_in_library, ruled))
             and not (ruled and is_in_library(chain))
         )

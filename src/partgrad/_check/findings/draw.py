@@ -68,7 +68,7 @@ def _sampler(equation: JaxprEqn) -> str | None:
 
 
 def _decisions(evidence: Evidence) -> list[list[Chain]]:
-    """Where chance and a leaf together decide something discrete, outside of a sampler of `jax.random`."""
+    """Where chance and a leaf together decide something discrete, outside a sampler of `jax.random`."""
     found = []
     for chain in evidence.smooth.chains:
         if (

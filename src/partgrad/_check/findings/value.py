@@ -87,7 +87,7 @@ def untraceable(error: Exception) -> Finding:
     """The function needs values where JAX has none to give."""
     if isinstance(error, jax.errors.TracerArrayConversionError):
         message = (
-            "the function gives what is traced to NumPy or to other code outside of JAX, which cannot differentiate "
+            "the function gives what is traced to NumPy or to other code outside JAX, which cannot differentiate "
             f"it; only its gradient was computed ({type(error).__name__}). Fix: call the function of `jax.numpy`, or "
             "`jax.pure_callback` with a custom rule."
         )
