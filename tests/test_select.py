@@ -258,6 +258,25 @@ def refused(tree, wrt, error, *fragments):
     assert re.search(r"\n  Fix: .+", message)
 
 
+class Curious:
+    """A class that looks at its leaves when it is flattened, as a distribution of distrax does."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+jax.tree_util.register_pytree_node(
+    Curious, lambda c: ((c.x,), hasattr(c.x, "aval") and None), lambda _, children: Curious(*children)
+)
+
+
+@pytest.mark.parametrize("wrt", ["c[0]", lambda t: t["c"], "**[0]"])
+def test_a_class_that_asks_its_leaves_while_it_is_flattened(wrt):
+    """The error of a slot that lacks what it is asked for has its path, for which the class was flattened again."""
+    gradient = pg.grad(lambda t: t["c"].x ** 2, wrt=wrt)({"c": Curious(3.0), "d": 1.0})
+    assert jax.tree.leaves(gradient) == [6.0]
+
+
 @pytest.mark.parametrize("wrt", ["k", lambda t: t["k"]])
 def test_static_data_is_not_taken_for_the_leaf_after_it(wrt):
     """A callable that returned a `Static` selected the next leaf of the tree; one with arrays, the first of them."""

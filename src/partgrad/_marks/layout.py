@@ -156,7 +156,10 @@ class Layout:
 
     Attributes:
         root: The place of the tree itself.
+        is_asking: Whether a node is being flattened, so that its children have no paths yet.
     """
+
+    is_asking = False
 
     def __init__(self, tree: Any, structure: Any = None):
         self.root = Place(tree, jax.tree.structure(tree) if structure is None else structure)
@@ -170,7 +173,11 @@ class Layout:
         found = self._children.get(place)
         if found is None and structure is not None:
             found, start = [], place.start
-            entries = zip(structure.children(), *_children(place.value), strict=False)
+            self.is_asking = True
+            try:
+                entries = zip(structure.children(), *_children(place.value), strict=False)
+            finally:
+                self.is_asking = False
             for number, (own, step, value, mark) in enumerate(entries):
                 found.append(Place(value, own, place, step, mark, number, start))
                 start = found[-1].stop

@@ -273,8 +273,9 @@ class Structure:
 
     def path(self, number: int) -> str:
         """The path of a leaf."""
-        # A class's constructor may ask a slot for its path before there is a layout.
-        return self.layout.leaves[number].path if hasattr(self, "layout") else f"leaf {number}"
+        # A class may ask a slot for its path, by the error for what it lacks, while it is built or flattened.
+        layout = getattr(self, "layout", None)
+        return f"leaf {number}" if layout is None or layout.is_asking else layout.leaves[number].path
 
     def listed_leaves(self, leaves: Any = None) -> str:
         """The first leaves for an error message, each with path, type and whether a mark holds it."""
