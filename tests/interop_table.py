@@ -96,7 +96,8 @@ def names() -> list[str]:
 def main(option: str = "") -> int:
     """Run, and write or compare; the status is that of the tests, or 1 where the page is another."""
     if option == "--names":
-        print(*names())
+        newest = sys.version_info >= (3, 12)  # for older ones there is no JAX 0.11
+        print(*(name for name in names() if not (newest and name in UNINSTALLABLE)))
         return 0
     collector = Collector()
     status = int(pytest.main([str(FOLDER), "-n0", "-q"], plugins=[collector]))
