@@ -5,6 +5,7 @@ case stays as a test. The truths are computed by hand, or are JAX's own where no
 """
 
 import contextlib
+import re
 
 import diffrax
 import jax
@@ -210,6 +211,15 @@ def test_what_jax_differentiates(f, x):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("prevented", [(True, False), (False, True)])
+def test_a_checkpoint_hides_what_its_flags_say(prevented):
+    f = jax.checkpoint(lambda x, y: jnp.sin(jnp.sin(x)) * jnp.sin(jnp.sin(y)), prevent_cse=prevented)
+    text = lambda f: jax.jit(jax.grad(f, argnums=(0, 1))).lower(HALF, HALF).as_text()
+    hidden = lambda f: [len(found.split(",")) for found in re.findall(r"optimization_barrier (.*) :", text(f))]
+    assert hidden(wrapped(f)) == hidden(f)
+    assert hidden(f)
+
+
 def test_a_branch_in_a_shard_map():
     equal(jax.grad(wrapped(sharded_branch))(X), 1 / X)
 

@@ -102,7 +102,9 @@ def without_remat3(equation: "JaxprEqn", run: Callable[..., Any]) -> Callable[..
     primitive = equation.params["_prim"]
     kind = type(primitive).__name__
     if kind == "RematTraced":
-        return ordinary_checkpoint(functools.partial(run, primitive.jaxpr), policy=primitive.policy)
+        # 0.10.2 does not say what it prevents.
+        options = {"policy": primitive.policy, "prevent_cse": getattr(primitive, "prevent_cse", True)}
+        return ordinary_checkpoint(functools.partial(run, primitive.jaxpr), **options)
 
     def named(value: Any) -> Any:
         from jax.ad_checkpoint import checkpoint_name

@@ -149,10 +149,17 @@ def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Op
     linear, operands = found
     coefficients = of_outputs(jaxpr.outvars[:own])
 
+    _, flags = checkpoint_settings(step.equation)
+    prevented = None
+    if isinstance(flags, tuple):
+        pairs = list(zip(flags, step.linear, strict=True))
+        of_known = [flag for flag, linear in pairs if not linear]
+        prevented = [*of_known, *[False] * (len(known) - count)], step.of_wires(flags)
+
     def body(known: Operands, tangents: Operands) -> Operands:
         return evaluate(linear, [], [*guard.protected(coefficients, known), *tangents])
 
-    return _Checkpoint(of_outputs(jaxpr.outvars[own:]), operands, checkpoint_like(step.equation, body))
+    return _Checkpoint(of_outputs(jaxpr.outvars[own:]), operands, checkpoint_like(step.equation, body, prevented))
 
 
 # --- shard_map ------------------------------------------------------------------------------------------------------

@@ -340,11 +340,18 @@ def _checkpoint(equation: JaxprEqn, operands: Operands, run: Callable[..., Opera
     return ordinary_checkpoint(_body(primal_jaxpr(equation), run), prevent_cse=prevent_cse, policy=policy)(*operands)
 
 
-def checkpoint_like(equation: JaxprEqn, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.checkpoint` with the policy of an equation, for a function of any arguments."""
+def checkpoint_like(equation: JaxprEqn, function: Callable[..., Any], prevented: Any = None) -> Callable[..., Any]:
+    """`jax.checkpoint` with the policy of an equation, for a function of any arguments.
+
+    Args:
+        equation: A checkpoint.
+        function: The function.
+        prevented: A tree like the arguments of flags for `prevent_cse`, if the equation has one for each operand.
+    """
     policy, prevent_cse = checkpoint_settings(equation)
-    is_prevented = any(prevent_cse) if isinstance(prevent_cse, tuple) else prevent_cse
-    return ordinary_checkpoint(function, prevent_cse=is_prevented, policy=policy)
+    return ordinary_checkpoint(
+        function, prevent_cse=prevented if isinstance(prevent_cse, tuple) else prevent_cse, policy=policy
+    )
 
 
 def _shard_map(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
