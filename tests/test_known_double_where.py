@@ -350,6 +350,12 @@ def test_a_wrapped_body_twice_in_reverse():
     equal(jax.jacrev(jax.jacrev(f))(AT_ZERO), [[0, 0], [0, -2]])
 
 
+@known("JAX forgets custom derivatives in a scan that is linearized", condition=OLDER)
+def test_a_custom_derivative_in_a_loop_twice():
+    f = lambda x: lax.scan(lambda c, _: (jax.nn.softplus(c), None), x, None, length=1)[0]
+    equal(jax.jacrev(jax.jacfwd(wrapped(f)))(0.0), 0.25)
+
+
 @pytest.mark.parametrize("derivative", [jax.grad, jax.hessian])
 @pytest.mark.parametrize("where", ["into", "inside", "out of", "by index"])
 def test_auto_axes_on_a_mesh_of_explicit_axes(derivative, where):
