@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import partgrad._compat as compat
 
@@ -68,6 +69,21 @@ def vjp_is_ordinary():
     return float(jax.linearize(jax.grad(f), 1.0)[0]) == 3.0
 
 
+def checkpoints_are_ordinary():
+    if getattr(jax.config, "jax_remat3", None) is None:
+        return True
+    jax.config.update("jax_remat3", True)
+    try:
+        (ordinary,) = traced(compat.ordinary_checkpoint(jnp.sin), 1.0)
+        high = traced(lambda x: jax.checkpoint(jnp.sin)(checkpoint_name(x, "a")), 1.0)
+    finally:
+        jax.config.update("jax_remat3", False)
+    run = lambda jaxpr, *operands: jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)
+    again = [traced(compat.without_remat3(equation, run), 1.0) for equation in high]
+    names = [equation.primitive.name for equations in again for equation in equations]
+    return "call_hi_primitive" not in (ordinary.primitive.name, *names) and len(names) == len(high) == 2
+
+
 PIECES = {
     "speaks_of_structures": (
         "JAX says in other words that two trees do not match; read the new ones into `_OF_STRUCTURES`.",
@@ -107,6 +123,14 @@ PIECES = {
     "ordinary_custom_vjp": (
         "`jax._src.config.custom_vjp3` is no longer a context that switches the new `jax.custom_vjp` off.",
         vjp_is_ordinary,
+    ),
+    "ordinary_checkpoint": (
+        "`jax._src.config.remat3` is no longer a context that switches the new `jax.checkpoint` off.",
+        checkpoints_are_ordinary,
+    ),
+    "without_remat3": (
+        "A checkpoint under `jax_remat3` is no longer a RematTraced with `jaxpr` and `policy`, or its name a CheckpointName.",
+        checkpoints_are_ordinary,
     ),
 }
 
