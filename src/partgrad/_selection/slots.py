@@ -397,7 +397,9 @@ def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
         # Another thread may drop the same just now.
         with contextlib.suppress(Exception):
             _structures[treedef] = new
-            _drop_oldest()
+            # Small ones are only counted: their leaves are at most as many again.
+            if len(_structures) > _STRUCTURES or len(new.slots) > _LEAVES // _STRUCTURES:
+                _drop_oldest()
     return new
 
 
