@@ -36,7 +36,6 @@ from ._programs import (
     primal_jaxpr,
     reading_dimensions,
     rebind,
-    refuse_uncallable,
     rewritten,
     run,
     source_of,
@@ -44,6 +43,7 @@ from ._programs import (
     written_window,
     zeros_like_aval,
 )
+from ._trees import refuse_uncallable
 
 # The other parameters of these say nothing of what is in their jaxprs.
 _HOLDERS = CALLS | {"scan", "while", "cond", "custom_linear_solve", "eval_jaxpr"}

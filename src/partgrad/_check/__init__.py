@@ -9,9 +9,8 @@ import jax
 import numpy as np
 
 from .._message import word
-from .._programs import refuse_uncallable
 from .._transforms import Arguments, refuse_empty
-from .._trees import describe, flatten
+from .._trees import describe, flatten, refuse_uncallable
 from ..errors import ArgumentError
 from .examine import Options, examine, is_rounding_products, refuse_tracers
 from .finding import Finding as Finding

@@ -11,7 +11,8 @@ is not linear, `batched` what is left under `vmap`.
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from .._programs import refuse_uncallable, rewritten
+from .._programs import rewritten
+from .._trees import refuse_uncallable
 from .derivative import along_taken_paths, is_double_where as is_double_where
 
 P = ParamSpec("P")

@@ -99,4 +99,4 @@ from .primitives import (
     written_window as written_window,
 )
 from .same import Recent as Recent, structure_of as structure_of
-from .trace import Run as Run, refuse_uncallable as refuse_uncallable, rewritten as rewritten
+from .trace import Run as Run, rewritten as rewritten

@@ -10,9 +10,7 @@ import numpy as np
 from jax.extend.core import Jaxpr
 
 from .._compat import is_staging
-from .._message import word
 from .._trees import held_by
-from ..errors import ArgumentError
 from .interpreter import as_array
 from .primitives import Operands, opened
 from .same import structure_of
@@ -81,27 +79,6 @@ def _called(function: Callable[..., Any], args: Any, kwargs: Any, leaves: list[A
     # A function that can be traced may use what NumPy's arrays lack (`x.at`), or read out of bounds.
     args, kwargs = treedef.unflatten([jnp.asarray(leaf) if _is_numpy(leaf) else leaf for leaf in leaves])
     return function(*args, **kwargs)
-
-
-def refuse_uncallable(
-    wrapper: str,
-    found: object,
-    expected: str = "a function of arrays",
-    fix: str = "pass the function itself: partgrad.{0}(f)(x), not partgrad.{0}(f(x)).",
-) -> None:
-    """Refuse what cannot be called, where `partgrad.<wrapper>` needs a function; in the fix, `{0}` is the wrapper.
-
-    Raises:
-        ArgumentError: It cannot be called.
-    """
-    if not callable(found):
-        raise ArgumentError(
-            word(
-                f"`partgrad.{wrapper}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
-                f"Expected {expected}.",
-                fix=fix.format(wrapper),
-            )
-        )
 
 
 def _is_tracer(leaf: Any) -> bool:

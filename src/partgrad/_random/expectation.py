@@ -25,10 +25,10 @@ from .._programs import (
     name_of,
     opened,
     reenter,
-    refuse_uncallable,
     rewritten,
     run,
 )
+from .._trees import refuse_uncallable
 from ..errors import ArgumentError, DrawError
 from .draw import SCORE
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from .._message import listed, near_misses, word
 from .._selection import Form, Selection, Target, as_selection
-from .._trees import parameters_of
+from .._trees import parameters_of, refuse_uncallable
 from ..errors import ArgumentError, NotDifferentiableError
 
 F = Callable[..., Any]
@@ -19,7 +19,7 @@ Unused = Literal["zero", "none", "error"]
 
 
 class JacobianOptions(TypedDict, total=False):
-    """What a type checker lets `jacfwd`, `jacrev` and `hessian` be given besides."""
+    """The options of `jacfwd`, `jacrev` and `hessian`, for type checkers."""
 
     argnums: Argnums
     argnames: Argnames
@@ -29,7 +29,7 @@ class JacobianOptions(TypedDict, total=False):
 
 
 class GradOptions(JacobianOptions, total=False):
-    """What it lets `grad` and `value_and_grad` be given besides."""
+    """The options of `grad` and `value_and_grad`, for type checkers."""
 
     unused: Unused
 
@@ -175,11 +175,6 @@ def dressed(transform: str, f: F, title: str, implementation: F) -> F:
 
 def refuse_no_function(transform: str, f: Any) -> None:
     """Raise if what should be differentiated cannot be called."""
-    if callable(f):
-        return
-    # Takes longer to import than all that differentiates.
-    from .._programs import refuse_uncallable
-
     fix = "write partgrad.{0}(f, wrt=...)(model), or @partgrad.{0}(wrt=...)."
     refuse_uncallable(transform, f, "the function to differentiate", fix)
 
@@ -188,7 +183,7 @@ def taken_paths(f: F, double_where: bool) -> F:
     """What a transform with the option `double_where=` differentiates."""
     if not double_where:
         return f
-    # Takes longer to import than all that differentiates.
+    # Importing it takes longer than importing everything that `grad` needs.
     from .._double_where import double_where as along_taken_paths
 
     return along_taken_paths(f)

@@ -1,4 +1,4 @@
-"""Trees: leaves, key paths, elements of leaves, equality."""
+"""Trees: leaves, key paths, elements of leaves, equality; and what functions that users give say of themselves."""
 
 from .elements import (
     Elements as Elements,
@@ -11,6 +11,7 @@ from .elements import (
     without as without,
 )
 from .equality import trees_equal as trees_equal
+from .functions import parameters_of as parameters_of, refuse_uncallable as refuse_uncallable
 from .leaf import (
     describe as describe,
     dtype_of as dtype_of,
@@ -25,7 +26,6 @@ from .paths import write as write
 from .reach import (
     data_of as data_of,
     held_by as held_by,
-    parameters_of as parameters_of,
     reaches_array as reaches_array,
 )
 from .show import show_fields as show_fields, show_wrapped as show_wrapped

@@ -1,13 +1,14 @@
 """What objects hold: whether an array is reached, which no cache may keep alive; and under which name."""
 
 import functools
-import inspect
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+
+from .functions import parameters_of
 
 _PLAIN = (str, bytes, int, float, complex, type, types.ModuleType, types.BuiltinFunctionType, np.dtype, type(None))
 _CONTAINERS = (dict, tuple, list, set, frozenset)
@@ -74,14 +75,6 @@ def held_by(value: Any) -> Iterator[tuple[str, Any]]:
         yield from getattr(value, "__dict__", {}).items()
         for cls in type(value).__mro__:
             yield from ((name, getattr(value, name, None)) for name in _slots(cls))
-
-
-def parameters_of(function: Any) -> dict[str, inspect.Parameter] | None:
-    """The parameters of a function by name; None where it does not tell, as some of C do not."""
-    try:
-        return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return None
 
 
 def _slots(cls: type) -> tuple[str, ...]:

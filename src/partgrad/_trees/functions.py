@@ -1,0 +1,32 @@
+"""Functions that users pass in: their parameters, and the error for what is not a function."""
+
+import inspect
+from typing import Any
+
+from .._message import word
+from ..errors import ArgumentError
+
+
+def parameters_of(function: Any) -> dict[str, inspect.Parameter] | None:
+    """The parameters of a function by name; None if it has no signature, as some functions written in C."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+
+
+def refuse_uncallable(
+    wrapper: str,
+    found: object,
+    expected: str = "a function of arrays",
+    fix: str = "pass the function itself: partgrad.{0}(f)(x), not partgrad.{0}(f(x)).",
+) -> None:
+    """Raise if what `partgrad.<wrapper>` was given cannot be called; `{0}` in the fix is the wrapper."""
+    if not callable(found):
+        raise ArgumentError(
+            word(
+                f"`partgrad.{wrapper}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
+                f"Expected {expected}.",
+                fix=fix.format(wrapper),
+            )
+        )
