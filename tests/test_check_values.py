@@ -311,6 +311,15 @@ def test_what_rounds_nothing_has_no_noise(x64):
     assert not any(np.any(noise) for noise in rounding_noise(traced.jaxpr, traced.leaves))
 
 
+@pytest.mark.parametrize(
+    "f", [lambda x: x @ x, lambda x: jax.lax.linalg.symmetric_product(x, x)], ids=["matmul", "symmetric_product"]
+)
+def test_products_round(f):
+    traced = program(f, jnp.linspace(0.1, 1, 16).reshape(4, 4))
+    (noise,) = rounding_noise(traced.jaxpr, traced.leaves)
+    assert np.any(noise)
+
+
 @pytest.mark.long
 @settings(max_examples=examples(8))
 @given(st.integers(0, 10**6), st.integers(1, 20), st.sampled_from([1e-3, 1.0, 1e4]))

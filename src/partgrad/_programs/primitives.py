@@ -78,9 +78,9 @@ KINDS: dict[str, frozenset[str]] = {
         ppermute_start psum_done psum_start psum_invariant_start reduce_scatter_done reduce_scatter_start
         unreduced_psum_start unreduced_reduce_scatter_start sharding_constraint reshard relayout layout_constraint
         inspect_sharding mpmd_map"""),
-    "move": MOVES | named("real imag complex conj zeros_like symmetric_product"),
+    "move": MOVES | named("real imag complex conj zeros_like"),
     "sum": SUMS | named("tie name device_put optimization_barrier reduce_precision with_memory_space_constraint"),
-    "product": PRODUCTS | named("div scaled_dot scaled_matmul scaled_matmul_wrapper"),
+    "product": PRODUCTS | named("div symmetric_product scaled_dot scaled_matmul scaled_matmul_wrapper"),
     "selection": named("""select_n clamp max min sort top_k approx_top_k reduce_max reduce_min argmax argmin cummax
         cummin"""),
     "window": named("""reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add
