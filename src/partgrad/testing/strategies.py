@@ -96,8 +96,13 @@ def models(children: Strategy | None = None) -> Strategy:
 
 
 def _dynamic(value: Any) -> Any:
-    """A field that is marked cannot be static as well."""
-    return value.value if isinstance(value, Static) else value
+    """A field that is marked cannot be static as well: a number takes the place of static data."""
+    inner = value
+    while isinstance(inner, NonDiff | Diff | Static):
+        if isinstance(inner, Static):
+            return 0.5
+        inner = inner.value
+    return value
 
 
 def trees(
