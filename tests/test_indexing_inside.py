@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
+from flags import flag_set
 from messages import refused
 
 # Of 32 bits: JAX keeps what it makes of wider NumPy indices when the precision changes.
@@ -358,12 +359,8 @@ def test_a_function_runs_once_for_each_call_and_follows_what_it_closes_over():
 @pytest.mark.parametrize("flag", ["jax_remat3", "jax_custom_vjp3"])
 def test_opt_in_flags_of_jax(flag):
     """They make checkpoints and custom rules primitives of another kind, for `unused=` too."""
-    before = getattr(jax.config, flag)
-    jax.config.update(flag, True)
-    try:
+    with flag_set(flag):
         gradient = gradient_of_a_checkpoint_and_a_rule()
-    finally:
-        jax.config.update(flag, before)
     np.testing.assert_allclose(gradient["x"], [0, 4 * np.cos(0.25), 4 * np.cos(1.0)], rtol=1e-6)
     assert gradient["not"] is None
 

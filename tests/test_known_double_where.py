@@ -4,7 +4,6 @@ Everything under `known` fails today and is marked strictly: whoever puts a case
 case stays as a test. The truths are computed by hand, or are JAX's own where nothing is to be changed.
 """
 
-import contextlib
 import re
 
 import diffrax
@@ -22,6 +21,7 @@ from jax.interpreters import ad, mlir
 from jax.sharding import PartitionSpec
 
 import partgrad as pg
+from flags import flag_set
 
 # Cases that are right today; each has its law or its row elsewhere, which run by default.
 pytestmark = pytest.mark.long
@@ -259,16 +259,6 @@ def test_zeros_stay_symbolic():
     assert seen == [[False, True]]
 
 
-@contextlib.contextmanager
-def flag_set(flag):
-    before = getattr(jax.config, flag)
-    jax.config.update(flag, True)
-    try:
-        yield
-    finally:
-        jax.config.update(flag, before)
-
-
 @pytest.mark.parametrize("flag", ["jax_remat3", "jax_custom_vjp3"])
 def test_opt_in_flags(flag):
     with flag_set(flag):
@@ -289,7 +279,7 @@ def test_checkpoints_under_a_flag():
 
 @pytest.mark.parametrize("number", [2.0, np.float32(2.0), np.array(2.0, np.float32)], ids=["float", "scalar", "array"])
 def test_primitives_of_others_are_transposed_at_arrays(number):
-    """What is no array of JAX is static data for the rules of lineax and optimistix."""
+    """The rules of lineax and optimistix treat anything that is not a JAX array as static data."""
     scaled, seen = Primitive("scaled"), []
     scaled.def_impl(jnp.multiply)
     scaled.def_abstract_eval(lambda x, c: x)

@@ -9,6 +9,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import partgrad._compat as compat
+from flags import flag_set
 
 pytestmark = pytest.mark.internal
 
@@ -44,13 +45,10 @@ def high_equation():
     find = lambda f: next((e for e in traced(f, jnp.array(2.0)) if e.primitive.name == "call_hi_primitive"), None)
     found = find(lambda x: jax.lax.custom_root(lambda r: r**2 - x, x, lambda f, r: r, lambda g, y: y / g(1.0)))
     if found is None and getattr(jax.config, "jax_custom_vjp3", True) is False:
-        jax.config.update("jax_custom_vjp3", True)
-        try:
+        with flag_set("jax_custom_vjp3"):
             f = jax.custom_vjp(jnp.sin)
             f.defvjp(lambda x: (x, None), lambda _, c: (c,))
             found = find(f)
-        finally:
-            jax.config.update("jax_custom_vjp3", False)
     return found
 
 
@@ -70,14 +68,9 @@ def vjp_is_ordinary():
 
 
 def checkpoints_are_ordinary():
-    if getattr(jax.config, "jax_remat3", None) is None:
-        return True
-    jax.config.update("jax_remat3", True)
-    try:
+    with flag_set("jax_remat3"):
         (ordinary,) = traced(compat.ordinary_checkpoint(jnp.sin), 1.0)
         high = traced(lambda x: jax.checkpoint(jnp.sin)(checkpoint_name(x, "a")), 1.0)
-    finally:
-        jax.config.update("jax_remat3", False)
     run = lambda jaxpr, *operands: jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)
     again = [traced(compat.without_remat3(equation, run), 1.0) for equation in high]
     names = [equation.primitive.name for equations in again for equation in equations]
