@@ -1,6 +1,5 @@
 """Fixtures shared by the tests, and how many of them run: see `tiers.py`."""
 
-import importlib.metadata
 import os
 from pathlib import Path
 
@@ -10,12 +9,8 @@ from hypothesis import HealthCheck, settings
 
 import tiers
 
-# Most of a run goes into compiling programs that run once: code of the lowest level is compiled in half the time.
-QUICK_COMPILING = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    # Other versions end the process at a flag that they don't know. It is wrong for indices of 8 bits alone.
-    QUICK_COMPILING += " --xla_cpu_use_fusion_emitters=false"
-os.environ.setdefault("XLA_FLAGS", QUICK_COMPILING)
+# Most of a run goes into compiling programs that run once, so they are compiled at the lowest level.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 # No test fails because a machine is slow.
 settings.register_profile(
