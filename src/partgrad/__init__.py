@@ -105,7 +105,7 @@ __all__ = [
     "vjp",
 ]
 
-# What not every program needs is imported when it is first used: it takes seven times as long as all else.
+# Imported on first use, since not every program needs them and they take seven times as long as the rest.
 _LATER = {
     "safe": "safe",
     "testing": "testing",

@@ -168,7 +168,7 @@ class Layout:
 
     def children(self, place: Place) -> list[Place]:
         """The places right below one."""
-        # First, for another thread that makes them drops it in the end.
+        # Read first: another thread that makes the children drops the structure at the end.
         structure = place.structure
         found = self._children.get(place)
         if found is None and structure is not None:

@@ -47,14 +47,14 @@ class _Identity:
 
 
 class Recent(OrderedDict[Hashable, R]):
-    """What was made lately, by what it depends on."""
+    """A cache of what was made last, by what it depends on."""
 
     def __init__(self, size: int):
         super().__init__()
         self._size = size
 
     def of(self, key: Hashable, make: Callable[[], R], lasts: Callable[[R], bool] = lambda made: True) -> R:
-        """What was made for a key, or is made now; it is not kept for the key None, nor where it does not last."""
+        """What was made for a key, or is made now; not kept if the key is None or if it does not last."""
         found = self.get(key)
         if found is None:
             found = make()

@@ -397,20 +397,17 @@ def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
         # Another thread may drop the same just now.
         with contextlib.suppress(Exception):
             _structures[treedef] = new
-            # Small ones are only counted: their leaves are at most as many again.
+            # Leaves are summed up for large structures only: all small ones have at most `_LEAVES` together.
             if len(_structures) > _STRUCTURES or len(new.slots) > _LEAVES // _STRUCTURES:
                 _drop_oldest()
     return new
 
 
 def _drop_oldest() -> None:
-    """Keep the structures that were used last, and so many beside the newest that their leaves are not too many."""
-    leaves = sum(len(structure.slots) for structure in list(_structures.values()))
-    if len(_structures) <= _STRUCTURES and leaves <= _LEAVES:
-        return
-    kept = sorted(_structures.values(), key=lambda structure: structure.used)
-    leaves -= len(kept[-1].slots)
-    for oldest in kept[:-1]:
+    """Drop what was used longest ago, while there are too many structures or the older ones have too many leaves."""
+    *older, _ = sorted(_structures.values(), key=lambda structure: structure.used)
+    leaves = sum(len(structure.slots) for structure in older)
+    for oldest in older:
         if len(_structures) <= _STRUCTURES and leaves <= _LEAVES:
             break
         del _structures[oldest.treedef]

@@ -191,7 +191,7 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
 
 
 def _used(function: F, leaves: list[Any]) -> list[bool]:
-    # Takes longer to import than all that differentiates.
+    # Importing it takes longer than importing everything that `grad` needs.
     from .unused import used_leaves
 
     return used_leaves(function, leaves)

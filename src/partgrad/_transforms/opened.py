@@ -67,7 +67,7 @@ class OfSelected:
         """Raise if the derivative of a leaf whose mark was opened ends at a mark that nobody wrote on its way."""
         if not self.level:
             return
-        # Takes longer to import than all that differentiates.
+        # Importing it takes longer than importing everything that `grad` needs.
         from .silent import refuse_silent_zeros
 
         named = [i in target.plan.thaw for target in self._targets for i in target.plan.indices]
@@ -91,7 +91,7 @@ class OfSelected:
 def of_selected(
     f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], targets: Sequence[Target], has_aux: bool = False
 ) -> tuple[OfSelected, list[Any]]:
-    """The function of the differentiated leaves of a call, and these leaves; no derivative of it is a silent zero."""
+    """The function of the differentiated leaves of a call, and these leaves; refuses silent zeros."""
     function, leaves = OfSelected(f, args, kwargs, targets), selected(targets)
     function.refuse_silent_zeros(leaves, has_aux)
     return function, leaves

@@ -1,4 +1,4 @@
-"""Never a silent zero: refuse a derivative that ends at a mark that nobody wrote on its way."""
+"""No silent zeros: refuse a derivative that ends at a mark that was not written there explicitly."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ def _held_again(mark: str, where: str, opened: str) -> HeldError:
 
 
 def _line_of(mark: str, f: Callable[..., Any], values: list[Any]) -> str:
-    """The line at which a mark holds something, if there is but one; for a program that does not bear its lines."""
+    """The line at which a mark holds something, if there is only one; for a program without source lines."""
     with Watch(running_line) as watch:
         # Not `f`, which JAX has traced before.
         jax.make_jaxpr(lambda values: f(values))(values)

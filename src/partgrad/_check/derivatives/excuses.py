@@ -1,8 +1,9 @@
-"""What explains that a derivative is not the slope of the function: it is that of one which is a little another.
+"""Why a derivative may rightly differ from the slope of the function.
 
-A `stop_gradient` does if the derivative is the slope where what it stops stays as it was at the point. So does a
-factorization that takes a matrix for symmetric, as `jax.scipy.linalg.cho_factor`, which reads one triangle, or as
-lineax where it is told so: its rule wants a symmetric tangent, which that of a single element is not.
+A `stop_gradient` explains it if the derivative is the slope of the function in which the stopped values stay as they
+were at the point. So does a factorization that assumes a symmetric matrix, such as `jax.scipy.linalg.cho_factor`, which
+reads one triangle, or a lineax solver that is told so: its rule needs a symmetric tangent, and the tangent of a single
+element is not symmetric.
 """
 
 from typing import Any

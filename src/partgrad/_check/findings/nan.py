@@ -136,9 +136,9 @@ def _is_floating(value: Any) -> bool:
 
 
 class _NotFinite:
-    """A derivative that is not finite, where it stops being so, and what mends it: each remedy is tried once.
+    """A derivative that is not finite: where it first becomes NaN or infinite, and which remedy makes it finite.
 
-    `of` gives the same derivative of another function, by leaf; or None if it has none.
+    Each remedy is tried once. `of` gives the same derivative of another function, by leaf, or None if it has none.
     """
 
     def __init__(self, evidence: Evidence, name: str, births: list[Answer], of: Callable[[Any], Any]):
