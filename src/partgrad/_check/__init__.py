@@ -111,9 +111,9 @@ def check(
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A context in which NaN and infinity, which are looked for, raise nothing, nor do transfers to and from here.
+    """A context in which NaN, infinity and transfers to and from the host raise no error: the check looks for them.
 
-    An accelerator multiplies matrices with fewer digits than the type has, unless it is told otherwise.
+    By default, an accelerator multiplies matrices with fewer digits than the dtype has.
     """
     products = jax.default_matmul_precision("highest") if is_rounding_products() else contextlib.nullcontext()
     with np.errstate(all="ignore"), jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"), products:

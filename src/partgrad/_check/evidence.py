@@ -1,4 +1,4 @@
-"""What is known of the function under check, computed when it is first asked for."""
+"""What is known about the function under check, computed on first use."""
 
 import functools
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Evidence:
         try:
             run = compiled(program.value_and_cotangent, [*program.leaves, *self.cotangents])
             return [run(), run()], None
-        except Exception as error:  # What a rule refuses, it refuses in its own way.
+        except Exception as error:  # Derivative rules raise errors of any kind.
             run = compiled(program.jaxpr, program.leaves)
             return [run(), run()], error
 
@@ -66,23 +66,23 @@ class Evidence:
 
     @property
     def missing(self) -> Exception | None:
-        """Why there is no gradient."""
+        """Why there is no gradient; None if there is one."""
         return self._runs[1]
 
     @functools.cached_property
     def gradients(self) -> list[Array]:
-        """The gradient for each leaf; empty where there is no reverse derivative."""
+        """The gradient for each leaf; empty if there is no reverse derivative."""
         return [np.asarray(gradient) for gradient in self.runs[0][len(self.plain) :]]
 
     @functools.cached_property
     def _noise(self) -> list[Array] | None:
         try:
             return rounding_noise(self.program.jaxpr, self.program.leaves)
-        except Exception:  # An operation that cannot be run on its own must not end a check.
+        except Exception:  # An operation that cannot run on its own must not end the check.
             return None
 
     def noise(self) -> list[Array] | None:
-        """How far rounding may move the outputs, if that can be told."""
+        """How far rounding may move the outputs, if that can be determined."""
         return self._noise
 
     @functools.cached_property
@@ -91,14 +91,14 @@ class Evidence:
         return Point(Exact(self.program), [widened(leaf) for leaf in self.program.leaves], self.weights)
 
     def slope(self, leaf: int) -> float | None:
-        """The slope along the elements of a leaf together, by finite differences; None where there is none."""
+        """The slope along all elements of a leaf by finite differences; None if there is none."""
         direction = [np.ones_like(x) if i == leaf else np.zeros_like(x) for i, x in enumerate(self.point.leaves)]
         found = self.point.slope(direction)
         is_smooth = (found.verdict == SMOOTH).all()
         return float((self.point.weights * found.derivative).real.sum()) if is_smooth else None
 
     def answers(self, *questions: Question) -> list[list[Answer]]:
-        """What the equations of the function answer; each question is asked once, those of one call together."""
+        """What the equations of the function answer. Each question is asked once; those of one call share a run."""
         new = [question for question in questions if question not in self._answers]
         if new:
             self._answers.update(zip(new, probe(self.program.jaxpr, self.program.leaves, new), strict=True))
@@ -126,7 +126,7 @@ class Evidence:
 
     @functools.cached_property
     def implicit_draws(self) -> list[Chain]:
-        """The draws with an implicit derivative: another than a difference at a fixed key."""
+        """The draws with an implicit derivative, which is not the difference at a fixed key."""
         return [chain for chain in self.smooth.chains if chain[-1].primitive.name == "random_gamma"]
 
     @functools.cached_property
@@ -135,7 +135,7 @@ class Evidence:
         return all(map(is_finite, self.plain))
 
     def leaves_into(self, chain: Chain) -> list[int]:
-        """The leaves whose derivative goes through an equation, or through what it is inside."""
+        """The leaves whose derivative goes through an equation, or through the equations around it."""
         for length in range(len(chain), 0, -1):
             if self.smooth.knows(chain[:length]):
                 mask = union(self.smooth.into(chain[:length]))
@@ -152,19 +152,19 @@ class Evidence:
         return bool(union(self.smooth.out_of(chain)) >> leaf & 1)
 
     def siblings(self, chain: Chain) -> list[JaxprEqn]:
-        """The equations of the body that an equation is in, in their order."""
+        """The equations of the body that contains an equation, in order."""
         bodies = inner_jaxprs(chain[-2]) if len(chain) > 1 else [self.program.jaxpr.jaxpr]
         return next((list(body.eqns) for body in bodies if any(e is chain[-1] for e in body.eqns)), [])
 
     def gradients_of(self, function: Any) -> list[Array] | None:
-        """The gradients of another function of the leaves, weighted alike; None if it has none."""
+        """The gradients of another function of the leaves, with the same weights; None if it has none."""
         return tried(
             lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0], self.program.leaves, self.cotangents
         )
 
 
 def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
-    """What a remedy computes; it may fail in any way, and then it is none."""
+    """The result of a remedy, or None if it fails in any way."""
     try:
         return [np.asarray(result) for result in quick_jit(function)(*operands)]
     except Exception:
@@ -172,13 +172,13 @@ def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
 
 
 def compiled(jaxpr: ClosedJaxpr, operands: Operands) -> Callable[[], Operands]:
-    """A run of a program, compiled quickly."""
+    """Run a program, compiled quickly."""
     staged = quick_jit(jaxpr_as_fun(jaxpr))
     return lambda: jax.device_get(list(staged(*operands)))
 
 
 def cotangents_of(weights: Array, plain: Operands) -> Operands:
-    """Weights, one for each element, in the shapes and dtypes of the outputs."""
+    """Weights, one per element, in the shapes and dtypes of the outputs."""
     ends = np.cumsum([value.size for value in plain], dtype=int)
     parts = [weights[end - value.size : end].reshape(value.shape) for end, value in zip(ends, plain, strict=True)]
     real = lambda part, value: part if jnp.iscomplexobj(value) else part.real
@@ -186,12 +186,12 @@ def cotangents_of(weights: Array, plain: Operands) -> Operands:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether all of an array is."""
+    """Whether every element of an array is finite."""
     return bool(np.isfinite(widened(value)).all())
 
 
 def name_of(equation: JaxprEqn) -> str:
-    """What a user calls an operation: the custom rule by its function's name, others by their primitive's."""
+    """The name of an operation for a message: of the function with a custom rule, or of the primitive."""
     rule = rule_name(equation)
     if rule is not None:
         return f"`{rule}`"
@@ -199,7 +199,7 @@ def name_of(equation: JaxprEqn) -> str:
 
 
 def rule_name(equation: JaxprEqn) -> str | None:
-    """The name of the function that has a custom derivative rule; None if the equation is no call of one."""
+    """The name of the function with a custom derivative rule that an equation calls; None if it calls none."""
     body = custom_rule_body(equation)
     if body is None:
         return None

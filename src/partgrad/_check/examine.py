@@ -1,4 +1,4 @@
-"""One check of a function at one point: the questions, in their order."""
+"""One check of a function at one point: the questions, in order."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from .progress import Progress
 from .report import GradientReport, LeafRow
 from .rules import Rules
 
-# Before finite differences, and after them.
+# The steps of progress before and after finite differences.
 _STEPS = 4
 
 
@@ -97,7 +97,7 @@ def examine(
 
 
 class _Examination:
-    """The questions that are asked of a program, and what is found."""
+    """The questions about a program, and what they found."""
 
     def __init__(self, evidence: Evidence, options: Options, generator: np.random.Generator, progress: Progress):
         self._evidence, self._options, self._progress = evidence, options, progress
@@ -107,7 +107,7 @@ class _Examination:
         self.compared: list[LeafDerivative] | None = None
 
     def run(self, again: Operands) -> None:
-        """Ask them all."""
+        """Ask all questions."""
         evidence, say = self._evidence, self.findings.extend
         say(nondeterminism(evidence, again))
         is_stable = all(finding.severity == "info" for finding in self.findings)
@@ -125,9 +125,9 @@ class _Examination:
         self._progress.tick("zeros")
 
     def _compare(self) -> None:
-        """Derivatives with differences; what was found already needs no second explanation."""
+        """Compare derivatives with differences; what was already found needs no second explanation."""
         evidence = self._evidence
-        # What is not finite has no slope, and an implicit draw has another one at a fixed key.
+        # What is not finite has no slope, and that of an implicit draw is not its slope at a fixed key.
         bad = {finding.leaf for finding in self.findings if finding.kind == "nan" and finding.severity == "error"}
         everything = enumerate(evidence.program.paths)
         skipped = {i for i, path in everything if path in bad or has_implicit_draw(evidence, i)}
@@ -160,13 +160,13 @@ class _Examination:
         for finding in zero(self._evidence, self._is_flat):
             if any(f.leaf == finding.leaf and f.severity == "error" for f in self.findings):
                 continue
-            # That nothing of it flows is more than that something of it is stopped.
+            # A zero says more than that part of the derivative is stopped.
             stopped = lambda f, leaf=finding.leaf: (f.leaf, f.kind, f.severity) == (leaf, "mismatch", "warning")
             self.findings = [f for f in self.findings if not stopped(f)]
             self.findings.append(finding)
 
     def _is_flat(self, leaf: int, where: str) -> bool:
-        """Whether there is a tie at a line, where the slopes on both sides are the derivative."""
+        """Whether a line has a tie at which the slopes on both sides equal the derivative."""
         is_right = self.compared is not None and self.compared[leaf].status == "agree"
         is_tied = is_right and any(line(tie.chain) == where for tie in self._ties.of(leaf))
         return is_tied and self._evidence.slope(leaf) is not None
@@ -190,7 +190,7 @@ def _name(f: Callable[..., Any]) -> str:
 
 
 def _with_new_arguments(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose arguments are built anew for each run: some, such as `equinox.nn.State`, serve only once."""
+    """The function with arguments rebuilt for each run: some, such as `equinox.nn.State`, can be used only once."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(lambda leaf: leaf, (args, kwargs))
@@ -200,7 +200,7 @@ def _with_new_arguments(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weights(plain: list[Any], generator: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Of one real number 1; of several, numbers that every precision holds, no two alike in a way that cancels."""
+    """1 for a single real number; else random weights that every precision holds exactly and that seldom cancel."""
     size, is_complex = sum(value.size for value in plain), any(map(jnp.iscomplexobj, plain))
     if size == 1 and not is_complex:
         return np.ones(1)
@@ -212,12 +212,12 @@ def _eager_gradient(outputs: Callable[[Operands], Operands], leaves: Operands, c
     """The gradient of a function that cannot be traced, if it has one."""
     try:
         return list(jax.vjp(outputs, leaves)[1](cotangents)[0])
-    except Exception:  # That it cannot be traced is told already.
+    except Exception:  # That it cannot be traced has its own finding.
         return []
 
 
 def _paths(targets: list[Target]) -> list[str]:
-    """The paths of the differentiated leaves; of several arguments each begins with the argument."""
+    """The paths of the differentiated leaves; with several arguments, each begins with the argument."""
     return [_begun(targets, target, target.structure.path(i)) for target in targets for i in target.plan.indices]
 
 
@@ -256,7 +256,7 @@ def _report(
 
 
 def is_rounding_products() -> bool:
-    """Whether matrix products have fewer digits than their type, unless JAX is told otherwise."""
+    """Whether matrix products have fewer digits than their dtype by default."""
     return jax.default_backend() != "cpu"
 
 

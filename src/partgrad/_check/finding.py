@@ -1,4 +1,4 @@
-"""What a check says: one finding for each thing that is wrong, or that one should know, of one leaf."""
+"""The findings of a check: each is one thing that is wrong with a leaf, or worth knowing."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ KINDS = (
     "nondeterminism",
     "intended",
 )
-# The gravest first.
+# The most severe first.
 SEVERITIES = ("error", "warning", "info")
 
 

@@ -1,4 +1,4 @@
-"""What a user says is meant as it is: rules, lines and leaves."""
+"""What the user declares as intentional: rules, lines and leaves."""
 
 import inspect
 import os
@@ -9,12 +9,12 @@ from .finding import Finding
 
 Meant = str | Callable[..., Any]
 
-# Never meant: another value, NaN, chance.
+# Never intentional: a changed value, NaN, nondeterminism.
 _KINDS = frozenset({"mismatch", "zero", "draw", "tie", "oob", "precision"})
 
 
 def intended(findings: Sequence[Finding], meant: Sequence[Meant]) -> Iterator[Finding]:
-    """The findings, in which those about what is meant are notes, and one for each that is meant and was not found."""
+    """Turn findings about what is intended into notes, and add a warning for each entry that matches none."""
     met = set()
     for finding in findings:
         about = [i for i, what in enumerate(meant) if finding.kind in _KINDS and _is_about(finding, what)]

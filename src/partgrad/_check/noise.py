@@ -1,8 +1,8 @@
-"""How far rounding moves the results of a program, and whether two runs agree up to that.
+"""How far rounding moves the results of a program, and whether two runs agree up to rounding.
 
-A program's own operations are run with errors of one unit put in. The errors are pseudo-random and go the way of the
-real ones, through cancellation and ill-conditioned steps; so no higher precision is needed, and none would help to tell
-what another order of the same operations may change.
+The operations of the program run with errors of one unit added. The errors are pseudo-random and propagate like real
+ones, through cancellation and ill-conditioned steps. So no higher precision is needed, and none would tell what another
+order of the same operations may change.
 """
 
 from collections.abc import Callable
@@ -31,14 +31,14 @@ from .quick import quick_jit
 
 SAMPLES = 8
 
-# What moves, compares or selects values rounds nothing.
+# Operations that move, compare or select values do not round.
 _EXACT = frozenset[str]().union(*(KINDS[kind] for kind in ("move", "selection", "flat", "test", "integer")))
 # fmt: off
 _EXACT |= frozenset([
     "abs", "device_put", "dynamic_slice", "dynamic_update_slice", "gather", "name", "neg", "optimization_barrier",
     "pvary", "reduce_precision", "scatter", "select_and_gather_add", "sharding_constraint",
 ])
-# What rounds its result correctly or nearly so; what is not named here may also cancel inside itself.
+# Operations whose result is correctly rounded, or nearly so; any other may also cancel internally.
 _ROUNDING_ONCE = frozenset([
     "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "convert_element_type",
     "cosh", "div", "erf", "erfc", "exp", "exp2", "expm1", "integer_pow", "log", "log1p", "logistic", "mul", "rsqrt",
@@ -48,9 +48,9 @@ _ROUNDING_ONCE = frozenset([
 
 
 def rounding_noise(jaxpr: ClosedJaxpr, operands: Operands, samples: int = SAMPLES) -> list[np.ndarray[Any, Any]]:
-    """How far the floating outputs of a program move when each of its operations rounds in another way.
+    """How far the floating outputs of a program move if each of its operations rounds differently.
 
-    It is the root mean square of some moves, elementwise: infinite where an element is only sometimes finite.
+    It is the elementwise root mean square over some runs, and infinite where an element is finite only in some.
     """
     _, consts = opened(jaxpr)
 
@@ -83,7 +83,7 @@ def _spread(exact: list[np.ndarray[Any, Any]], runs: Any) -> list[np.ndarray[Any
 
 
 class _Errors:
-    """The rule that puts errors in: pseudo-random ones for each seed, none for the seed 0."""
+    """The rule that adds errors: pseudo-random ones for each seed, none for the seed 0."""
 
     def __init__(self, seed: Any):
         self._seed = seed
@@ -94,14 +94,14 @@ class _Errors:
         name = equation.primitive.name
         if name in ("debug_callback", "debug_print"):
             return []
-        # A loop until something is reached might never reach it if the numbers that it compares were disturbed.
+        # A loop that runs until a condition holds may never end if the numbers it compares are disturbed.
         if name == "while":
             return bind(equation, operands)
         if name in ENTERED or is_custom_rule(equation):
             return None
         if name in _EXACT or is_mutating(equation):
             return bind(equation, operands)
-        # A sampler that rejects would make another draw of disturbed operands.
+        # A sampler by rejection would draw another number from disturbed operands.
         if name not in _ROUNDING_ONCE and not name.startswith("random_"):
             operands = self._operands(equation, operands)
         return [self._moved(value) for value in bind(equation, operands)]
@@ -111,19 +111,19 @@ class _Errors:
         return [value if isinstance(atom, Literal) else self._moved(value) for atom, value in given]
 
     def _moved(self, value: Any) -> Any:
-        # What is a Python number here is a literal, and exact.
+        # A Python number is a literal here, and exact.
         if not hasattr(value, "dtype") or not is_floating(value):
             return value
         self._draws += 1
         unit = float(jnp.finfo(value.dtype).eps)
-        # Python numbers leave dtypes and weak types as they are.
+        # Python numbers do not change dtypes and weak types.
         bits = self._bits(value)
-        # Every other one is none, as real errors are mostly less than a unit.
+        # Half of them are zero, because real errors are mostly smaller than a unit.
         change = jnp.where(bits & 1 == 1, 1.0, jnp.where(bits & 2 == 2, 1 + unit, 1 - unit))
         return value * jnp.where(self._seed == 0, 1.0, change)
 
     def _bits(self, value: Any) -> Any:
-        """Random bits that depend on the value's own, so that they change from one step of a loop to the next."""
+        """Random bits that depend on the bits of a value, so that they change from one step of a loop to the next."""
         real = value.real if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
         width = 8 * real.dtype.itemsize
         bits = lax.bitcast_convert_type(real, jnp.dtype(f"uint{width}"))
@@ -137,16 +137,16 @@ class _Errors:
         return mixed >> 16
 
 
-# None where no operation can be run with errors.
+# None if no operation can run with errors.
 Noise = Callable[[], list[np.ndarray[Any, Any]] | None]
 
-# A difference is beyond rounding where it exceeds the noise of its element and that of its array by these factors. The
-# noise is that of errors which are three times as large as real ones.
+# A difference is beyond rounding if it exceeds the noise of its element and that of its array by these factors. The
+# simulated errors are about three times as large as real ones.
 _NOISE_OF_ELEMENT = 3.0
 _NOISE_OF_ARRAY = 2.0
 _ARRAY_QUANTILE = 0.75
-# What is let pass in any case, in units in the last place, and, where the noise is not known, in those of the largest
-# element. Of half precision, many units would be all of the number.
+# Differences that always pass, in units in the last place and, where the noise is unknown, in those of the largest
+# element. In half precision, many units would be the whole number.
 _UNITS = 64.0
 _UNITS_OF_HALF = 4.0
 _UNITS_OF_ARRAY = 32.0
@@ -155,9 +155,9 @@ _LEAST = 1e-7
 
 
 class Apart(NamedTuple):
-    """An output in which two runs are further apart than rounding can bring them: its element that is furthest off.
+    """An output in which two runs differ by more than rounding, with the element that is furthest off.
 
-    The output is -1 where the runs have unlike numbers of them. Where shapes differ, the distance is infinite.
+    The output is -1 if the runs have different numbers of outputs. If shapes differ, the distance is infinite.
     """
 
     output: int
@@ -167,7 +167,7 @@ class Apart(NamedTuple):
 
 
 def apart(first: list[Any], second: list[Any], noise: Noise | None = None) -> list[Apart]:
-    """The outputs in which two runs are apart; `noise` is asked only where they are not as good as equal."""
+    """The outputs in which two runs differ by more than rounding; `noise` is called only if they are not close."""
     if len(first) != len(second):
         return [Apart(-1, np.nan, np.nan, np.inf)]
     pairs = zip(first, second, strict=True)
@@ -201,6 +201,6 @@ def _relative(unit: float) -> float:
 
 
 def _typical(moves: np.ndarray[Any, Any]) -> float:
-    """A bound on the moves of most elements of an array: that of one element is small by chance at times."""
+    """A bound on how far most elements of an array move: a single element sometimes moves little by chance."""
     finite = moves[np.isfinite(moves)]
     return float(np.quantile(finite, _ARRAY_QUANTILE)) if finite.size else 0.0

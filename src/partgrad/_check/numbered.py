@@ -1,7 +1,7 @@
-"""The function under check, as jaxprs of the selected leaves: itself, its forward and its reverse derivative.
+"""The function under check as jaxprs of the selected leaves: itself, its forward and its reverse derivative.
 
-Every equation of the function gets a number, which the equations that JAX derives from it bear in their name stacks: so
-a fault in a derivative leads back to the operation that it is the derivative of.
+Every equation of the function gets a number, which the equations that JAX derives from it carry in their name stacks.
+So a fault in a derivative leads back to the operation that it is the derivative of.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class NumberedProgram:
     """A function of some leaves, traced at a point, and differentiated in both modes or `forward` alone.
 
     `outputs` is the function as the user wrote it, from a list of leaves to the list of its floating and complex
-    outputs. In `jaxpr`, what `double_where` was applied to is a call, so that nothing of it is hidden.
+    outputs. In `jaxpr`, a function under `double_where` is a call, so that its operations are visible.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class NumberedProgram:
         return differentiably(self.jaxpr.jaxpr, [1 << leaf for leaf in range(len(self.leaves))])
 
     def differentiate(self) -> None:
-        """Trace both derivatives, as far as there are any.
+        """Trace both derivatives, if they exist.
 
-        JAX remembers of a `custom_vjp` how it was traced last, and can use it no more where that failed: so this comes
-        before anything that may fail.
+        This comes before anything that may fail: JAX remembers how a `custom_vjp` was traced last, and cannot use it
+        again if that trace failed.
         """
         for derivative in ("tangent", "cotangent"):
             with contextlib.suppress(Exception):
@@ -78,14 +78,14 @@ class NumberedProgram:
 
     @functools.cached_property
     def tangent(self) -> ClosedJaxpr:
-        """The forward derivative, of the leaves and their tangents to the tangents of the outputs.
+        """The forward derivative: from the leaves and their tangents to the tangents of the outputs.
 
         Raises:
             TypeError: If the function has a `custom_vjp`, and so no forward derivative.
         """
         forward = lambda leaves, tangents: jax.jvp(self.run, (leaves,), (tangents,))[1]
         jaxpr = jax.make_jaxpr(forward)(self.leaves, self.leaves)
-        # Where `jax.jvp` would refuse a `custom_vjp`, its trace leaves what only reverse mode can use.
+        # Where `jax.jvp` would refuse a `custom_vjp`, its trace leaves an equation that only reverse mode can use.
         if any_equation(jaxpr.jaxpr, lambda equation: equation.primitive.name in CUSTOM_LINEAR):
             raise TypeError("A function with a `custom_vjp` has no forward derivative.")
         return jaxpr
@@ -108,7 +108,7 @@ class NumberedProgram:
 
     @functools.cached_property
     def cotangent(self) -> ClosedJaxpr:
-        """The reverse derivative, of the leaves and the cotangents of the outputs to the cotangents of the leaves."""
+        """The reverse derivative: from the leaves and the cotangents of the outputs to the cotangents of the leaves."""
         jaxpr, consts = opened(self.value_and_cotangent)
         debug_info = jaxpr.debug_info._replace(result_paths=None) if jaxpr.debug_info else None
         return ClosedJaxpr(jaxpr.replace(outvars=jaxpr.outvars[len(self.out_avals) :], debug_info=debug_info), consts)
@@ -118,15 +118,15 @@ class NumberedProgram:
         """Whether there is a forward derivative."""
         try:
             return bool(self.tangent)
-        except Exception:  # Custom rules raise what they like.
+        except Exception:  # Custom rules may raise anything.
             return False
 
     def run(self, leaves: Operands, rule: EquationRule = lambda chain, operands: None) -> Operands:
-        """The outputs, computed by equations that bear their numbers; a rule may change some of them.
+        """The outputs, computed by equations that carry their numbers; a rule may replace the results of some.
 
-        It is asked at every depth, but not about what is inside a custom rule.
+        The rule is applied at every depth, but not inside custom rules.
         """
-        # Calls are entered in place, so that what is inside bears the number of the call as well.
+        # Calls are entered in place, so that the equations inside carry the number of the call too.
         numbered = functools.partial(run, in_place=CALLS, scope=self._scope)
 
         def change(chain: Chain, operands: Operands) -> Operands | None:
@@ -143,11 +143,11 @@ class NumberedProgram:
         return jax.named_scope(f"partgrad.{self._numbers[id(chain[-1])]}")
 
     def origin(self, derived: Iterable[JaxprEqn]) -> Chain:
-        """The equation of the function from which that of a derivative was derived; empty where there is none."""
+        """The equation of the function that an equation of a derivative was derived from; empty if there is none."""
         numbers: list[int] = []
         for equation in derived:
             for text in _NUMBER.findall(str(equation.source_info.name_stack)):
-                # The name stack of one equation may name a call twice, as in `transpose(jvp(f))/jvp(f)`.
+                # A name stack may name a call twice, as in `transpose(jvp(f))/jvp(f)`.
                 if int(text) not in numbers:
                     numbers.append(int(text))
         return tuple(self._equations[number] for number in numbers)
@@ -164,14 +164,14 @@ class NumberedProgram:
 
 
 def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:
-    """A jaxpr in which what is under `double_where` is a call that shows what it does."""
+    """A jaxpr in which each function under `double_where` is a call that shows its operations."""
     if not any_equation(jaxpr.jaxpr, is_double_where):
         return jaxpr
     (name,) = TRANSPARENT
 
     def opening(chain: Chain, operands: Operands) -> Operands | None:
         if not is_double_where(chain[-1]):
-            # What has none inside stays the very equation, with what tells whose function it is.
+            # An equation without one inside stays the same object, which tells whose function it is.
             is_wrapped = any(any_equation(body, is_double_where) for body in inner_jaxprs(chain[-1]))
             return None if is_wrapped else list(bind(chain[-1], operands))
         inner, consts = opened(primal_jaxpr(chain[-1]))

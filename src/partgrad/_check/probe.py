@@ -1,4 +1,4 @@
-"""Run a jaxpr once, compiled, and ask its equations what they see: at every depth, in every step of every loop."""
+"""Run a jaxpr once, compiled, and ask its equations questions: at every depth, in every step of every loop."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -25,20 +25,20 @@ from .._programs import (
 )
 from .quick import quick_jit
 
-# From an equation with what it is inside, its operands and its results, to a vector of integers, or to None where
-# the question does not apply. A vector is an answer if its first entry is not negative.
+# Takes an equation with the equations around it, its operands and its results; returns a vector of integers, or None
+# if the question does not apply. A vector is an answer if its first entry is not negative.
 Question = Callable[[Chain, Operands, Operands], Any]
 
 _INLINED = CALLS | CHECKPOINTS | CUSTOM_RULES
 _OPAQUE = frozenset({"shard_map"})
-# A loop that goes wrong goes wrong often.
+# A loop that goes wrong usually goes wrong at many steps.
 _MOST_ANSWERS = 10_000
 
 
 class Answer(NamedTuple):
     """What one equation answered in one step of each of the loops around it, from the outermost in.
 
-    Answers in the order of execution have their orders in the order of tuples.
+    Sorting by `order` sorts answers by execution.
     """
 
     chain: Chain
@@ -48,9 +48,9 @@ class Answer(NamedTuple):
 
 
 def probe(jaxpr: ClosedJaxpr, operands: Operands, questions: Sequence[Question]) -> list[list[Answer]]:
-    """The answers of a jaxpr's equations to each question, in the order of their execution; of very many the first.
+    """The answers of a jaxpr's equations to each question, in order of execution; of very many, only the first.
 
-    Each equation that contains no others is asked, and each call of a custom rule as well.
+    The questions go to each equation that contains no others, and to each call of a custom rule.
     """
     asked = _Run(questions)
     top = lambda *operands: asked.body(*opened(jaxpr), list(operands))
@@ -61,7 +61,7 @@ def probe(jaxpr: ClosedJaxpr, operands: Operands, questions: Sequence[Question])
 
 
 class _Asked(NamedTuple):
-    """An equation that was asked, when the body that it is in was traced."""
+    """An equation that was asked when the body that contains it was traced."""
 
     question: int
     chain: Chain
@@ -69,7 +69,7 @@ class _Asked(NamedTuple):
 
 
 class _Body(NamedTuple):
-    """A body that is staged by itself: what its equations answer is sent out together, with the steps around it."""
+    """A body that is staged on its own; the answers of its equations leave it together, with the steps around it."""
 
     steps: tuple[Any, ...]
     asked: list[_Asked]
@@ -77,7 +77,7 @@ class _Body(NamedTuple):
 
 
 class _Run:
-    """One run of a jaxpr, and the answers that come out of it."""
+    """One run of a jaxpr, and the answers it collects."""
 
     def __init__(self, questions: Sequence[Question]):
         self._questions = questions
@@ -87,7 +87,7 @@ class _Run:
     def body(
         self, jaxpr: Jaxpr, consts: Operands, operands: Operands, inside: Chain = (), steps: tuple[Any, ...] = ()
     ) -> Operands:
-        """The outputs of a jaxpr that is staged by itself."""
+        """The outputs of a jaxpr that is staged on its own."""
         body = _Body(steps, [], [])
         outputs = self._within(body, jaxpr, consts, operands, inside)
         if body.vectors:
@@ -142,7 +142,7 @@ class _Run:
                 self.answers.append((one.question, Answer(one.chain, steps, numbers, self._order(one, steps))))
 
     def _order(self, one: _Asked, steps: tuple[int, ...]) -> tuple[int, ...]:
-        """When an equation was executed: its place in each body it is inside, with each step's number between."""
+        """When an equation was executed: its position in each body around it, with the step numbers in between."""
         order: list[int] = []
         remaining = iter(steps)
         for equation in one.chain:

@@ -1,4 +1,4 @@
-"""How far a check is: nothing for a short one, a line on the standard error for a long one."""
+"""The progress of a check: nothing for a short one, a line on standard error for a long one."""
 
 import sys
 import time
@@ -10,13 +10,13 @@ from .._message import word
 from ..errors import ArgumentError
 
 _SILENT = 2.0
-# Seconds between two lines in a log, and between two on a terminal, where each takes the place of the last.
+# Seconds between two lines in a log, and between two on a terminal, where each replaces the last.
 _LOG, _TERMINAL = 10.0, 0.1
 _COLUMNS = 79
 
 
 class Progress:
-    """Counts steps and tells about them, as the argument of `check` says; a context that clears its line."""
+    """Counts steps and reports them as the option of `check` says; a context that clears its line."""
 
     def __init__(self, progress: bool | Callable[[int, int, str], object] | None) -> None:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
@@ -28,9 +28,9 @@ class Progress:
                 )
             )
         self._call = progress if callable(progress) else None
-        # How long to say nothing.
+        # How long to stay silent.
         self._silent = 0.0 if progress is True else _SILENT if progress is None else float("inf")
-        # A log that nobody asked for stays as it is.
+        # Nothing is written to a log unless it was asked for.
         self._is_asked = progress is True
         self._done = self._total = self._width = 0
         self._next = 0.0
@@ -50,7 +50,7 @@ class Progress:
         self._total += steps
 
     def tick(self, what: str) -> None:
-        """Count a step that was done."""
+        """Count a finished step."""
         self._done += 1
         self._total = max(self._total, self._done)
         if self._call is not None:
@@ -73,7 +73,7 @@ def _is_terminal() -> bool:
 
 
 def _write(text: str) -> None:
-    # There is no standard error in a program without a console.
+    # A program without a console has no standard error.
     if sys.stderr is not None:
         sys.stderr.write(text)
         sys.stderr.flush()

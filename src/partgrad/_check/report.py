@@ -1,4 +1,4 @@
-"""What a check found, as data, as text and as HTML: a table of the leaves, the worst first, then the messages."""
+"""The result of a check as data, text and HTML: a table of the leaves, the worst first, then the messages."""
 
 import html
 import itertools
@@ -25,17 +25,17 @@ from .._message import word
 from ..errors import CheckError
 from .finding import SEVERITIES, Finding
 
-# The most that types, verdicts, gradients and what was found take of a line; the path has the rest.
+# The widest that types, verdicts, gradients and findings may be; the path gets the rest of the line.
 _WIDEST = (12, 14, 9, 24)
 _SAID = {"error": "error", "warning": "warning", "info": "note"}
 _VERDICTS = ("error", "warning", "inconclusive", "ok")
-# So many leaves in a row with nothing to tell are shown in part.
+# If more leaves than this in a row have nothing to report, only some of them are shown.
 _FOLDED = 200
 _SHOWN = 10
 _LISTED = 20
-# What a message quotes: paths and code.
+# What messages quote: paths and code.
 _QUOTED = re.compile(r"`[^`\n]*`")
-# Not in any text, since `printable` escapes it; `textwrap` does not break at it.
+# Never in a text, because `printable` escapes it.
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
@@ -144,7 +144,7 @@ def _plain(number: Any) -> Any:
 
 
 class _TableLine(NamedTuple):
-    """A line of the table: a leaf, or a number of leaves that are left out."""
+    """A line of the table: a leaf, or a number of omitted leaves."""
 
     path: str
     type: str
@@ -164,7 +164,7 @@ def _text(report: GradientReport) -> str:
 
 
 def _lines(report: GradientReport) -> list[_TableLine]:
-    """The lines of the table; leaves in a row that are alike and have nothing to tell are folded if they are many."""
+    """The lines of the table; long runs of similar leaves with nothing to report are folded."""
     found = defaultdict(list)
     for finding in report.findings:
         found[finding.leaf].append(finding)
@@ -193,7 +193,7 @@ def _leaf(row: LeafRow, findings: list[Finding]) -> _TableLine:
 
 
 def _verdict(row: LeafRow, findings: list[Finding]) -> str:
-    """The worst that is known of a leaf."""
+    """The worst that is known about a leaf."""
     severity = findings[0].severity if findings else "info"
     if severity == "error" or (severity == "warning" and row.status == "checked"):
         return severity
@@ -229,7 +229,7 @@ def _counted(number: int, one: str, many: str = "") -> str:
 
 
 def _below(report: GradientReport) -> str:
-    """What was done."""
+    """The totals below the table."""
     leaves, statuses = len(report.rows), Counter(row.status for row in report.rows)
     totals = [("checked", f"{statuses['checked']:,} of {_counted(leaves, 'leaf', 'leaves')}")]
     if report.cost:
@@ -240,7 +240,7 @@ def _below(report: GradientReport) -> str:
 
 
 class _Entry(NamedTuple):
-    """Findings that differ in their leaves alone."""
+    """Findings that differ only in their leaves."""
 
     finding: Finding
     leaves: list[str]
@@ -259,7 +259,7 @@ class _Entry(NamedTuple):
 
 
 def _entries(report: GradientReport) -> list[_Entry]:
-    """The messages, errors first; what is true of several leaves stands there once."""
+    """The messages, errors first; a message that concerns several leaves appears once."""
     merged: dict[Finding, list[str]] = defaultdict(list)
     for finding in report.findings:
         merged[finding._replace(leaf="")].append(finding.leaf)
@@ -267,12 +267,12 @@ def _entries(report: GradientReport) -> list[_Entry]:
 
 
 def _is_one_leaf(report: GradientReport) -> bool:
-    """Whether the tree is a leaf: then what is true of the whole function is told in its line."""
+    """Whether the tree is a single leaf, whose line then also reports what concerns the whole function."""
     return len(report.rows) == 1 and not report.rows[0].path
 
 
 def _wrapped(line: str, indent: str) -> Iterator[str]:
-    """The lines of a text, broken between words, and inside one only where it has no room on any line."""
+    """The lines of a text, broken between words; a word is broken only if it does not fit on any line."""
     taken = indent
     for whole in line.split(" "):
         word = whole
@@ -288,7 +288,7 @@ def _wrapped(line: str, indent: str) -> Iterator[str]:
 
 
 def _glued(text: str, *whole: str) -> str:
-    """Escape what does not print, and mark the blanks at which no line may end: in `...`, and in these names."""
+    """Escape what does not print, and mark the spaces where no line may break: inside backquotes and these names."""
     text = "\n".join(map(printable, text.split("\n")))
     for name in whole:
         if " " in name:
@@ -300,7 +300,7 @@ def _glued(text: str, *whole: str) -> str:
 
 
 def _markup(report: GradientReport) -> str:
-    """The report as HTML: verdicts with their symbols, and messages that unfold."""
+    """The report as HTML, with a symbol for each verdict and messages that unfold."""
     rows = [
         [html.escape(printable(line.path)), html.escape(line.type), _marked(line.verdict), line.gradient, found]
         for line in _lines(report)

@@ -1,4 +1,4 @@
-"""Which custom derivative rule is to blame: each rule against the derivative of the function that it is for."""
+"""Which custom derivative rule is to blame: each rule is compared with the derivative of its function."""
 
 import functools
 from collections.abc import Callable
@@ -28,9 +28,9 @@ _VALUE, _DERIVATIVE = 0, 1
 
 
 class Blame(NamedTuple):
-    """A custom rule that computes another value than the function that it is for, or else another derivative.
+    """A custom rule that computes another value than its function, or else another derivative.
 
-    The place is that of the element that is furthest off, for a message.
+    The place is the element that is furthest off, for the message.
     """
 
     chain: Chain
@@ -39,30 +39,30 @@ class Blame(NamedTuple):
 
 
 class Rules:
-    """The custom rules of a function, each compared once with the derivative of its own function."""
+    """The custom rules in a program, each compared once with the derivative of its own function."""
 
     def __init__(self, evidence: Evidence):
         self._evidence = evidence
         self._incomparable: list[Chain] = []
 
     def wrong_values(self) -> list[Blame]:
-        """The rules that compute another value, one for each name and line."""
+        """The rules that change the value, one for each name and line."""
         return _unlike([blame for blame in self._blamed if blame.of_value])
 
     def to_blame_for(self, leaf: int) -> list[Blame]:
-        """The rules on the way of a leaf that differ from their functions, one for each name and line."""
+        """The rules on the path of a leaf that differ from their functions, one for each name and line."""
         wrong = [
             blame
             for blame in self._blamed
             if leaf in self._evidence.leaves_into(blame.chain) and not _is_librarys_own(blame.chain)
         ]
-        # A rule is as wrong as those that are inside it.
+        # A rule is wrong if a rule inside it is.
         outer = {id(equation) for blame in wrong for equation in blame.chain[:-1]}
         wrong = [blame for blame in wrong if id(blame.chain[-1]) not in outer]
         return _unlike(sorted(wrong, key=lambda blame: blame.of_value))
 
     def incomparable_for(self, leaf: int) -> list[Chain]:
-        """The rules on the way of a leaf that cannot be compared, as one for a callback, where nothing else is."""
+        """The rules on the path of a leaf that cannot be compared, as for a callback, if nothing else is to blame."""
         _ = self._blamed
         own = [c for c in self._incomparable if line(c) and leaf in self._evidence.leaves_into(c)]
         return [blame.chain for blame in _unlike([Blame(chain, False, "") for chain in own])]
@@ -77,13 +77,13 @@ class Rules:
         return [_blame(answers) for answers in grouped.values()]
 
     def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
-        """The element that is furthest off, whether it is of the value or of the derivative, and of which array."""
+        """The element that is furthest off, whether it belongs to the value or the derivative, and to which array."""
         del results
         if not is_custom_rule(chain[-1]):
             return None
         try:
             return _differing(chain[-1], operands)
-        except Exception:  # A rule, or a function without a derivative, raises what it likes.
+        except Exception:  # A rule, or a function without a derivative, may raise anything.
             self._incomparable.append(chain)
             return None
 
@@ -96,12 +96,12 @@ def _blame(answers: list[Answer]) -> Blame:
 
 
 def _unlike(blames: list[Blame]) -> list[Blame]:
-    """The first of those that a message would call the same."""
+    """One rule of each name and line, which a message could not tell apart."""
     return list({at(blame.chain): blame for blame in reversed(blames)}.values())[::-1]
 
 
 def _is_librarys_own(chain: Chain) -> bool:
-    """Whether a rule is used by another one of its library, which knows what it does."""
+    """Whether a rule is used inside another rule of its library, which is responsible for it."""
     return is_in_library(chain) and any(map(is_custom_rule, chain[:-1]))
 
 
@@ -151,14 +151,14 @@ def _weights(like: Operands) -> Operands:
 
 
 def _furthest(found: Operands, meant: Operands, places: list[int], kind: int) -> Any:
-    """The element that is furthest off if that is more than rounding: its flat index, the kind and the array."""
+    """The element that is furthest off, if by more than rounding: its flat index, the kind and the array."""
     best, most = jnp.array([-1, kind, 0], jnp.int32), jnp.zeros(())
     for place, one, other in zip(places, found, meant, strict=True):
         if not one.size:
             continue
         gap, size = jnp.ravel(jnp.abs(one - other)), jnp.max(jnp.abs(other))
         tolerance = float(jnp.finfo(one.dtype).eps) ** 0.6
-        # NaN of the function where the rule has a number is what rules are written for.
+        # A rule often exists to give a number where the function gives NaN.
         off = jnp.where(jnp.isfinite(gap), gap, 0) / (jnp.where(jnp.isfinite(size), size, jnp.inf) + 1e-30)
         worst = jnp.argmax(off)
         is_more = (off[worst] > tolerance) & (off[worst] > most)

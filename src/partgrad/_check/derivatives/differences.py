@@ -1,9 +1,9 @@
-"""Slopes by finite differences, which say for each output what they are worth.
+"""Slopes by finite differences, with an error estimate for each output.
 
 Differences are taken at steps that shrink by a factor of about four. Where a function is smooth, its central slopes
 have a limit in even powers of the step, and the gap between its slopes to the right and to the left falls to zero in
 odd ones. Where it has a kink the gap stays, and the central slopes converge all the same, to a number that is nobody's
-derivative: so the gap counts as an error of the slope.
+derivative. The gap therefore counts as an error of the slope.
 """
 
 import itertools
@@ -16,22 +16,22 @@ SMOOTH, KINK, JUMP, UNSURE = range(4)
 
 Array = np.ndarray[Any, Any]
 
-# No powers of two: what a function rounds to is a multiple of one, and each step would meet it at the same phase.
+# Not powers of two: a function rounds to multiples of one, and every step would meet them at the same phase.
 _FIRST_STEP = 2.0**-6 * 0.9549150281252627
 _RATIO = ((1 + 5**0.5) / 2) ** 3
 _FEWEST_LEVELS = 3
 _MOST_LEVELS = 10
-# Rounding errors, in proportion to what is rounded.
+# Rounding errors, relative to the rounded value.
 _ROUNDING = 4 * float(np.finfo(np.float64).eps)
-# Errors in proportion to the slope: what is aimed for, and what is too much to speak of a slope.
+# Errors relative to the slope: the target, and the most at which it still counts as one.
 _AIM = 1e-10
 _WORST = 1e-6
-# The same in proportion to what the first step makes of rounding errors, for slopes that are zero or nearly.
+# The same, relative to the rounding errors of the first step, for slopes that are zero or nearly so.
 _AIM_IN_ROUNDING = 30.0
 _WORST_IN_ROUNDING = 1000.0
-# How far the estimates of two windows of steps may lie apart, in units of their errors.
+# How far apart the estimates of two windows of steps may lie, in units of their errors.
 _APART = 3.0
-# Outputs that are judged together, for memory.
+# How many outputs are judged together, which bounds the memory.
 _TOGETHER = 1 << 15
 
 
@@ -47,10 +47,10 @@ class Slope(NamedTuple):
 
 
 def slope(along: Callable[[float], Any], at_zero: Any = None, *, shrink: float = 1.0, noise: Any = 0.0) -> Slope:
-    """The slopes at zero of the outputs of a function, a vector of float64 or complex128.
+    """The slopes at zero of the outputs of a function, as a vector of float64 or complex128.
 
-    Other steps, by a factor of `shrink`, give another opinion; `noise` is how far the outputs, each or all, are known
-    to be off beyond the rounding of themselves.
+    Another factor `shrink` between the steps gives a second opinion. `noise` is the known error of the outputs beyond
+    their own rounding: a number for each, or one for all.
     """
     start = np.asarray(along(0.0) if at_zero is None else at_zero)
     noise = np.repeat(noise, 2) if np.iscomplexobj(start) and np.ndim(noise) else noise
@@ -74,7 +74,7 @@ def _real(outputs: Any) -> Array:
 
 
 class _Judged(NamedTuple):
-    """What is known so far of each output, and whether smaller steps may tell more."""
+    """The verdict on each output so far, and whether smaller steps may improve it."""
 
     derivative: Array
     error: Array
@@ -87,7 +87,7 @@ class _Judged(NamedTuple):
         return cls(derivative, error, np.zeros(outputs, int), np.ones(outputs, bool))
 
     def improve(self, levels: list["_Level"]) -> None:
-        """Judge anew what smaller steps may tell more of."""
+        """Judge again the outputs for which smaller steps may help."""
         outputs = np.flatnonzero(self.may_improve)
         for start in range(0, outputs.size, _TOGETHER):
             part = outputs[start : start + _TOGETHER]
@@ -97,7 +97,7 @@ class _Judged(NamedTuple):
 
 
 def _judgement(levels: list["_Level"]) -> _Judged:
-    """The estimate of the window that promises the least error and that no window of smaller steps contradicts."""
+    """The estimate with the smallest error that no window of smaller steps contradicts."""
     windows = [_window(levels[first : last + 1]) for first, last in _windows(len(levels))]
     rounding = levels[0].rounding
     best = windows[-1]
@@ -108,12 +108,12 @@ def _judgement(levels: list["_Level"]) -> _Judged:
     believable = lambda window: (
         (window.error <= _WORST * np.abs(window.slope)) | (window.error <= _WORST_IN_ROUNDING * rounding)
     )
-    # Two windows that both promise much and contradict each other are both worth nothing.
+    # Two windows that contradict each other, both with small errors, are both worthless.
     disputed = np.logical_or.reduce([believable(window) & ~_agree(window, best) for window in windows])
     verdict, is_clear = _unsmooth(levels, windows)
     verdict = np.where(believable(best) & ~disputed, SMOOTH, verdict)
     reached = (best.error <= _AIM * np.abs(best.slope)) | (best.error <= _AIM_IN_ROUNDING * rounding)
-    # Smaller steps than the best only add to the rounding errors.
+    # Steps smaller than the best only increase the rounding errors.
     reached |= believable(best) & (np.minimum(windows[-1].error, windows[-2].error) > best.error)
     return _Judged(best.slope, best.error, verdict, ~((reached & ~disputed) | is_clear))
 
@@ -124,7 +124,7 @@ def _agree(one: "_Window", other: "_Window") -> Array:
 
 
 class _Level(NamedTuple):
-    """The slopes of one step: central, and the one to the right less the one to the left."""
+    """The slopes of one step: the central one, and the difference between right and left."""
 
     central: Array
     gap: Array
@@ -134,13 +134,13 @@ class _Level(NamedTuple):
 def _level(step: float, forward: Array, backward: Array, start: Array, noise: Any) -> _Level:
     central = (forward - backward) / (2 * step)
     gap = ((forward - start) - (start - backward)) / step
-    # The point is rounded as well as the value.
+    # Both the point and the value are rounded.
     rounded = np.maximum(np.abs(forward), np.abs(backward)) + np.abs(central)
     return _Level(central, gap, (_ROUNDING * rounded + noise) / step)
 
 
 class _Window(NamedTuple):
-    """What two or three neighbouring steps say."""
+    """The estimates of two or three neighbouring steps."""
 
     slope: Array
     error: Array
@@ -168,7 +168,7 @@ def _window(levels: list[_Level]) -> _Window:
 
 
 def _limit(values: list[Array], factor: float) -> tuple[Array, Array]:
-    """The limit of a sequence, by Richardson's extrapolation, and how far the last two extrapolations lie apart."""
+    """The limit of a sequence by Richardson extrapolation, and the distance between the last two extrapolations."""
     while True:
         pairs = list(itertools.pairwise(values))
         extrapolated = [fine + (fine - coarse) / (factor - 1) for coarse, fine in pairs]
@@ -179,7 +179,7 @@ def _limit(values: list[Array], factor: float) -> tuple[Array, Array]:
 
 
 def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, Array]:
-    """Whether what has no derivative has a kink or a jump, if one can tell; and whether smaller steps say the same."""
+    """Whether a function without a derivative has a kink or a jump, as far as can be told, also by smaller steps."""
     last, before = windows[-1], windows[-3]
     gap = np.abs(last.gap)
     kink = (gap > 5 * last.gap_error) & (gap > _WORST * np.abs(last.slope))

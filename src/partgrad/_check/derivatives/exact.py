@@ -18,14 +18,14 @@ from .float64 import leaves_jax, promoted
 Leaves = list[np.ndarray[Any, Any]]
 Vector = np.ndarray[Any, Any]
 
-# The axis of a point that has moved and the one that it has moved from.
+# The axis that holds a point that has moved, and the point it has moved from.
 _BOTH = "partgrad.both"
 
 
 class Exact:
-    """A program and its two derivatives, in float64; outputs are one vector, complex where one of them is.
+    """A program and its two derivatives in float64. The outputs are one vector, complex if any output is.
 
-    `unit` is the precision of what leaves JAX and so is evaluated in its own; zero where nothing does.
+    `unit` is the precision of the steps that run outside JAX, in their own dtype; zero if there are none.
     """
 
     def __init__(self, program: NumberedProgram):
@@ -45,12 +45,12 @@ class Exact:
     ) -> Callable[..., Any] | None:
         try:
             evaluate = promoted(jaxpr())
-        except Exception:  # There is none, and each rule says so in its own way.
+        except Exception:  # There is none: each rule raises its own kind of error.
             return None
         return _compiled(lambda point, others: join(evaluate(*self._parted(point), *parted(others))))
 
     def _parted(self, vector: Any) -> Leaves:
-        """The leaves of a vector: one operand is handed over much faster than hundreds."""
+        """The leaves of a vector: passing one operand is much faster than passing hundreds."""
         parts = lax.split(vector, [int(np.prod(shape)) * (1 + is_complex) for shape, is_complex in self._inputs])
         return [
             lax.complex(part[::2], part[1::2]).reshape(shape) if is_complex else part.reshape(shape)
@@ -58,19 +58,19 @@ class Exact:
         ]
 
     def with_reverse_of(self, program: NumberedProgram) -> "Exact":
-        """The same function, with the reverse derivative of another program and no forward derivative."""
+        """The same function with the reverse derivative of another program, and without a forward derivative."""
         changed = copy.copy(self)
         changed._forward, changed._reverse = None, changed._derivative(lambda: program.cotangent, list)
         return changed
 
     def holding(self, program: NumberedProgram, held: Callable[[JaxprEqn], bool]) -> "Exact":
-        """The same, but for some equations that keep their results while the point moves along a direction."""
+        """The same, except that some equations keep their results while the point moves along a direction."""
 
         def rule(equation: JaxprEqn, operands: Operands) -> Operands | None:
             if held(equation):
                 return [lax.all_gather(operand, _BOTH)[1] for operand in operands]
             if leaves_jax(equation):
-                # Python code is not called for many points at once; where it matters, nothing is known.
+                # Callbacks to Python cannot run at many points at once; where they matter, nothing is known.
                 return [jnp.full(v.aval.shape, jnp.nan if is_floating(v.aval) else 0) for v in equation.outvars]
             return None
 
@@ -85,40 +85,40 @@ class Exact:
         return changed
 
     def value(self, point: Leaves, direction: Leaves, step: float) -> Vector:
-        """The outputs at a point that is moved along a direction; NaN where the function raises."""
+        """The outputs at a point moved along a direction; NaN if the function raises."""
         self.evaluations += 1
         start = _vector(point)
         try:
             return np.asarray(self._value(start + step * _vector(direction), start))
         except Exception:
-            # What refuses a point does so where it is evaluated, and all points are asked for but the first.
+            # A function that rejects a point raises when it is evaluated there.
             if step == 0:
                 raise
             return np.full(sum(self.sizes), np.nan, np.complex128 if any(self._is_complex) else np.float64)
 
     def forward(self, point: Leaves, direction: Leaves) -> Vector | None:
-        """The tangents of the outputs along a direction, or None where there is no forward derivative."""
+        """The tangents of the outputs along a direction, or None if there is no forward derivative."""
         return None if self._forward is None else np.asarray(self._forward(_vector(point), _vector(direction)))
 
     def reverse(self, point: Leaves, weights: Vector) -> Leaves | None:
-        """The cotangents of the leaves for weights of the outputs, or None where there is no reverse derivative."""
+        """The cotangents of the leaves for given weights of the outputs, or None if there is no reverse derivative."""
         if self._reverse is None:
             return None
         return [np.asarray(cotangent) for cotangent in self._reverse(_vector(point), self.cotangents(weights))]
 
     def parts(self, outputs: Vector) -> list[Vector]:
-        """A vector of outputs, output by output."""
+        """Split a vector of outputs into the outputs."""
         ends = np.cumsum(self.sizes, dtype=int)
         return [outputs[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
 
     def cotangents(self, weights: Vector) -> Leaves:
-        """Weights, one for each element, in the shapes of the outputs."""
+        """Arrange weights, one per element, in the shapes of the outputs."""
         parts = zip(self.parts(weights), self._shapes, self._is_complex, strict=True)
         return [(part if is_complex else part.real).reshape(shape) for part, shape, is_complex in parts]
 
 
 def _unit(jaxpr: Jaxpr) -> float:
-    """The largest relative rounding error of what is not evaluated in float64."""
+    """The largest relative rounding error of the steps that are not evaluated in float64."""
     largest = 0.0
     for equation in jaxpr.eqns:
         made = [v.aval.dtype for v in equation.outvars if leaves_jax(equation) and is_floating(v.aval)]

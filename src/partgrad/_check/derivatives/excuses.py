@@ -15,13 +15,13 @@ from ..numbered import NumberedProgram
 from .exact import Exact, Leaves
 from .reading import AGREE, ROUNDING, Point
 
-# Each costs a compilation.
+# Each attempt costs a compilation.
 _MOST_TRIED = 12
 _FACTORIZATIONS = frozenset({"cholesky", "eigh", "linear_solve"})
 
 
 def explaining_stops(program: NumberedProgram, point: Point, direction: Leaves, slack: float) -> tuple[Chain, ...]:
-    """As few `stop_gradient` equations as explain a mismatch along a direction; none where they do not."""
+    """The fewest `stop_gradient` equations that explain a mismatch along a direction; none if they do not."""
     stops = {id(chain[-1]): chain for chain in _stops(program)}
     if not stops:
         return ()
@@ -30,7 +30,7 @@ def explaining_stops(program: NumberedProgram, point: Point, direction: Leaves, 
         try:
             exact = point.exact.holding(program, lambda equation: id(equation) in held)
             return _agrees(exact, point, direction, slack)
-        except Exception:  # Not everything can be evaluated at two points at once.
+        except Exception:  # Some programs cannot be evaluated at two points at once.
             return False
 
     tried = list(stops)[:_MOST_TRIED]
@@ -48,7 +48,7 @@ def explaining_stops(program: NumberedProgram, point: Point, direction: Leaves, 
 def explaining_factorization(
     program: NumberedProgram, leaf: int, point: Point, direction: Leaves, slack: float
 ) -> Chain | None:
-    """The first factorization that a leaf flows into, if the two agree where matrices move symmetrically."""
+    """The first factorization a leaf flows into, if both derivatives agree when its matrix moves symmetrically."""
     flow = program.smooth
     into = (c for c in flow.chains if c[-1].primitive.name in _FACTORIZATIONS and union(flow.into(c)) >> leaf & 1)
     first = next(into, None)
@@ -65,9 +65,9 @@ def _agrees(exact: Exact, point: Point, direction: Leaves, slack: float) -> bool
 
 
 def _stops(program: NumberedProgram) -> list[Chain]:
-    """Those that the user, or a library outside its rules, has written."""
+    """The `stop_gradient` equations written by the user, or by a library outside its derivative rules."""
     chains = by_value(program.jaxpr.jaxpr, [0] * len(program.leaves)).chains
-    # What is stopped beside a solve is another way to the same derivative.
+    # A stop beside a solve is another way to the same derivative.
     solving = {tuple(map(id, chain[:-1])) for chain in chains if chain[-1].primitive.name == "custom_linear_solve"}
 
     def is_candidate(chain: Chain) -> bool:
@@ -76,7 +76,7 @@ def _stops(program: NumberedProgram) -> list[Chain]:
         return (
             chain[-1].primitive.name == "stop_gradient"
             and not any(tuple(map(id, inside)) in solving for inside in outer)
-            # Inside the rule of a library, what the user stopped in a function that was given to it.
+            # Inside a library's rule: what the user stopped in a function passed to that library.
             and all(map(is_in_library, ruled))
             and not (ruled and is_in_library(chain))
         )
@@ -85,7 +85,7 @@ def _stops(program: NumberedProgram) -> list[Chain]:
 
 
 def _with_symmetric_parts(chain: Chain, operands: Operands) -> Operands | None:
-    """A factorization, given the symmetric part of a matrix that is symmetric but for how it moves."""
+    """Run a factorization on the symmetric part of a matrix that only its tangent makes asymmetric."""
     if chain[-1].primitive.name not in _FACTORIZATIONS:
         return None
     return bind(chain[-1], list(map(_symmetric_part, operands)))

@@ -1,7 +1,7 @@
-"""A jaxpr evaluated in float64: what it would compute without rounding, at the same draws.
+"""A jaxpr evaluated in float64: what it would compute without rounding, from the same random draws.
 
-Only the derivative of the exact function can be told from a wrong one by finite differences; and the user's function is
-not run again, as it may not be able to compute in float64, or may compute something else there.
+Finite differences can only tell a wrong derivative from a right one if the function is evaluated exactly. The user's
+Python does not run again: it may not support float64, or may compute something else there.
 """
 
 from collections.abc import Callable
@@ -27,17 +27,17 @@ from ..._programs import (
     step_through,
 )
 
-# From an equation and its operands to other results for it, or to None to compute its own.
+# Takes an equation and its operands; returns other results for it, or None to compute its own.
 Rule = Callable[[JaxprEqn, Operands], Operands | None]
 
 
-# Their jaxprs compute their results, and what else they do is for derivatives and compilers.
+# Their jaxprs compute their results; everything else about them serves derivatives and compilers.
 _ENTERED_IN_PLACE = CALLS | CHECKPOINTS | CUSTOM_RULES
-# These leave JAX with the dtypes they state.
+# These leave JAX, with the dtypes that they state.
 _LEAVING = FOREIGN | {"pallas_call"}
-# These compute with the bits of a number, or draw as many bits as a number has.
+# These compute with the bits of a number, or draw as many random bits as a number has.
 _OF_OWN_WIDTH = _LEAVING | {"bitcast_convert_type", "random_gamma"}
-# Numbers that JAX's derivatives have rounded to the dtype of an operand, and its functions have not.
+# Constants that JAX rounds to the dtype of an operand in its derivatives, but not in its functions.
 _CONSTANTS = np.array(
     [
         *(2 / np.sqrt(np.pi), np.sqrt(np.pi) / 2, np.sqrt(2 / np.pi), 1 / np.sqrt(2 * np.pi), 1 / np.sqrt(np.pi)),
@@ -51,8 +51,8 @@ _REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError, KeyErro
 def promoted(jaxpr: ClosedJaxpr, rule: Rule = lambda equation, operands: None) -> Callable[..., Operands]:
     """A function that computes the outputs of a jaxpr in float64 and complex128, under `jax.enable_x64(True)`.
 
-    Integers keep their dtypes. Random bits stay what they are, and what is made of the bits of a number is made at its
-    own width and widened after. So is what an operation computes that cannot work in float64.
+    Integers keep their dtypes, and random bits their values. What works on the bits of a number runs at the width of
+    that number and is widened afterwards. So does an operation that does not support float64.
     """
     evaluation = _Evaluation(bool(jax.config.jax_enable_x64), rule)
     return lambda *operands: evaluation.run(*opened(jaxpr), list(operands))
@@ -81,7 +81,7 @@ class _Evaluation:
         if name == "reduce_precision":
             return operands
         if name in ("debug_callback", "debug_print"):
-            # Once is enough to print.
+            # Printing once is enough.
             return []
         if name == "custom_linear_solve":
             solve, given = solve_jaxpr(equation, operands)
@@ -106,7 +106,7 @@ class _Evaluation:
 
     def _parameter(self, name: str, value: Any) -> Any:
         if name == "precision":
-            # A precision may be an algorithm of another dtype, and says nothing in float64.
+            # A precision may name an algorithm for another dtype; it means nothing in float64.
             return None
         if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
             return wide_dtype(value)
@@ -122,7 +122,7 @@ class _Evaluation:
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """The dtype that stands for another in an exact evaluation: float64 or complex128 for those of less precision."""
+    """The dtype that replaces another in an exact evaluation: float64 or complex128 for those of lower precision."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return np.dtype(np.complex128)
     return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
@@ -135,7 +135,7 @@ def widened(value: Any) -> np.ndarray[Any, Any]:
 
 
 def leaves_jax(equation: JaxprEqn) -> bool:
-    """Whether an equation runs code that is not JAX's, in its own precision."""
+    """Whether an equation runs code outside JAX, which has a precision of its own."""
     return equation.primitive.name in _LEAVING
 
 
@@ -144,7 +144,7 @@ def _changes(atom: Any) -> bool:
 
 
 def _as_wide(value: Any, aval: Any) -> Any:
-    """A value of the dtype that stands for that of a shape and dtype."""
+    """A value, converted to the wide dtype of an aval."""
     if hasattr(aval, "inner_aval") or not hasattr(aval, "dtype") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return value
     if aval.dtype == jax.dtypes.float0:
@@ -158,7 +158,7 @@ def _as_wide(value: Any, aval: Any) -> Any:
 
 
 def _exact(value: Any, aval: Any) -> Any:
-    """A constant that was rounded to a dtype, as it was before if it is a known one."""
+    """A constant before it was rounded to a dtype, if it is a known one."""
     if aval.shape or not jnp.issubdtype(aval.dtype, jnp.floating) or aval.dtype == np.float64:
         return value
     known = np.flatnonzero(_CONSTANTS.astype(aval.dtype) == np.abs(np.asarray(value)).astype(aval.dtype))
@@ -166,7 +166,7 @@ def _exact(value: Any, aval: Any) -> Any:
 
 
 def _at_own_width(equation: JaxprEqn, operands: Operands) -> Operands:
-    """The results of an equation run as it was, on operands rounded to its dtypes."""
+    """The results of the original equation, on operands rounded to its dtypes."""
     narrow = [
         jnp.asarray(operand, atom.aval.dtype) if _changes(atom) and not hasattr(atom.aval, "inner_aval") else operand
         for operand, atom in zip(operands, equation.invars, strict=True)

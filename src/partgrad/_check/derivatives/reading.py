@@ -1,4 +1,4 @@
-"""What finite differences along one direction say of the forward and the reverse derivative, all in float64."""
+"""Forward and reverse derivatives compared with finite differences along one direction, in float64."""
 
 import functools
 from typing import Any, NamedTuple
@@ -10,24 +10,24 @@ from .exact import Exact, Leaves, Vector
 
 AGREE, ROUNDING, INCONCLUSIVE, MISMATCH, ABSENT = "agree", "rounding", "inconclusive", "mismatch", "absent"
 
-# Relative disagreements: none, and what is no fault where finite differences cannot tell.
+# Relative disagreements: one that counts as none, and the largest that is no error if finite differences cannot tell.
 _AIM = 1e-8
 _WORST = 1e-4
-# Steps that change the last digits of a number.
+# Steps that change only the last digits of a number.
 _LAST_DIGITS = (-3e-15, -1e-15, 1e-15, 3e-15)
 _MORE_DIGITS = (1e-15, 2e-15, 3e-15, 5e-15)
 _MOST_NOISE = 1e-7
-# Errors of finite differences that make up for a disagreement, and beyond which there is one.
+# In units of the error of the differences: what still counts as agreement, and what is a mismatch.
 _WITHIN, _BEYOND = 3.0, 10.0
-# Outputs of an array that are zero but for the rounding of the others.
+# Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
 
 
 class Agreement(NamedTuple):
-    """Whether a derivative agrees with finite differences, and the numbers where it does so least.
+    """Whether a derivative agrees with finite differences, and the numbers where the agreement is worst.
 
-    The status `rounding` is that of a difference which constants of low precision or an iterative solver may explain;
-    `relative` is in proportion to the sum of the magnitudes.
+    The status `rounding` means that constants of low precision or an iterative solver may explain the difference;
+    `relative` is the difference relative to the sum of the magnitudes.
     """
 
     status: str
@@ -37,9 +37,9 @@ class Agreement(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Both derivatives against finite differences along one direction, and in `modes` against each other.
+    """Both derivatives compared with finite differences along one direction and, in `modes`, with each other.
 
-    The reverse derivative is that of a weighted sum of the outputs that are smooth; of the others there are so many.
+    The reverse derivative is that of a weighted sum of the smooth outputs; the number of others is counted.
     """
 
     forward: Agreement
@@ -51,11 +51,11 @@ class Reading(NamedTuple):
 
     @property
     def status(self) -> str:
-        """The worst that is known: a mismatch, else what at least one derivative deserves."""
+        """A mismatch if there is any, or else the worse status of the two."""
         known = [self.forward.status, self.reverse.status]
         if MISMATCH in (*known, self.modes.status):
             return MISMATCH
-        # What one of them deserves, both do if they agree.
+        # If the two agree with each other, a status that one of them earned holds for both.
         order = (
             [ROUNDING, INCONCLUSIVE, AGREE] if self.modes.status == INCONCLUSIVE else [ROUNDING, AGREE, INCONCLUSIVE]
         )
@@ -63,7 +63,7 @@ class Reading(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        """Whether every output is smooth and both derivatives agree."""
+        """Whether every output is smooth and both derivatives agree with the differences."""
         return self.status in (AGREE, ROUNDING, ABSENT) and not (self.kinks or self.jumps or self.unsure)
 
 
@@ -90,13 +90,13 @@ class Point:
         return Point(exact, self.leaves, self.weights)
 
     def _measured_noise(self) -> Vector:
-        """How far the outputs move with the last digits of the point: more than their own, where steps cancel."""
+        """How far the outputs move with the last digits of the point: more than their own rounding if terms cancel."""
         magnitudes, unit = [np.abs(leaf) for leaf in self.leaves], self.exact.unit
         steps, most = (_LAST_DIGITS, _MOST_NOISE) if not unit else ([-2 * unit, -unit, unit, 2 * unit], 100 * unit)
         moved = [self.exact.value(self.leaves, magnitudes, step) for step in steps]
         with np.errstate(all="ignore"):
             off = np.max([np.abs(outputs - self.start) for outputs in moved], axis=0, initial=0.0)
-            # What moves more is at a jump.
+            # An output that moves further is at a jump.
             return np.where(off <= most * np.abs(self.start), off, 0.0)
 
     @functools.cached_property
@@ -105,12 +105,12 @@ class Point:
         return self.exact.reverse(self.leaves, self.weights)
 
     def slope(self, direction: Leaves, shrink: float = 1.0) -> Slope:
-        """The slopes of the outputs along a direction, by finite differences."""
+        """The slopes of the outputs along a direction by finite differences."""
         value = lambda step: self.exact.value(self.leaves, direction, step)
         return slope(value, self.start, shrink=shrink, noise=self._noise)
 
     def read(self, direction: Leaves, *, slack: float = 0.0, shrink: float = 1.0) -> Reading:
-        """What is known along a direction; `slack` is the relative disagreement that has another explanation."""
+        """Compare along a direction; `slack` is the relative disagreement that has another explanation."""
         found = self.slope(direction, shrink)
         tangents = self.exact.forward(self.leaves, direction)
 
@@ -151,7 +151,7 @@ class Point:
         return [[of(point) for point in points] for points in self._beside()]
 
     def _beside(self) -> list[list[Leaves]]:
-        """Points with other last digits, side by side: between the sides there may be a tie."""
+        """Points that differ in their last digits, on two sides of the point: a tie may lie between them."""
         moved = lambda by: [x + by * np.abs(x) for x in self.leaves]
         return [[moved(side * by) for by in _MORE_DIGITS] for side in (-1.0, 1.0)]
 
@@ -200,9 +200,9 @@ class Point:
             return Agreement(INCONCLUSIVE)
         with np.errstate(all="ignore"):
             difference = np.where(np.isfinite(got), np.abs(got - expected), np.inf)
-            # What a finite difference is allowed to explain away is bounded.
+            # The error of a finite difference may only explain away so much.
             agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
-            # Both are zero but for rounding.
+            # Both are zero up to rounding.
             agrees |= magnitude <= _WITHIN * off
             differs = ~agrees & (difference > _BEYOND * error)
             is_slight = difference <= slack * magnitude
@@ -224,15 +224,15 @@ class Point:
 def _range(values: list[Any]) -> Any:
     with np.errstate(all="ignore"):
         apart = np.max([np.abs(value - values[0]) for value in values], axis=0)
-    # What is not finite is no noise.
+    # Values that are not finite are not noise.
     return np.where(np.isfinite(apart), apart, 0.0)
 
 
 def _product(gradient: Leaves, direction: Leaves) -> tuple[float, float]:
-    """The slope that a gradient gives a direction, and the sum of the magnitudes of its terms."""
+    """The slope along a direction according to a gradient, and the sum of the magnitudes of its terms."""
     terms = [(g * v).real.ravel() for g, v in zip(gradient, direction, strict=True) if np.any(v)]
     terms = [*terms, np.zeros(1)]
-    # Where the direction does not go, an infinite derivative does not matter.
+    # An infinite derivative does not matter where the direction is zero.
     joined = np.concatenate(terms)
     moves = np.concatenate([*(v.ravel() != 0 for v in direction if np.any(v)), np.zeros(1, bool)])
     joined = np.where(moves, joined, 0.0)

@@ -1,8 +1,8 @@
-"""The forward and the reverse derivative of each leaf against finite differences, all in float64.
+"""Forward and reverse derivatives of each leaf compared with finite differences, in float64.
 
 A direction moves all elements of a leaf, each in proportion to its size. Where derivatives and differences disagree, or
-where a kink hides whether they do, the direction is parted until the elements that are to blame are found; and the same
-is asked at a generic point nearby, where there is no tie.
+where a kink hides whether they do, the direction is split until the elements to blame are found, and the comparison is
+repeated at a generic point nearby, where there are no ties.
 """
 
 import functools
@@ -20,26 +20,27 @@ from .reading import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, ROUNDING, Agreement,
 
 STOPPED, SYMMETRIC = "stopped", "symmetric"
 
-# More leaves than this are moved together at first, so many groups of them.
+# With more leaves than this, they are first moved together, in this many groups.
 _ALONE = 64
 _GROUPS = 32
-# Readings that may be spent on the elements of one leaf, those before any of them is clean, and those nearby.
+# How many readings the elements of one leaf may take in all, before one is clean, and nearby.
 _PARTINGS = 40
 _PARTINGS_IN_VAIN = 6
 _NEARBY_READINGS = 4
-# The smallest size of an element, in proportion to the largest of its leaf; and how far the point nearby is.
+# The smallest size of an element, relative to the largest of its leaf; and the distance of the point nearby.
 _SMALLEST = 1e-3
 _NEARBY = 1e-3
-# Of each element, how far it moves in proportion to its size: unlike, so that no two can be exchanged.
+# How far an element moves relative to its size: no two alike, so that exchanged elements are noticed.
 _STRIDES = (0.5, 1.5)
-# A disagreement, in proportion to the slope, that constants of low precision may explain.
+# A disagreement, relative to the slope, that constants of low precision may explain.
 _SLACK_OF_CONSTANTS = 1e-6
-# The disagreement of one element that no rounded constant explains.
+# The disagreement of a single element that no rounded constant explains.
 _BADLY = 1e-3
-# A gradient in low precision that may be noise; and how little of it is.
+# A gradient whose relative error in low precision exceeds the first is noise if its norm is below the second, in units
+# of its noise.
 _UNLIKE = 1e-2
 _BURIED = 10.0
-# Other steps give a second opinion.
+# Another ratio of steps, for a second opinion.
 _OTHER_STEPS = 0.73
 
 # A leaf, and flat indices of its elements.
@@ -47,17 +48,17 @@ Part = tuple[int, np.ndarray[Any, Any]]
 
 
 class LeafDerivative(NamedTuple):
-    """What is known of the derivative with respect to one leaf.
+    """The result for the derivative with respect to one leaf.
 
     Attributes:
-        status: As of an `Agreement`; or `stopped` or `symmetric`, a mismatch that the `stop_gradient` equations or the
-            factorization in `excuses` explain.
+        status: The status of an `Agreement`; or `stopped` or `symmetric` for a mismatch that the `stop_gradient`
+            equations or the factorization in `excuses` explain.
         place: Where it mismatches: `here`, at the point and nearby; `tie`, at the point alone; or `nearby`.
         wrong: Which derivative mismatches: `forward`, `reverse`, `both`, `one` where they contradict each other and
             differences do not tell which is right; or empty.
-        got: The slope along a direction that the derivative gives; of the one `element`, the derivative.
-        precision: How far the gradient in the precision of the program is from that in float64, in proportion to it;
-            None where there is none, or where it is nothing but rounding errors: `cancels`.
+        got: The slope along a direction according to the derivative; for a single `element`, the derivative.
+        precision: The relative error of the gradient in the precision of the program, compared with float64; None if
+            there is none, or if it consists of rounding errors only (`cancels`).
     """
 
     status: str
@@ -112,7 +113,7 @@ def derivatives(
 
 
 class _Seen(NamedTuple):
-    """A reading of a part of a leaf along a direction."""
+    """A reading of part of a leaf along a direction."""
 
     reading: Reading
     indices: Any
@@ -124,7 +125,7 @@ class _Seen(NamedTuple):
 
 
 class _Search:
-    """The derivatives of a program at a point and near it, and what was seen of them."""
+    """The derivatives of a program at a point and near it, and the readings taken so far."""
 
     def __init__(
         self,
@@ -149,17 +150,17 @@ class _Search:
         return Point(self._point.exact, moved, self._point.weights)
 
     def groups(self) -> list[list[Part]]:
-        """Leaves to be moved together."""
+        """The groups of leaves that are moved together."""
         whole = [(i, np.arange(self._scales[i].size)) for i in self._compared]
         together = 1 if len(whole) <= _ALONE else -(-len(whole) // _GROUPS)
         return [whole[i : i + together] for i in range(0, len(whole), together)]
 
     def elements(self) -> list[list[Part]]:
-        """Every element by itself."""
+        """Every element on its own."""
         return [[(i, np.array([k]))] for i in self._compared for k in range(self._scales[i].size)]
 
     def turns(self, group: list[Part]) -> bool:
-        """Whether there is another direction than forwards and backwards."""
+        """Whether there are directions other than forwards and backwards."""
         return sum(indices.size for _, indices in group) > 1 or np.iscomplexobj(self._point.leaves[group[0][0]])
 
     def toward(self) -> Leaves:
@@ -170,7 +171,7 @@ class _Search:
         ]
 
     def look(self, group: list[Part], toward: Leaves) -> None:
-        """Read a direction; part it into leaves unless all is well."""
+        """Read a direction; split it into leaves unless all is well."""
         reading = self._read(self._point, group, toward)
         if len(group) > 1 and not reading.is_clean:
             middle = len(group) // 2
@@ -194,14 +195,14 @@ class _Search:
         reading = place.read(direction, slack=slack)
         if MISMATCH not in (reading.forward.status, reading.reverse.status):
             return reading
-        # Other steps have to say the same.
+        # Another ratio of steps has to confirm it.
         other = place.read(direction, slack=slack, shrink=_OTHER_STEPS)
         is_wrong = lambda found, mode: getattr(found, mode).status == MISMATCH
         refuted = [mode for mode in ("forward", "reverse") if is_wrong(reading, mode) and not is_wrong(other, mode)]
         return reading._replace(**{mode: getattr(reading, mode)._replace(status=INCONCLUSIVE) for mode in refuted})
 
     def leaf(self, i: int) -> LeafDerivative:
-        """What was seen of a leaf, after its parts and a point nearby were asked where it is not clear."""
+        """The result for a leaf, read in parts and at a point nearby if it is not clear."""
         seen = self._seen[i]
         unclear = [s for s in seen if not s.reading.is_clean]
         blamed = _most_wrong(seen) or self._hidden(i, seen)
@@ -231,7 +232,7 @@ class _Search:
 
     def _excused(self, i: int, suspect: _Seen, is_here: bool) -> tuple[str, tuple[Chain, ...]]:
         """The status of a mismatch, and what explains it."""
-        # All of it has to be explained: what one element bears may not excuse another.
+        # All of it has to be explained: an excuse for one element must not excuse another.
         part = (i, suspect.indices)
         place, direction = self._point if is_here else self._near, self._direction([part], suspect.toward)
         stops = explaining_stops(self.program, place, direction, self._slack([part]))
@@ -241,7 +242,7 @@ class _Search:
         return (MISMATCH, ()) if factor is None else (SYMMETRIC, (factor,))
 
     def _numbers(self, i: int, blamed: _Seen | None) -> dict[str, Any]:
-        """The slopes that are shown of a leaf: of one element, its derivative."""
+        """The slopes shown for a leaf; for a single element, its derivative."""
         shown = blamed or max(self._seen[i], key=lambda s: _shown(s.reading).relative, default=None)
         agreement = Agreement(ABSENT) if shown is None else _shown(shown.reading)
         found = {"got": agreement.got, "expected": agreement.expected, "relative": agreement.relative}
@@ -251,7 +252,7 @@ class _Search:
             return {"wrong": _wrong(blamed.reading), "element": None, **found}
         element = int(blamed.indices[0])
         by = blamed.toward[i].reshape(-1)[element].item()
-        # That of a complex number is along a direction.
+        # A complex number has a slope only along a direction.
         by = abs(by) if isinstance(by, complex) else by
         found.update(got=agreement.got / by, expected=agreement.expected / by)
         return {"wrong": _wrong(blamed.reading), "element": element, **found}
@@ -260,14 +261,14 @@ class _Search:
         return seen._replace(reading=self._read(place, [(i, seen.indices)], seen.toward))
 
     def _narrowed(self, i: int, blamed: _Seen, nearby: _Seen | None) -> _Seen:
-        """The element that is most to blame, if one is; nearby, ties are not blamed for the faults of others."""
+        """The element most to blame, if there is one; nearby, so that ties are not blamed for other faults."""
         start, place = (blamed, self._point) if nearby is None else (nearby, self._near)
         seen = self._bisected(i, start, place, _most_wrong)
         at_point = self._again(i, seen, self._point)
         return at_point if at_point.status == MISMATCH else seen
 
     def _bisected(self, i: int, seen: _Seen, place: Point, choose: Callable[[list[_Seen]], _Seen | None]) -> _Seen:
-        """What is left of some elements by halving them, as long as one half is chosen."""
+        """Halve a set of elements as long as one half is chosen, and return what is left."""
         while seen.indices.size > 1:
             chosen = choose([self._again(i, half, place) for half in _halves(seen)])
             if chosen is None:
@@ -276,7 +277,7 @@ class _Search:
         return seen
 
     def _hidden(self, i: int, seen: list[_Seen]) -> _Seen | None:
-        """The element that makes up all of a slight disagreement, if it is badly wrong itself."""
+        """The element that causes all of a slight disagreement, if it is badly wrong itself."""
         slack = self._slack([(i, np.zeros(0, int))])
         if _worst(seen) != ROUNDING or slack > _SLACK_OF_CONSTANTS:
             return None
@@ -295,13 +296,13 @@ class _Search:
                 readings += 1
                 (smooth if part.reading.is_clean or part.status == MISMATCH else parts).append(part)
             if readings >= _PARTINGS or (readings >= _PARTINGS_IN_VAIN and not smooth):
-                # Too many to tell them apart.
+                # There are too many to tell them apart.
                 break
         return smooth
 
     @functools.cached_property
     def _precisions(self) -> list[float | None]:
-        """How far the gradient in the precision of the program is from that in float64."""
+        """The error of the gradient in the precision of the program, compared with float64."""
         if self._point.gradient is None or self._gradient is None:
             return [None] * len(self._seen)
         pairs = zip(self._gradient, self._point.gradient, strict=True)
@@ -319,7 +320,7 @@ def _halves(seen: _Seen) -> list[_Seen]:
 
 
 def _place(blamed: _Seen | None, near: list[_Seen]) -> str:
-    """Where there is a mismatch; empty where there is none."""
+    """Where the mismatch is; empty if there is none."""
     nearby = _worst(near)
     if blamed is None:
         return "nearby" if nearby == MISMATCH else ""
@@ -327,7 +328,7 @@ def _place(blamed: _Seen | None, near: list[_Seen]) -> str:
 
 
 def _shown(reading: Reading) -> Agreement:
-    """The agreement of a reading that says most."""
+    """The most telling agreement of a reading."""
     order = (MISMATCH, ROUNDING, AGREE, INCONCLUSIVE, ABSENT)
     return min((reading.forward, reading.reverse, reading.modes), key=lambda a: (order.index(a.status), -a.relative))
 
@@ -357,7 +358,7 @@ def _distance(got: Any, expected: Any) -> float:
 
 
 def _scale(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The size of each element, and that of the others where it is much smaller."""
+    """The size of each element, or that of the others if it is much smaller."""
     sizes = np.where(np.isfinite(leaf), np.abs(leaf), 0.0)
     largest = sizes.max(initial=0.0)
     return np.maximum(sizes, _SMALLEST * largest) if largest else np.ones(leaf.shape)

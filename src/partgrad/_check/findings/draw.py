@@ -1,4 +1,4 @@
-"""Random draws that depend on a leaf, and what the gradient through each of them is."""
+"""Random draws that depend on a leaf, and what the gradient through each of them means."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +20,10 @@ from ..._programs import (
 from ..evidence import Evidence, name_of
 from ..finding import Finding
 
-# Tests for NaN, which decide nothing.
+# Tests for NaN, which make no decision.
 _TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
-# What `jax.random` differentiates wrongly: `wald` chooses between two roots, and the choice has no derivative.
+# Samplers that `jax.random` differentiates wrongly: `wald` chooses between two roots, and drops the derivative of the
+# choice.
 _BIASED = frozenset({"wald"})
 _SCORE = (
     "Fix: draw it by `partgrad.draw(..., gradient='score', log_prob=...)` in a `partgrad.expectation`, or say "
@@ -31,7 +32,7 @@ _SCORE = (
 
 
 def draw(evidence: Evidence) -> Iterator[Finding]:
-    """One finding for each leaf and each line of a draw that depends on it."""
+    """One finding for each leaf and each line with a draw that depends on it."""
     found: dict[Finding, None] = {}
     for meaning, groups in ((_of_draw, _samplers(evidence)), (_of_decision, _decisions(evidence))):
         for chains in groups:
@@ -49,7 +50,7 @@ def has_implicit_draw(evidence: Evidence, leaf: int) -> bool:
 
 
 def _samplers(evidence: Evidence) -> list[list[Chain]]:
-    """The equations of each call of a function of `jax.random`, without those that it makes itself."""
+    """The equations of each call of a function of `jax.random`, without the calls it makes itself."""
     groups: dict[Any, list[Chain]] = {}
     for chain in evidence.smooth.chains:
         name = _sampler(chain[-1])
@@ -61,14 +62,14 @@ def _samplers(evidence: Evidence) -> list[list[Chain]]:
 
 
 def _sampler(equation: JaxprEqn) -> str | None:
-    """The name of a function of `jax.random` that is a call in the jaxpr, or, as `binomial`, some equations."""
+    """The name of a function of `jax.random` that is a call in the jaxpr or, like `binomial`, several equations."""
     if equation.primitive.name in CALLS and is_of_jax_random(equation):
         return str(equation.params["name"]).strip("_").removeprefix("random_")
     return sampler_of(equation) or ("gamma" if equation.primitive.name == "random_gamma" else None)
 
 
 def _decisions(evidence: Evidence) -> list[list[Chain]]:
-    """Where chance and a leaf together decide something discrete, outside a sampler of `jax.random`."""
+    """Where a random number and a leaf together decide something discrete, outside the samplers of `jax.random`."""
     found = []
     for chain in evidence.smooth.chains:
         if (
@@ -90,7 +91,7 @@ def _of_draw(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, s
     is_implicit = any(evidence.is_into(leaf, other) for other in inside)
     own = {id(chain[-1]) for chain in chains}
     used = {id(atom) for other in evidence.siblings(chains[0]) if id(other) in own for atom in other.invars}
-    # What leaves it is what it does not use itself.
+    # The equations whose results the sampler itself does not use: the draw.
     last = [chain for chain in chains if not any(id(result) in used for result in chain[-1].outvars)]
     is_out = any(evidence.is_out_of(leaf, chain) for chain in last)
     what = f"the draw of `{name}` depends on it"
@@ -110,7 +111,7 @@ def _of_draw(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, s
 
 
 def _is_users_stop(chain: Chain) -> bool:
-    """Whether an equation is a `stop_gradient` that the user wrote, and not one in a function of a library."""
+    """Whether an equation is a `stop_gradient` written by the user rather than by a library."""
     is_call = lambda equation: equation.primitive.name in CALLS
     return chain[-1].primitive.name == "stop_gradient" and all(
         holds_users_function(outer) for outer in chain[:-1] if is_call(outer) or is_custom_rule(outer)
@@ -120,10 +121,10 @@ def _is_users_stop(chain: Chain) -> bool:
 def _of_decision(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, str]:
     chain = chains[0]
     operands = list(zip(evidence.smooth.into(chain), evidence.drawn.into(chain), strict=True))
-    # A random number on one side and the leaf on the other: a draw by hand. A threshold for what holds both may be a
-    # kink that is as good as any.
+    # A random number on one side and the leaf on the other make a draw by hand. A threshold for a value that depends on
+    # both may be a kink like any other.
     apart = any(drawn and not mask for mask, drawn in operands) and any(mask and not drawn for mask, drawn in operands)
-    # Nothing is continuous there for a leaf that has no other way to the output.
+    # A leaf without another path to the output has no continuous one.
     is_only = not union(evidence.smooth.outputs) >> leaf & 1
     is_threshold = chain[-1].primitive.name in COMPARISONS and not (apart or is_only)
     begin = f"a random draw and it together decide {name_of(chain[-1])}, through which the gradient is silently zero"

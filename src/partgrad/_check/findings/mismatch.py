@@ -1,4 +1,4 @@
-"""Forward mode, reverse mode and finite differences that do not agree, or that say nothing."""
+"""Forward mode, reverse mode and finite differences that disagree, or that cannot be compared."""
 
 from collections.abc import Iterator
 
@@ -23,12 +23,12 @@ from .draw import has_implicit_draw
 from .tie import Ties
 from .zero import REBUILT, mark_of
 
-# What a stop of no consequence leaves of a mismatch.
+# The relative mismatch that a stop without consequences may leave.
 _SLIGHT = 1e-3
-# The disagreement that constants of low precision explain, and what an iteration that has converged leaves.
+# The disagreement that constants of low precision explain, and that of an iteration that has converged.
 _OF_CONSTANTS = 1e-6
 _CONVERGED = 1e-3
-# How far an iteration, and a solver whose rule is that of its limit, may be off; and one of a library that is to blame.
+# How far off an iteration may be, a solver whose rule is exact in the limit, and such a solver of a library.
 OF_LOOPS = 1e-3
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
@@ -36,17 +36,17 @@ _ITERATIONS = HIGH | {"while", "custom_linear_solve"}
 
 
 def mismatch(evidence: Evidence, rules: Rules, ties: Ties, found: list[LeafDerivative]) -> Iterator[Finding]:
-    """Findings about each leaf whose derivatives and differences disagree."""
+    """Findings for each leaf whose derivatives and differences disagree."""
     for leaf, derivative in enumerate(found):
         path = evidence.program.paths[leaf]
         if has_implicit_draw(evidence, leaf):
             continue
-        # A derivative that is not finite has a finding of its own; or it is NaN only where the zero tangents of other
+        # A derivative that is not finite has a finding of its own, or is NaN only because the zero tangents of other
         # leaves were multiplied by infinity.
         if derivative.status == "mismatch" and np.isfinite(derivative.got):
             yield from _mismatch(evidence, rules, ties, leaf, derivative)
         elif derivative.status == "stopped":
-            # An adaptive solver may stop the derivative of its steps: they change little.
+            # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
             severity = "warning" if derivative.relative > _SLIGHT else "info"
             yield Finding("mismatch", severity, path, line(derivative.excuses[0]), _stopped(path, derivative))
         elif derivative.status == "symmetric":
@@ -84,7 +84,7 @@ def without_reverse(evidence: Evidence) -> Iterator[Finding]:
 
 
 def slack_of_leaves(evidence: Evidence) -> dict[int, float]:
-    """The relative disagreement that an iteration on the way of a leaf may explain, for each leaf that has one."""
+    """The relative disagreement that an iteration after a leaf may explain, for each leaf that flows into one."""
     slack: dict[int, float] = {}
     for chain in evidence.smooth.chains:
         of_chain = _slack(chain)
@@ -107,10 +107,10 @@ def _contains_iteration(chain: Chain) -> bool:
 
 
 def _mismatch(evidence: Evidence, rules: Rules, ties: Ties, leaf: int, derivative: LeafDerivative) -> Iterator[Finding]:
-    """One finding for each rule to blame, or one."""
+    """One finding for each rule to blame, or a single one if there is none."""
     path, begin = evidence.program.paths[leaf], _numbers_of(evidence, leaf, derivative)
     blamed = rules.to_blame_for(leaf)
-    # The rule of a solver is right in the limit.
+    # The rule of a solver is exact only in the limit.
     solvers = [b.chain for b in blamed if not b.of_value and is_in_library(b.chain) and _contains_iteration(b.chain)]
     if blamed and len(solvers) == len(blamed) and derivative.relative <= _OF_LIBRARIES:
         yield _unconverged(path, derivative.relative, solvers[0])
@@ -168,7 +168,7 @@ def _number(value: complex) -> str:
 
 
 def _slight(evidence: Evidence, rules: Rules, leaf: int, derivative: LeafDerivative) -> Iterator[Finding]:
-    """A disagreement that an iteration may explain, unless a rule without one is wrong."""
+    """Whether an iteration may explain a disagreement: not if a rule without an iteration is wrong."""
     path, off = evidence.program.paths[leaf], derivative.relative
     loops = [c for c in evidence.smooth.chains if _slack(c) and leaf in evidence.leaves_into(c)]
     if off <= _OF_CONSTANTS:
@@ -204,7 +204,7 @@ def _inconclusive(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> 
 
 
 def _foreign(evidence: Evidence) -> list[Chain]:
-    """The calls of code that is not JAX's through which a derivative would go."""
+    """The calls of code outside JAX that a derivative would go through."""
     return [c for c in evidence.smooth.chains if c[-1].primitive.name in FOREIGN and evidence.leaves_into(c)]
 
 

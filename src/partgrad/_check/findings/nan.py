@@ -1,4 +1,4 @@
-"""NaN and infinity in a derivative: which operation made it first, and what mends it."""
+"""NaN and infinity in a derivative: which operation produces it first, and what fixes it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ from ..numbered import NumberedProgram
 from ..probe import Answer, probe
 from ..quick import quick_jit
 
-# By primitive: what to call in its place, and the name to suggest.
+# By primitive: the function to call instead, and its name.
 _SAFE: dict[str, tuple[Callable[..., Any], str]] = {
     "sqrt": (safe.sqrt, "sqrt"),
     "log": (safe.log, "log"),
@@ -39,9 +39,9 @@ _SAFE: dict[str, tuple[Callable[..., Any], str]] = {
     "atan2": (safe.arctan2, "arctan2"),
     "cbrt": (safe.cbrt, "cbrt"),
 }
-# Functions of JAX that are one call in a jaxpr, and have one safe counterpart.
+# Functions of JAX that are a single call in a jaxpr and have a safe counterpart.
 _WHOLE = {"norm": "norm", "_std": "std", "std": "std", "_var": "var", "var": "var", "logsumexp": "logsumexp"}
-# What lies between a root and the squares that it is the root of, or between a logarithm and its exponentials.
+# Operations that may lie between a root and the squares under it, or between a logarithm and its exponentials.
 _BETWEEN = frozenset({"reduce_sum", "mul", "integer_pow", "square", "convert_element_type", "broadcast_in_dim", "abs"})
 
 
@@ -57,7 +57,7 @@ def nan(evidence: Evidence) -> Iterator[Finding]:
         yield _of_the_value(evidence)
     if evidence.value_is_finite and program.has_forward and not _tangent_is_finite(evidence):
         others = [leaf for leaf in range(len(program.leaves)) if leaf not in bad]
-        # Together first, then one by one.
+        # First together, then one by one.
         if len(others) == 1 or (others and not _is_finite_along(evidence, others)):
             for leaf in others:
                 if not _is_finite_along(evidence, [leaf]):
@@ -71,9 +71,9 @@ def _tangent_is_finite(evidence: Evidence) -> bool:
 
 
 def _along(evidence: Evidence, leaves: list[int], function: Any) -> tuple[Callable[..., Operands], Operands]:
-    """The forward derivative of a function of all leaves along some, as a function, and its operands.
+    """The forward derivative of a function of all leaves along some of them, as a function, and its operands.
 
-    The other leaves are constants of it, and so have no zeros to multiply by.
+    The other leaves are constants, so no zero tangents of theirs are multiplied.
     """
     own = [evidence.program.leaves[leaf] for leaf in leaves]
 
@@ -106,7 +106,7 @@ def _forward(evidence: Evidence, leaf: int) -> "_NotFinite":
 
 
 def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list[Answer]:
-    """Where what flows in a derivative stops being finite, in the order of execution."""
+    """Where a derivative first stops being finite, in order of execution."""
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
         return _birth(operands, flowing.into(chain), results)
@@ -115,7 +115,7 @@ def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list
 
 
 def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
-    """Which element of the first result is not finite although all that flows in is: it, and whether it is NaN."""
+    """The element of the first result that is not finite although all operands are, and whether it is NaN."""
     flowing = [jnp.asarray(operand) for operand, mask in zip(operands, masks, strict=True) if mask]
     made = [jnp.asarray(result) for result in results if hasattr(result, "dtype") and _is_floating(result)]
     if not flowing or not made:
@@ -145,11 +145,11 @@ class _NotFinite:
         self._evidence, self._program = evidence, evidence.program
         self._name, self._births, self._of = name, births, of
         self._tried: dict[Any, Any] = {}
-        # By leaf, what differences say of a remedy that makes its derivative finite and wrong.
+        # By leaf: a remedy that makes its derivative finite but, according to differences, wrong.
         self._refuted: dict[int, LeafDerivative] = {}
 
     def findings(self, leaves: list[int]) -> Iterator[Finding]:
-        """What there is to say of each leaf whose derivative is not finite."""
+        """The message for each leaf whose derivative is not finite."""
         evidence, program = self._evidence, self._program
         for leaf in leaves:
             own = [b for b in self._births if leaf in evidence.leaves_into(program.origin(b.chain))] or self._births[:1]
@@ -176,7 +176,7 @@ class _NotFinite:
             yield Finding("nan", "error", program.paths[leaf], where, f"{begin} {advice}")
 
     def _advice(self, leaf: int, chain: Chain) -> str | None:
-        """What was tried and makes the derivative finite, and not another than the slope of the function."""
+        """A remedy that was tried and makes the derivative finite, and equal to the slope of the function."""
         if self._mends("double_where", double_where(self._program.outputs), leaf):
             return (
                 "The value does not take this path. Fix: differentiate `partgrad.double_where(f)`; tried, and its "
@@ -191,7 +191,7 @@ class _NotFinite:
         )
 
     def _safe_function_for(self, leaf: int, chain: Chain) -> str | None:
-        """The safe function whose use in the place of an operation, or of all that are like it, makes it finite."""
+        """The safe function that makes the derivative finite if it replaces an operation, or all operations like it."""
         if chain[-1].primitive.name not in _SAFE:
             return None
         alike = {id(origin[-1]) for birth in self._births if (origin := self._program.origin(birth.chain))}
@@ -221,7 +221,7 @@ class _NotFinite:
         return _SAFE[name][1]
 
     def _comes_from(self, chain: Chain, terms: set[str]) -> bool:
-        """Whether the operand is a sum of certain terms, however it is written."""
+        """Whether the operand is a sum of certain terms, in whatever way it is written."""
         operand, is_sum = chain[-1].invars[0], False
         for other in reversed(self._evidence.siblings(chain)):
             if other.outvars and other.outvars[0] is operand:
@@ -253,7 +253,7 @@ class _NotFinite:
             exact = point.exact.with_reverse_of(remedied)
             others = set(range(len(program.leaves))) - {leaf}
             found = derivatives(remedied, point.of(exact), np.random.default_rng(0), directions=1, skipped=others)
-        except Exception:  # What cannot be compared is not refuted.
+        except Exception:  # A comparison that fails refutes nothing.
             return None
         return found[leaf] if found[leaf].status == "mismatch" else None
 
@@ -284,7 +284,7 @@ def _is_rule_of_library(chain: Chain) -> bool:
 
 
 def _of_the_value(evidence: Evidence, leaf: int | None = None) -> Finding:
-    """The function is not finite itself."""
+    """The message for a function whose value is not finite."""
     first = next(iter(_births(evidence.program.jaxpr, evidence.program.leaves, evidence.value)), None)
     by = f"; it first became so in {at(first.chain)}{steps_of([first.steps])}" if first else ""
     message = f"the value of the function is not finite{by}. Fix: that first, no gradient means anything there."

@@ -1,4 +1,4 @@
-"""Two runs at one point that do not give the same numbers."""
+"""Two runs at one point that give different numbers."""
 
 from collections.abc import Iterator
 
@@ -11,9 +11,9 @@ from ..noise import apart, distance, widened
 
 
 def nondeterminism(evidence: Evidence, again: Operands) -> Iterator[Finding]:
-    """One finding if two runs differ, as of the user's function `again`; an error if by more than rounding."""
+    """One finding if two runs differ; an error if they differ by more than rounding."""
     foreign = [chain for chain in evidence.smooth.chains if chain[-1].primitive.name in FOREIGN]
-    # What callbacks change would pass for rounding.
+    # A change made by a callback could pass for rounding.
     noise = None if foreign else evidence.noise
     count = len(evidence.plain)
     first, second = evidence.runs

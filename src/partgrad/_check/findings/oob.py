@@ -1,4 +1,4 @@
-"""Reads and writes out of bounds: which index, at which line, and whether the derivative disagrees because of it."""
+"""Reads and writes out of bounds: which index, at which line, and whether it makes the derivative disagree."""
 
 import math
 from collections.abc import Iterator
@@ -34,18 +34,18 @@ def oob(evidence: Evidence) -> Iterator[Finding]:
         leaves = evidence.leaves_into(chain)
         for leaf in leaves:
             wrong = leaf in disagreeing and _may_disagree(chain[-1])
-            # A library reads beyond the end where it makes no use of what it reads.
+            # Libraries may read beyond the end and discard what they read.
             severity = "error" if wrong else "info" if is_in_library(chain) else "warning"
             message = f"{_words(answers)} {_meaning(chain[-1], wrong)}"
             yield Finding("oob", severity, program.paths[leaf], line(chain), message)
-        # `jnp.nonzero` and its like count by writes that drop what is outside.
+        # `jnp.nonzero` and similar functions count by writes that drop what is out of bounds.
         if not leaves and not _counts(chain[-1]):
             message = f"{_words(answers)} No leaf's derivative goes through it, only the value."
             yield Finding("oob", "warning", "", line(chain), message)
 
 
 def _question(chain: Chain, operands: Operands, results: Operands) -> Any:
-    """Of the first index out of bounds: its place, the axis, the index, and how long the axis is."""
+    """The first index out of bounds: its place, the axis, the index, and the length of the axis."""
     del results
     name = chain[-1].primitive.name
     if name in ("dynamic_slice", "dynamic_update_slice"):
@@ -92,7 +92,7 @@ def _signed(index: Any) -> Any:
 
 
 def _disagreeing(evidence: Evidence) -> set[int]:
-    """The leaves whose gradient is another where derivatives are made to agree with the values."""
+    """The leaves whose gradient changes if derivatives are made to agree with values."""
     if not evidence.gradients:
         return set()
     consistent = evidence.gradients_of(consistent_indexing(evidence.program.outputs))
@@ -106,7 +106,7 @@ def _disagreeing(evidence: Evidence) -> set[int]:
 
 def _may_disagree(equation: JaxprEqn) -> bool:
     if equation.primitive.name in EXTREMAL_WRITES:
-        # JAX clips these where they write, and not where their derivative looks who won.
+        # JAX clips these when they write, but not when their derivative looks up the winner.
         return equation.params["mode"] != GatherScatterMode.FILL_OR_DROP
     return equation.params.get("mode") not in (None, *_DELIBERATE)
 
@@ -120,7 +120,7 @@ def _words(answers: list[Answer]) -> str:
     axis, index, length = (int(number) for number in answers[0].numbers[1:])
     name = answers[0].chain[-1].primitive.name
     does = "read" if name in ("gather", "dynamic_slice") else "write"
-    # Where an index may count from the end, the program has added the length before we see it.
+    # Negative indices do not get here: the program has already added the length.
     also = f" (or {index - length}, where negative ones count from the end)" if index < 0 else ""
     steps = steps_of([answer.steps for answer in answers])
     return f"a {does} at index {index}{also} is out of bounds for axis {axis}, which has size {length}{steps}."

@@ -9,7 +9,7 @@ from ..derivatives.search import LeafDerivative
 from ..evidence import Evidence
 from ..finding import Finding
 
-# Relative errors of a gradient: what cannot be trusted, and, in units in the last place, what is worth telling where a
+# Relative errors of a gradient: one that cannot be trusted, and, in units in the last place, one worth reporting if a
 # conversion explains it.
 _LOST = 1e-2
 _TOLD = 100.0
@@ -36,7 +36,7 @@ def precision(evidence: Evidence, found: list[LeafDerivative]) -> Iterator[Findi
 
 
 def _narrowing(evidence: Evidence, leaf: int, error: float) -> Chain | None:
-    """The first conversion to a type with fewer digits: of what depends on a leaf, in its derivative, or beside it."""
+    """The first conversion to fewer digits: of a value that depends on a leaf, in its derivative, or elsewhere."""
     narrowing = [chain for chain in evidence.smooth.chains if _is_narrowing(chain)]
     for chain in narrowing:
         if evidence.is_out_of(leaf, chain):
@@ -55,7 +55,7 @@ def _is_narrowing(chain: Chain) -> bool:
         return False
     given, made = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
     if equation.invars[0].aval.weak_type:
-        # A Python number takes the type of what it meets.
+        # A Python number takes the dtype of the array it meets.
         return False
     both = jnp.issubdtype(given, jnp.inexact) and jnp.issubdtype(made, jnp.inexact)
     return both and bool(jnp.finfo(made).eps > jnp.finfo(given).eps)

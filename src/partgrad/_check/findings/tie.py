@@ -1,4 +1,4 @@
-"""Exact ties: where operations with a kink or a jump are at it, so that their derivative there is a convention."""
+"""Exact ties: operations exactly at a kink or jump, where the derivative is a convention."""
 
 import functools
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _STEPS = frozenset({"floor", "ceil"})
 
 
 def tie(evidence: Evidence, ties: "Ties", found: list[LeafDerivative]) -> Iterator[Finding]:
-    """One finding for each leaf along which the slopes on both sides of the point differ."""
+    """One finding for each leaf whose slopes on both sides of the point differ."""
     for leaf, derivative in enumerate(found):
         path = evidence.program.paths[leaf]
         if not derivative.kinks or derivative.status not in ("agree", "inconclusive"):
@@ -43,11 +43,11 @@ class Ties:
         self._evidence = evidence
 
     def of(self, leaf: int) -> list[Answer]:
-        """Those that a leaf's derivative goes through; the answers hold the flat index of one element that is tied."""
+        """The ties on the path of a leaf's derivative; each answer holds the flat index of one tied element."""
         return [tie for tie in self._all if leaf in self._evidence.leaves_into(tie.chain)]
 
     def described(self, tie: Answer) -> str:
-        """A tie, for a message."""
+        """A tie, described for a message."""
         equation = tie.chain[-1]
         shape = equation.outvars[0].aval.shape
         largest = max(len(atom.aval.shape) for atom in [*equation.invars, *equation.outvars])
@@ -69,7 +69,7 @@ class Ties:
 
 
 def _tied(chain: Chain, operands: Operands, results: Operands) -> Any:
-    """Which elements are at a tie; None for an operation that has none."""
+    """Which elements are at a tie; None for an operation without ties."""
     equation = chain[-1]
     name, x = equation.primitive.name, operands[0]
     if name in ("max", "min") or name in COMPARISONS:

@@ -1,4 +1,4 @@
-"""A function that has more than one value, or that needs values where it is traced."""
+"""A function with more than one value, or one that needs concrete values while it is traced."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ _WAYS = {"jit": "`jax.jit(f)`", "vjp": "the value in `jax.value_and_grad`"}
 
 
 def value(evidence: Evidence, rules: Rules) -> Iterator[Finding]:
-    """Findings if the ways to evaluate the function do not agree: for each leaf of the rules to blame, or else one."""
+    """Findings if different ways to evaluate the function disagree: one for each rule to blame, or else one."""
     found = list(_unexplained(evidence))
     if not found:
         return
@@ -43,7 +43,7 @@ def value(evidence: Evidence, rules: Rules) -> Iterator[Finding]:
 
 
 def disagreements(evidence: Evidence) -> list[tuple[str, Apart]]:
-    """The ways to evaluate the function that give another value than itself: `jit`, or `vjp` if differentiated."""
+    """The ways to evaluate the function that change its value: `jit`, or differentiating it."""
     program, plain = evidence.program, evidence.plain
     compare = lambda way, other: [(way, found) for found in apart(plain, other[: len(plain)], evidence.noise)]
     found = compare("jit" if evidence.missing else "vjp", evidence.runs[0])
@@ -53,7 +53,7 @@ def disagreements(evidence: Evidence) -> list[tuple[str, Apart]]:
 
 
 def _unexplained(evidence: Evidence) -> Iterator[tuple[str, Apart]]:
-    """The disagreements that are no matter of one step more or less of an iteration until something is small."""
+    """The disagreements that one step more or less of an iteration until convergence does not explain."""
     all_found = disagreements(evidence)
     loops = [chain for chain in evidence.value.chains if _is_until(chain[-1])] if all_found else []
     reached = arriving(evidence.program.jaxpr.jaxpr, loops) if loops else []
@@ -64,7 +64,7 @@ def _unexplained(evidence: Evidence) -> Iterator[tuple[str, Apart]]:
 
 
 def _is_until(equation: JaxprEqn) -> bool:
-    """Whether an equation is a loop that does more than count."""
+    """Whether an equation is a loop that ends on more than a count."""
     if equation.primitive.name != "while":
         return False
     test = opened(while_parts(equation).test)[0]
@@ -73,7 +73,7 @@ def _is_until(equation: JaxprEqn) -> bool:
 
 
 def value_with_open_marks(plain: Operands, held: Operands) -> Iterator[Finding]:
-    """A finding if opening the marks that `wrt` names changes the value of the function."""
+    """One finding if opening the marks that `wrt` names changes the value of the function."""
     for found in apart(plain, held):
         message = (
             f"the function depends on whether marks are open: it is {found.first:.8g} with those open that `wrt` "
@@ -84,7 +84,7 @@ def value_with_open_marks(plain: Operands, held: Operands) -> Iterator[Finding]:
 
 
 def untraceable(error: Exception) -> Finding:
-    """The function needs values where JAX has none to give."""
+    """The finding for a function that needs concrete values while it is traced."""
     if isinstance(error, jax.errors.TracerArrayConversionError):
         message = (
             "the function gives what is traced to NumPy or to other code outside JAX, which cannot differentiate "

@@ -1,4 +1,4 @@
-"""A gradient of zeros: no path, a stop, a mark, an integer, a saturated operation, or honestly zero."""
+"""A gradient of zeros: no path, a stop, a mark, an integer, a saturated operation, or truly zero."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,18 +27,18 @@ from ..finding import Finding
 from ..probe import Answer, probe
 
 _SATURATING = frozenset({"tanh", "logistic", "erf", "erfc", "exp", "exp2", "expm1", "log1p", "atan"})
-# What takes one of several values: by how large they are or what a condition says, and by where they are.
+# Operations that take one of several values: by their size or a condition, and by their position.
 _CHOOSING = frozenset({"select_n", "max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "sort"})
 _CHOOSING |= {"scatter-min", "scatter-max"}
 _PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
 
 
-# Whether there is a tie for a leaf at a line, where the slopes on both sides are its derivative.
+# Tells whether a line has a tie at which the slopes on both sides equal the derivative of a leaf.
 IsFlat = Callable[[int, str], bool]
 
 
 def zero(evidence: Evidence, is_flat: IsFlat = lambda leaf, where: False) -> Iterator[Finding]:
-    """One finding for each leaf whose gradient is zero everywhere, as the function may be on both sides of a tie."""
+    """One finding for each leaf whose gradient is zero, unless it is the slope on both sides of a tie."""
     program = evidence.program
     reached, smooth = union(evidence.value.outputs), union(evidence.smooth.outputs)
     killed: list[tuple[Answer, int]] | None = None
@@ -62,9 +62,9 @@ def blockers(
     flow: Dependence | None = None,
     wanted: Callable[[Chain], bool] = lambda chain: True,
 ) -> list[Chain]:
-    """The equations through which the value of a leaf flows on to the output, but not its derivative.
+    """The equations through which the value of a leaf reaches the output, but not its derivative.
 
-    Of several in a row it is the last, as a `softmax` stops a maximum on the way to an `argmax`.
+    Of several in a row, the last counts: a `softmax` stops its maximum on the way to an `argmax`.
     """
     flow = flow or evidence.smooth
     found = [
@@ -73,7 +73,7 @@ def blockers(
         if wanted(chain)
         and not flow.is_entered(chain)
         and evidence.is_into(leaf, chain, flow)
-        # As of `argsort`, whose values have a derivative and whose indices have none.
+        # For example `argsort`, whose values have a derivative and whose indices have none.
         and not all(mask >> leaf & 1 for mask in flow.out_of(chain))
     ]
     last = last_of(evidence.program.jaxpr.jaxpr, found)
@@ -81,7 +81,7 @@ def blockers(
 
 
 def _in_rules_of_libraries(evidence: Evidence, leaf: int) -> list[Chain]:
-    """What the user's own code blocks in a function that was given to a library, whose rule differentiates it."""
+    """What the user's code blocks in a function passed to a library, whose own rule differentiates it."""
     jaxpr = evidence.program.jaxpr.jaxpr
     flow = differentiably(jaxpr, [1 << number for number in range(len(jaxpr.invars))], into_rules=True)
     is_ruled = lambda chain: any(is_custom_rule(outer) for outer in chain[:-1]) and not is_in_library(chain)
@@ -89,7 +89,7 @@ def _in_rules_of_libraries(evidence: Evidence, leaf: int) -> list[Chain]:
 
 
 def mark_of(chain: Chain) -> str | None:
-    """The mark that holds what a `stop_gradient` is applied to: a field, or the name of a wrapper."""
+    """The mark behind a `stop_gradient`: a field, or the name of a wrapper."""
     mark = mark_in(str(chain[-1].source_info.name_stack))
     return None if mark == EXPLICIT else mark
 
@@ -108,7 +108,7 @@ def _blocked(evidence: Evidence, leaf: int) -> Iterator[Finding]:
 
 
 def _is_told_with_draws(evidence: Evidence, chain: Chain) -> bool:
-    """Whether chance decides here, so that the finding is one of a draw."""
+    """Whether a random number decides here, which the findings of draws report."""
     is_stop = chain[-1].primitive.name == "stop_gradient"
     return bool(sampler_of(chain[-1])) or (any(evidence.drawn.into(chain)) and not is_stop)
 
@@ -128,19 +128,19 @@ def _barrier(path: str, chain: Chain) -> str:
     if name == "convert_element_type":
         kind = chain[-1].outvars[0].aval.dtype
         return f"it is cast to {kind}{place}. Fix: leave the cast out of what is differentiated."
-    # That of the values has a derivative.
+    # The values have a derivative.
     by = at(chain).replace("`sort`", "`argsort`")
     return f"{by} makes integers of it. Fix: choose smoothly, with a softmax for one."
 
 
-# What holds a leaf that is differentiated is a mark of what the function builds of it.
+# A mark that holds a differentiated leaf belongs to something the function builds from it.
 REBUILT = "build the model in the function with `partgrad.Diff` round this field, or by `dataclasses.replace`"
 
 
 def _where_cotangents_die(evidence: Evidence) -> list[tuple[Answer, int]]:
-    """The operations of the reverse pass from which nothing comes although something flows in.
+    """The operations of the reverse pass that return only zeros although something flows in.
 
-    Of a product only the side on which a leaf is counts: each has a bit for each leaf that it is on the way to.
+    Of a product, only the side with the leaf counts: each operation has a bit for each leaf it leads to.
     """
     program = evidence.program
     jaxpr, flowing = program.cotangent, evidence.pulled
@@ -166,12 +166,12 @@ def _where_cotangents_die(evidence: Evidence) -> list[tuple[Answer, int]]:
 
 
 def _vanishing(evidence: Evidence, leaf: int, killed: list[tuple[Answer, int]], is_flat: IsFlat) -> Finding:
-    """A gradient that has a path and is zero here."""
+    """The finding for a gradient that has a path but is zero at this point."""
     path = evidence.program.paths[leaf]
     origins = [(evidence.program.origin(answer.chain), answer) for answer, leaves in killed if leaves >> leaf & 1]
     own = [(chain, answer) for chain, answer in origins if chain and leaf in evidence.leaves_into(chain)]
     if not own:
-        # The branch that is not taken has another path.
+        # The path may be in the branch that is not taken.
         blocked = [c for c in blockers(evidence, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
         blocked = blocked or _in_rules_of_libraries(evidence, leaf)
         if blocked:
