@@ -1,4 +1,4 @@
-"""Derivatives of reads and writes by index that agree with the values where an index is out of bounds."""
+"""Derivatives of indexed reads and writes that agree with the values when an index is out of bounds."""
 
 import functools
 import math
@@ -45,11 +45,11 @@ from ._programs import (
 )
 from ._trees import refuse_uncallable
 
-# The other parameters of these say nothing of what is in their jaxprs.
+# The other parameters of these do not describe their jaxprs.
 _HOLDERS = CALLS | {"scan", "while", "cond", "custom_linear_solve", "eval_jaxpr"}
 # `HIGH` ones, such as `custom_root` from 0.12 on, show only their rules.
 _RULED = CUSTOM_JVPS | CUSTOM_VJPS | HIGH
-# How deep a rule is looked for in the rules that a rule calls.
+# How deep rules are searched that are called by rules.
 _DEPTH = 3
 
 P = ParamSpec("P")
@@ -89,7 +89,7 @@ def consistent_indexing(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _consistent(jaxpr: Jaxpr) -> Run:
-    """How to run a jaxpr with consistent derivatives."""
+    """A function that runs a jaxpr with consistent derivatives."""
     rewriting = _Rewriting()
     if not any_equation(jaxpr, rewriting.wanted):
         return functools.partial(evaluate, jaxpr)
@@ -97,7 +97,7 @@ def _consistent(jaxpr: Jaxpr) -> Run:
 
     def consistent(consts: Operands, operands: Operands) -> Operands:
         if not programs:
-            # A loop that is entered again is another loop to the compiler; one that is kept is compiled once.
+            # To the compiler, a loop that is staged again is another loop; a kept one is compiled once.
             programs.append(rewriting.of(with_constants_as_inputs(jaxpr))(*consts, *operands))
         return evaluate(*opened(programs[0]), [*consts, *operands])
 
@@ -108,7 +108,7 @@ class _Rewriting:
     """What the rewriting of one jaxpr remembers."""
 
     def __init__(self) -> None:
-        # With each equation, to keep its identity taken.
+        # Holds each equation too, so that its id stays taken.
         self._decided: dict[int, tuple[JaxprEqn, bool]] = {}
         self._rules: list[str] = []
 
@@ -121,7 +121,7 @@ class _Rewriting:
         return self._decided[id(equation)][1]
 
     def _has_wanted_rule(self, equation: JaxprEqn) -> bool:
-        # The rule of a function may call the function itself, or another of a family without end.
+        # The rule of a function may call the function itself, or an endless family of functions.
         text = str(primal_jaxpr(equation) or equation)
         if text in self._rules or len(self._rules) == _DEPTH:
             return False
@@ -129,7 +129,7 @@ class _Rewriting:
         try:
             return any_equation(_traced_rule(equation).jaxpr, self.wanted)
         except Exception:
-            # A rule that refuses to be traced raises where it is used, or never.
+            # A rule that cannot be traced raises when it is used, or never.
             return False
         finally:
             self._rules.pop()
@@ -139,11 +139,11 @@ class _Rewriting:
         return run(*opened(jaxpr), operands, self.rule, wanted=self.wanted)
 
     def of(self, jaxpr: Any) -> Callable[..., ClosedJaxpr]:
-        """From operands to the rewritten jaxpr."""
+        """A function from operands to the outputs of the rewritten jaxpr."""
         return jax.make_jaxpr(lambda *operands: self.run(jaxpr, list(operands)))
 
     def rule(self, chain: Chain, operands: Operands) -> Operands | None:
-        """The results of an equation that is wanted or contains one that is, or None to run or enter it as it was."""
+        """The results of an equation that is wanted or contains one that is; None to run or enter it unchanged."""
         equation = chain[-1]
         name = equation.primitive.name
         if name in CUSTOM_JVPS | HIGH:
@@ -165,7 +165,7 @@ class _Rewriting:
             outputs = self.run(traced, [*primals, *(tangents[i] for i in moving)])
             values = outputs[: len(equation.outvars)]
             moved = iter(outputs[len(values) :])
-            # An integer output has a tangent that no jaxpr can return.
+            # The tangent of an integer output cannot be returned from a jaxpr.
             return values, [next(moved) if is_floating(v.aval) else float0_zeros(v.aval) for v in equation.outvars]
 
         function.defjvp(rule, symbolic_zeros=True)
@@ -177,7 +177,7 @@ class _Rewriting:
         function = jax.custom_vjp(self._primal(equation))
 
         def forward(*operands: Any) -> tuple[Operands, Any]:
-            # What the function closes over is an operand here, of which JAX refuses a derivative.
+            # What the function closes over is an operand here, and JAX refuses to differentiate with respect to it.
             moving = [i for i, operand in enumerate(operands) if operand.perturbed]
             primals = [operand.value for operand in operands]
             traced, pullback = _traced_vjp(equation, moving, primals)
@@ -209,7 +209,7 @@ def _traced_rule(equation: JaxprEqn) -> ClosedJaxpr:
 
 
 def _traced_jvp(equation: JaxprEqn, moving: list[int], primals: Operands, tangents: Operands) -> ClosedJaxpr:
-    """From operands and the tangents of some to results and the tangents of the floating ones."""
+    """A function from operands and the tangents of some to results and the tangents of the floating ones."""
 
     def derivative(*operands: Any) -> Operands:
         fixed = list(operands[: len(primals)])
@@ -224,7 +224,7 @@ def _traced_jvp(equation: JaxprEqn, moving: list[int], primals: Operands, tangen
 def _traced_vjp(
     equation: JaxprEqn, moving: list[int], operands: Operands
 ) -> tuple[ClosedJaxpr, Callable[[Operands], Any]]:
-    """From operands to results and residuals, and from residuals to what pulls cotangents back to the moving ones."""
+    """Functions from operands to results and residuals, and from these to what pulls back to the moving operands."""
     treedefs = []
 
     def forward(*operands: Any) -> Operands:
@@ -239,7 +239,7 @@ def _traced_vjp(
 
 
 def _pulled_back(moving: list[int], count: int, pull: Callable[..., Any], cotangents: Operands) -> tuple[Any, ...]:
-    """The cotangents of all operands, None of those that do not move."""
+    """The cotangents of all operands, None for those that do not move."""
     given = [_instantiated(c) if isinstance(c, SymbolicZero) else c for c in cotangents]
     found = dict(zip(moving, pull(given), strict=True))
     return tuple(found.get(i) for i in range(count))
@@ -250,7 +250,7 @@ def _instantiated(zero: SymbolicZero) -> Any:
 
 
 def _index_rule(equation: JaxprEqn) -> Callable[[JaxprEqn, Operands], Operands] | None:
-    """How to run a read or write that has a derivative which may disagree with its value."""
+    """A function that runs a read or write whose derivative may disagree with its value."""
     name, p = equation.primitive.name, equation.params
     if (name not in WRITES and name != "gather") or not is_floating(equation.outvars[0].aval):
         return None
@@ -269,13 +269,13 @@ def _index_rule(equation: JaxprEqn) -> Callable[[JaxprEqn, Operands], Operands] 
 
 
 def _count(equation: JaxprEqn) -> int:
-    """How many places of one array a read or write touches."""
+    """How many positions of one array a read or write touches."""
     batching, shape = index_batching_axes(equation), equation.invars[1].aval.shape[:-1]
     return math.prod(size for axis, size in enumerate(shape) if axis not in batching)
 
 
 def _read(equation: JaxprEqn, operands: Operands) -> Operands:
-    # Its value is clamped anyhow; as a clipped read its transpose is clamped too. Clamping makes indices equal.
+    # Its value is clamped anyway; as a clipped read, its transpose is clamped too. Clamping makes indices equal.
     unique = equation.params["unique_indices"] and _count(equation) <= 1
     return bind(equation, operands, mode=GatherScatterMode.CLIP, unique_indices=unique)
 
@@ -295,10 +295,10 @@ def _clamped(equation: JaxprEqn, indices: Any) -> Any:
 
 
 def _colliding_set(equation: JaxprEqn, operands: Operands) -> Operands:
-    """Add to nothing, at each place, the one update that lasts there.
+    """Add to zeros, at each position, the one update that remains there.
 
-    JAX transposes no set at places that clamping may make equal, and a derivative that is itself a program of tangents
-    has to be transposed.
+    JAX cannot transpose a set whose positions may be made equal by clamping, and a derivative that is itself a program
+    of tangents has to be transposed.
     """
     operand, indices, updates = operands
     numbers, options = equation.params["dimension_numbers"], {"mode": GatherScatterMode.FILL_OR_DROP}
@@ -307,7 +307,7 @@ def _colliding_set(equation: JaxprEqn, operands: Operands) -> Operands:
         names = jnp.arange(1, updates.size + 1, dtype=jnp.int32).reshape(updates.shape)
         last = lax.scatter(jnp.zeros(operand.shape, jnp.int32), indices, names, numbers, **options)
         lasts = names == _at_places(equation, last, indices)
-        # Minus zero is what leaves every number that is added to it as it is, minus zero too.
+        # Adding minus zero changes no number, not even minus zero.
         nothing = -jnp.zeros_like(operand)
         kept = jnp.where(lasts, updates, -jnp.zeros_like(updates))
         return [jnp.where(last > 0, lax.scatter_add(nothing, indices, kept, numbers, **options), operand)]
@@ -317,14 +317,14 @@ def _upper_bound(equation: JaxprEqn, indices: Any) -> Any:
     """The last index vector at which the window of a write fits."""
     shape, window = equation.invars[0].aval.shape, written_window(equation)
     axes = equation.params["dimension_numbers"].scatter_dims_to_operand_dims
-    # An index of few bits cannot count to the end of a long axis; one of an empty axis is dropped wherever it points.
+    # An index of few bits cannot reach the end of a long axis; one into an empty axis is always dropped.
     most = int(jnp.iinfo(indices.dtype).max)
     last = np.array([min(max(shape[axis] - window[axis], 0), most) for axis in axes], indices.dtype)
     return lax.broadcast_in_dim(last, indices.shape, (indices.ndim - 1,))
 
 
 def _colliding_product(equation: JaxprEqn, operands: Operands) -> Operands:
-    # Its rule in JAX takes updates for unique after clamping too, and for each leaves out the others at its place.
+    # JAX's rule assumes that updates are still unique after clamping, and ignores the others at the same position.
     operand, indices, updates = operands
     return [_product(equation)(operand, indices, updates)]
 
@@ -333,7 +333,7 @@ _COLLIDING_WRITES = {"scatter": _colliding_set, "scatter-mul": _colliding_produc
 
 
 def _product(equation: JaxprEqn) -> Callable[..., Any]:
-    """A clamped multiplication at indices, differentiable to any order where several fall on one place."""
+    """A clamped multiplication at indices, differentiable to any order even if several fall on one position."""
     function = jax.custom_jvp(lambda operand, indices, updates: bind(equation, [operand, indices, updates])[0])
 
     def rule(primals: Operands, tangents: Operands) -> tuple[Any, Any]:
@@ -341,7 +341,7 @@ def _product(equation: JaxprEqn) -> Callable[..., Any]:
         by_operand, by_updates = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], tangents[2]))
         tangent = jnp.zeros_like(operand)
         if by_operand is not None:
-            # Not itself a write to the tangent: the derivative of that one's transpose would be JAX's.
+            # Not a write to the tangent itself, because the derivative of its transpose would be JAX's.
             tangent = by_operand * function(jnp.ones_like(operand), indices, updates)
         if by_updates is not None:
             rates = by_updates * _products_of_others(updates, _places(equation, indices))
@@ -354,19 +354,19 @@ def _product(equation: JaxprEqn) -> Callable[..., Any]:
 
 
 def _places(equation: JaxprEqn, indices: Any) -> Any:
-    """For each element of the updates, where in the flattened array it is written."""
+    """For each element of the updates, its position in the flattened array."""
     operand = equation.invars[0].aval
     return _at_places(equation, jnp.arange(operand.size).reshape(operand.shape), indices)
 
 
 def _at_places(equation: JaxprEqn, array: Any, indices: Any) -> Any:
-    """For each element of the updates, the element of an array at the place where it is written."""
+    """For each element of the updates, the element of an array at its position."""
     numbers, window = reading_dimensions(equation.params["dimension_numbers"]), written_window(equation)
     return lax.gather(array, indices, numbers, window, mode=GatherScatterMode.CLIP)
 
 
 def _products_of_others(updates: Any, places: Any) -> Any:
-    """For each factor the product of the others at its place, without a division."""
+    """For each factor, the product of the others at its position, without a division."""
     order = jnp.argsort(places.ravel())
     place, factor = places.ravel()[order], updates.ravel()[order]
     before = _products_before(factor, place)
@@ -375,7 +375,7 @@ def _products_of_others(updates: Any, places: Any) -> Any:
 
 
 def _products_before(factor: Any, place: Any) -> Any:
-    """For each factor the product of those before it at its place, where equal places are neighbours."""
+    """For each factor, the product of those before it at its position; equal positions are neighbours."""
     starts = jnp.concatenate([jnp.ones(1, bool), place[1:] != place[:-1]])[: place.size]
 
     def combined(left: Any, right: Any) -> Any:

@@ -1,8 +1,8 @@
 """A backward pass that is not linear, or that contains loops, run with masks beside its cotangents.
 
-A mask says where a path leads from a cotangent that comes in. Elsewhere a cotangent is exactly zero, and what would
-multiply it is replaced. What the pass makes of a zero is part of the answer: it is live. A loop takes all that it
-carries to be live, and starts from there in each step.
+A mask says where a path leads from an incoming cotangent. Elsewhere, a cotangent is exactly zero, and its factors are
+replaced. Whatever the pass computes from a zero is part of the answer, and so live. A loop assumes that everything it
+carries is live, at every step.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,14 @@ from .products import is_scaling
 from .program import Step, Wire, linear_outputs
 from .trim import POINTWISE, RULES, Guard, fed_rule, rule_of
 
-# A mask for a cotangent and what is made of cotangents, None for any other value.
+# A mask for a cotangent and whatever is computed from cotangents; None for any other value.
 Path = Mask | None
 
 
 def pulled(
     jaxpr: Jaxpr, consts: Operands, values: Operands, paths: Sequence[Path], guard: Guard
 ) -> tuple[Operands, list[Path]]:
-    """The outputs of a backward pass, and where a path leads to them."""
+    """The outputs of a backward pass, and the masks of where a path leads to them."""
 
     def step(equation: JaxprEqn, pairs: list[Any]) -> list[Any]:
         given, masks = zip(*pairs, strict=True) if pairs else ((), ())
@@ -85,7 +85,7 @@ def _custom(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guar
     arrays = [path for path in paths if isinstance(path, jax.Array)]
 
     def masked(*operands: Any) -> Operands:
-        # What the function is differentiated in may come after the trace of the masks, which are operands too.
+        # The masks are operands too, because an outer differentiation may come after they were traced.
         rest = iter(operands[count:])
         inside = [next(rest) if isinstance(path, jax.Array) else path for path in paths]
         return pulled(*opened(body), list(operands[:count]), inside, guard)[0]
@@ -117,11 +117,11 @@ def is_linear_step(step: Step) -> bool:
     return True
 
 
-# --- what contains programs -------------------------------------------------------------------------------------------
+# --- equations that contain programs ----------------------------------------------------------------------------------
 
 
 def _entered(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard) -> tuple[Operands, list[Path]]:
-    """The results of a loop or branch, in whose body every cotangent that is carried or scanned is live."""
+    """The results of a loop or branch, in whose body every carried or scanned cotangent is live."""
     bodies, results = _INSIDE[equation.primitive.name](equation, paths)
 
     def run(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
@@ -139,7 +139,7 @@ def _all_live(linear: Sequence[bool]) -> list[Path]:
     return [True if is_linear else None for is_linear in linear]
 
 
-# The bodies with a path for each of their inputs, and which results depend on cotangents.
+# The bodies, with a path for each of their inputs, and which results depend on cotangents.
 Bodies = tuple[list[tuple[Any, list[Path]]], list[bool]]
 
 
@@ -165,7 +165,7 @@ def _while(equation: JaxprEqn, paths: list[Path]) -> Bodies:
 def _cond(equation: JaxprEqn, paths: list[Path]) -> Bodies:
     branches, linear = branches_of(equation), _linear(paths)
     of_branches = zip(*(linear_outputs(branch, linear[1:]) for branch in branches), strict=True)
-    # The number of the branch may come from a cotangent.
+    # The index of the branch may come from a cotangent.
     return [(branch, paths[1:]) for branch in branches], [linear[0] or any(each) for each in of_branches]
 
 

@@ -1,7 +1,7 @@
-"""A linear program under `vmap`, kept such that JAX can transpose it.
+"""A linear program under `vmap`, kept in a form that JAX can transpose.
 
-`vmap` makes of a conditional on a batch a selection that JAX cannot transpose, and has no rule for the backward pass of
-a `custom_vjp`; both are batched here instead.
+`vmap` turns a conditional on a batch into a selection that JAX cannot transpose, and has no rule for the backward pass
+of a `custom_vjp`; both are batched here instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def _batched(chain: Chain, operands: Operands) -> Operands | None:
 
 
 def _selected(equation: JaxprEqn, operands: Operands) -> Operands:
-    """All branches of a conditional, each on what is selected for it, and a selection among their results."""
+    """Run all branches of a conditional, each on operands selected for it, and select among their results."""
     index, given = operands[0], operands[1:]
     floating = [is_floating(variable.aval) for variable in equation.invars[1:]]
     results: Operands = [zeros_like_aval(variable.aval) for variable in equation.outvars]

@@ -1,7 +1,7 @@
-"""The body of a loop or of a branch, without its dead edges.
+"""The body of a loop or a branch, without its dead edges.
 
-Masks inside are computed by a loop or branch of their own, ahead of the tangents; what it leaves behind are the
-coefficients, so that the program for the tangents stays linear and JAX can transpose it.
+A loop or branch of its own computes the masks inside, ahead of the tangents. It leaves the coefficients behind, so the
+program for the tangents stays linear and JAX can transpose it.
 """
 
 import dataclasses
@@ -18,28 +18,28 @@ from .trim import Emit, Guard, Recorder, feed, trim
 
 
 def split(emit: Emit, avals: Sequence[Any]) -> tuple[Jaxpr, Operands]:
-    """A linear function as a jaxpr of coefficients and tangents, and the values of these coefficients."""
+    """A linear function as a jaxpr of coefficients and tangents, and the values of the coefficients."""
     closed = jax.make_jaxpr(lambda *tangents: emit(tangents))(*[zeros_like_aval(aval) for aval in avals])
     jaxpr, coefficients = opened(closed)
     return with_constants_as_inputs(jaxpr), coefficients
 
 
-# What is known of a mask before anything is computed: `True`, `False`, or None for an array.
+# What is known about a mask before anything is computed: `True`, `False`, or None for an array.
 State = bool | None
 
 
 def state_of(mask: Mask) -> State:
-    """What is known of a mask."""
+    """What is known about a mask."""
     return mask if isinstance(mask, bool) else None
 
 
 def joined(states: Sequence[State]) -> State:
-    """What is known of a mask that is one of several."""
+    """What is known about a mask that is one of several."""
     return states[0] if all(state is states[0] for state in states) else None
 
 
 def as_arrays(masks: Sequence[Mask], states: Sequence[State], avals: Sequence[Any]) -> list[jax.Array]:
-    """As arrays spread over devices as tangents are, the masks of which no more is known."""
+    """The masks of which nothing else is known, as arrays spread over devices like their tangents."""
     triples = zip(masks, states, avals, strict=True)
     return [full_like(mask, aval) for mask, state, aval in triples if state is None]
 
@@ -65,7 +65,7 @@ class TrimmedBody:
     origins: list[int | None]
 
     def forgotten(self) -> "TrimmedBody":
-        """What is left of it when the trace of the body has ended: shapes in the place of its tracers."""
+        """What remains when the trace of the body has ended: shapes in place of its tracers."""
         left = lambda values: [value.aval if isinstance(value, jax.core.Tracer) else value for value in values]
         masks = {"operands": left(self.operands), "needed": left(self.needed)}
         return dataclasses.replace(self, coefficients=left(self.coefficients), **masks)
@@ -82,7 +82,7 @@ class TrimmedBody:
         return [guard.coefficient(v, m, filler) if number in used else None for number, (v, m, filler) in triples]
 
     def merged(self, outside: list[Any], own: Sequence[Any]) -> Operands:
-        """The coefficients, from values from outside and from what was computed in the body."""
+        """The coefficients: values from outside, merged with those computed in the body."""
         rest = iter(own)
         pairs = zip(self.coefficients, self.origins, strict=True)
         return [next(rest) if _is_own(c, origin) else c if origin is None else outside[origin] for c, origin in pairs]

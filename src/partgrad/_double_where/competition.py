@@ -1,7 +1,7 @@
-"""Lost competitions as selections.
+"""Competitions (`max` and its relatives) as selections.
 
-JAX differentiates `max` and its kin by multiplying with 0, 1/2 or 1, so a competitor that lost still has a path. Here
-each becomes a function with the same values, whose derivative selects; ties are shared as JAX shares them.
+JAX differentiates them by multiplying with 0, 1/2 or 1, so an operand that lost still has a path. Here each becomes a
+function with the same values whose derivative selects; ties are shared as JAX shares them.
 """
 
 import functools
@@ -31,7 +31,7 @@ from .custom import is_remade, remade
 
 
 def selecting(equation: JaxprEqn, operands: Operands) -> Operands:
-    """The results of an equation, whose derivative selects where there is a competition, at any depth."""
+    """The results of an equation, in whose derivative every competition selects, at any depth."""
     contains = any(any_equation(inner, _is_wanted) for inner in inner_jaxprs(equation))
     results = _rewritten((equation,), operands) if contains or _is_wanted(equation) else None
     if results is None and contains:
@@ -59,7 +59,7 @@ def _rewritten(chain: Chain, operands: Operands) -> Operands | None:
     if is_remade(equation):
         return remade(equation, operands, _within(chain))
     if is_custom_rule(equation):
-        # Their derivative is the user's.
+        # Their derivative is defined by the user.
         return bind(equation, operands)
     if not _is_competition(equation):
         return None
@@ -86,7 +86,7 @@ def _of_two(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _reduction(equation: JaxprEqn, x: Any) -> Any:
-    """`reduce_max` or `reduce_min`; the derivative is shared among all that attain it."""
+    """`reduce_max` or `reduce_min`; all elements that attain it share the derivative."""
     axes = tuple(equation.params["axes"])
 
     @jax.custom_jvp
@@ -110,7 +110,7 @@ def _cumulative(of_two: Callable[[Any, Any], Any], equation: JaxprEqn, x: Any) -
 
 
 def _scatter(equation: JaxprEqn, operand: Any, indices: Any, updates: Any) -> Any:
-    """`scatter_max` or `scatter_min`; shared among the operand, where it is kept, and all updates that attain it."""
+    """`scatter_max` or `scatter_min`; the operand (if kept) and all updates that attain it share the derivative."""
     dimensions, mode = equation.params["dimension_numbers"], equation.params["mode"]
     read = lambda result, indices: lax.gather(
         result,
@@ -131,7 +131,7 @@ def _scatter(equation: JaxprEqn, operand: Any, indices: Any, updates: Any) -> An
     def rule(primals: Any, tangents: Any) -> Any:
         (operand, indices, updates), (d_operand, _, d_updates) = primals, tangents
         result = function(operand, indices, updates)
-        # A NaN is equal to nothing, not to itself either: it is kept where nothing competes with it.
+        # A NaN equals nothing, not even itself: it is kept where nothing competes with it.
         competing = add(indices, jnp.ones_like(updates)) != 0
         kept, attained = (operand == result) | ~competing, updates == read(result, indices)
         count = kept.astype(result.dtype) + add(indices, attained.astype(result.dtype))

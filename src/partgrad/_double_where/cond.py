@@ -1,4 +1,4 @@
-"""How masks go through a conditional: in a conditional of their own."""
+"""Masks through a conditional: they go through a conditional of their own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from .trim import RULES, Emit, Guard, Rule, outputs_fed
 
 
 class _Branches:
-    """The branches of a conditional as linear programs of its operands but the index."""
+    """The branches of a conditional as linear programs of its operands without the index."""
 
     def __init__(self, step: Step):
         self.equation, self.index, self.jaxprs = step.equation, step.operands[0], branches_of(step.equation)
@@ -26,14 +26,14 @@ class _Branches:
         return LinearProgram.at(jaxpr, self.linear, known)
 
     def probed(self, of_branch: Callable[..., Any], *operands: Any) -> list[Any]:
-        """What a function of each branch returns, as far as it is known while tracing."""
+        """What a function returns for each branch, as far as it is known while tracing."""
         found: list[Any] = []
         for jaxpr in self.jaxprs:
             jax.eval_shape(lambda *values, jaxpr=jaxpr: found.append(of_branch(jaxpr, *values)), *operands)
         return found
 
     def switch(self, of_branch: Callable[..., Any], *operands: Any) -> Any:
-        """What a function of the branch that is taken returns."""
+        """What a function returns for the branch that is taken."""
         functions = [
             lambda *values, number=number, jaxpr=jaxpr: of_branch(number, jaxpr, *values)
             for number, jaxpr in enumerate(self.jaxprs)
@@ -41,7 +41,7 @@ class _Branches:
         return switch_like(self.equation, self.index, functions, *operands)
 
     def masks(self, of_branch: Callable[..., Any], *operands: Any) -> Any:
-        """What a function of the branch that is taken returns: arrays that vary over all mesh axes of a `shard_map`."""
+        """The masks a function returns for the branch that is taken, varying over all mesh axes of a `shard_map`."""
         values = jax.tree.leaves((self.index, self.known, operands))
         avals = [*map(jax.typeof, values), *(wire.aval for wire in (*self.wires, *self.results))]
         axes = frozenset[Any]().union(*map(varying_axes, avals))

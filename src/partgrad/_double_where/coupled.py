@@ -1,6 +1,6 @@
-"""How masks go where every element of a result depends on every element of an operand, problem by problem.
+"""Masks through primitives in which every element of a result depends on every element of an operand, per problem.
 
-So does what nothing is known of: a rule that a primitive lacks costs precision, never correctness.
+Unknown primitives are treated the same way: a missing rule costs precision, never correctness.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from .trim import POINTWISE, RULES, UNKNOWN, Emit, Guard, Recorder, Rule, feed, 
 
 
 def _batch_axes(step: Step) -> int:
-    """How many leading axes of a coupled primitive only enumerate independent problems."""
+    """How many leading axes of a coupled primitive merely enumerate independent problems."""
     if step.name == "fft":
         return len(step.shape) - len(step.equation.params["fft_lengths"])
     return len(step.shape) - 2 if step.name in {"triangular_solve", "tridiagonal_solve"} else 0
@@ -37,7 +37,7 @@ def coupled_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
     is_fed, is_demanded = _anywhere_in(step, fed), _anywhere_in(step, demanded)
     needed = both(is_fed, is_demanded)
     if any(inner_jaxprs(step.equation)):
-        # What it computes beside tangents has to come to an end, too.
+        # What it computes besides tangents has to terminate too.
         trimmed = guard.whole(step)
     else:
         pairs = zip(step.operands, _fillers(step), strict=True)
@@ -48,7 +48,7 @@ def coupled_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
 
 
 def _between(demanded: Sequence[Mask], step: Step, fed: Sequence[Mask]) -> Emit:
-    """A step that keeps both promises whatever its coefficients are."""
+    """A step that keeps both promises, whatever its coefficients are."""
 
     def run(tangents: Sequence[Any]) -> Operands:
         results = step.run([only(mask, tangent) for mask, tangent in zip(demanded, tangents, strict=True)])
@@ -65,7 +65,7 @@ def _of_rank(mask: Mask, value: Any) -> Mask:
 
 
 def _fillers(step: Step) -> list[Any]:
-    """What stands for each operand of a problem that nothing depends on: a system that can be solved."""
+    """The fillers for the operands of a problem that nothing depends on: a system that can be solved."""
     fillers: list[Any] = [None] * len(step.operands)
     if step.name == "triangular_solve":
         matrix = step.equation.invars[0].aval
@@ -75,7 +75,7 @@ def _fillers(step: Step) -> list[Any]:
     return fillers
 
 
-# --- linear solves: direct solvers are looked into for their masks, and run as they are ------------------------------
+# --- linear solves: masks go through the equations of a direct solver, which itself runs unchanged ------------------
 
 
 def _solve_fed(step: Step, fed: list[Mask]) -> list[Mask]:
@@ -94,7 +94,7 @@ def _solve_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard)
     programs, recorder = _programs(step), Recorder(guard, step.known)
     solved = outputs_fed(programs["solve"], right)
     of_wires, _ = trim(programs["solve"], feed(programs["solve"], right), demanded, recorder)
-    # What the others need counts when the solve is differentiated again, or transposed.
+    # What the other functions need matters when the solve is differentiated again, or transposed.
     masks = {"matvec": (solved, of_wires), "vecmat": (of_wires, solved), "transpose_solve": (demanded, right)}
     for name in masks.keys() & programs.keys():
         trim(programs[name], feed(programs[name], masks[name][0]), masks[name][1], recorder)
@@ -104,7 +104,7 @@ def _solve_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard)
 
 
 def _parts(step: Step) -> Iterator[tuple[str, Any, list[Any]]]:
-    """The functions that a linear solve is made of: their names, jaxprs and operands, the last being tangents."""
+    """The functions that make up a linear solve: their names, jaxprs and operands, of which the last are tangents."""
     parts, _ = solve_parts(step.equation, list(step.operands))
     for name, (jaxpr, known) in parts.items():
         yield name, jaxpr, [*known, *(Wire(wire.aval) for wire in step.wires)]
@@ -115,7 +115,7 @@ def _programs(step: Step) -> dict[str, LinearProgram]:
 
 
 def _is_direct(step: Step) -> bool:
-    """Whether only the right-hand side is a tangent, and the solver is free of loops and of what may be a callback."""
+    """Whether only the right-hand side is a tangent and the solver has no loops or callbacks."""
     _, right_sides = solve_parts(step.equation, list(step.operands))
     constants = len(step.operands) - len(right_sides)
     if any(step.linear[:constants]) or not all(step.linear[constants:]) or len(step.wires) != len(step.results):

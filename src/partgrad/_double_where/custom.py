@@ -1,4 +1,4 @@
-"""Custom derivative rules, run such that a linearization loses nothing of what JAX does with them."""
+"""Custom derivative rules, run so that a linearization loses nothing of what JAX does with them."""
 
 import functools
 import os
@@ -33,7 +33,7 @@ _LINEAR = (*jax.__path__, os.path.dirname(__file__))
 
 
 def is_remade(equation: JaxprEqn) -> bool:
-    """Whether an equation is a custom rule that a linearization would not take as JAX's derivatives do."""
+    """Whether an equation is a custom rule that a linearization would treat differently from JAX's derivatives."""
     name = equation.primitive.name
     if name == _CUSTOM_VMAP or (name in CUSTOM_JVPS and _is_of_user(equation)):
         return True
@@ -43,7 +43,7 @@ def is_remade(equation: JaxprEqn) -> bool:
 
 
 def remade(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    """The results of an equation, whose derivative is that of the custom rule; `run` runs the body of a checkpoint."""
+    """The results of an equation whose derivative is that of the custom rule; `run` runs the body of a checkpoint."""
     name = equation.primitive.name
     function: Callable[..., Operands] = lambda *operands: bind(equation, list(operands))
     if name == _CUSTOM_VMAP or name in CUSTOM_JVPS:
@@ -56,14 +56,14 @@ def remade(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands])
 
 
 def _is_of_user(equation: JaxprEqn) -> bool:
-    # The rules of JAX's own functions, and of those here, are linear and return arrays. They are many.
+    # The rules of JAX's own functions, and of partgrad's, are linear and return arrays; and they are common.
     body, _ = opened(custom_rule_body(equation))
     return not str(getattr(body.debug_info, "func_filename", "")).startswith(_LINEAR)
 
 
 @jax.custom_jvp
 def _held(value: Any) -> Any:
-    """A value of a dtype that has no derivative, without the `float0` tangent that JAX lets a loop carry."""
+    """A value of a dtype without derivatives, without the `float0` tangent that JAX lets a loop carry."""
     return value
 
 
@@ -99,9 +99,9 @@ def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:
 
 
 def _carried(entered: Any, tangent: Any) -> Any:
-    # A linearization drops a tangent that depends on none, and reverse mode would find no path to it. So it has to look
-    # as if it came from those that come in, for all that simplifies a program: a product with zero would make a NaN of
-    # an infinite one, a selection is followed. That a loop overwrites what it carries, nothing looks into.
+    # A linearization drops a tangent that depends on no input tangent, and reverse mode would find no path to it. So it
+    # has to look as if it came from the inputs to everything that simplifies programs. A product with zero would turn
+    # infinity into NaN, and selections are followed; but nothing checks that a loop overwrites its carry.
     tangent = jnp.asarray(tangent)
     start = jnp.broadcast_to(entered.astype(tangent.dtype), tangent.shape)
     return lax.scan(lambda *_: (tangent, None), start, None, length=1)[0]
@@ -109,7 +109,7 @@ def _carried(entered: Any, tangent: Any) -> Any:
 
 @functools.lru_cache(maxsize=128)
 def _has_constant_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> bool:
-    """Whether a rule returns a tangent that is neither zero nor depends on those that come in."""
+    """Whether a rule returns a tangent that is not zero and does not depend on the input tangents."""
     avals = [atom.aval for atom in equation.invars]
 
     def pushed(operands: Operands, tangents: Operands) -> Operands:

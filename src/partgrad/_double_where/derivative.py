@@ -49,7 +49,7 @@ class _Derivative(NamedTuple):
 
 
 def along_taken_paths(jaxpr: Jaxpr) -> Run:
-    """How to run an open jaxpr such that derivatives flow along taken paths only."""
+    """A function that runs an open jaxpr so that derivatives flow only along taken paths."""
     return Program(jaxpr).run
 
 
@@ -62,7 +62,7 @@ class Program:
     """
 
     def __init__(self, jaxpr: Any, numbers: Sequence[Numbers | None] = ()):
-        # Constants are operands: a derivative is kept for later calls, and may not close over a tracer.
+        # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
         inner, self._consts = opened(jaxpr)
         self._jaxpr = without_dead_code(with_constants_as_inputs(inner))
         self._is_mutating = any_equation(inner, is_mutating)
@@ -79,7 +79,7 @@ class Program:
         given = [*consts, *operands]
         if not self._is_mutating and any(isinstance(operand, jax.core.Tracer) for operand in given):
             return list(self._core(consts).function(*map(_unfolded, consts), *operands))
-        # What goes through a mutable reference is followed by JAX alone.
+        # Only JAX can follow what goes through a mutable reference.
         return evaluate(self._jaxpr, [], given)
 
     def _core(self, consts: Operands) -> "_Core":
@@ -93,9 +93,9 @@ class Program:
 
 
 class _Core:
-    """What programs of one structure share: an open jaxpr as a function, and its derivatives.
+    """What programs of equal structure share: an open jaxpr as a function, and its derivatives.
 
-    Derivatives are traced once for each set of operands that they are taken with respect to.
+    Derivatives are traced once for each set of differentiated operands.
     """
 
     def __init__(self, jaxpr: Jaxpr, numbers: Sequence[Numbers | None]):
@@ -106,7 +106,7 @@ class _Core:
         self.function.defjvp(self._rule, symbolic_zeros=True)
 
     def _rule(self, operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[Operands, list[Any]]:
-        # The primal of `jax.grad(f)(1.0)` is a number, which the rules of others may ask for what only arrays tell.
+        # The primal of `jax.grad(f)(1.0)` is a number, but rules of other libraries may ask for attributes of arrays.
         operands = [as_array(operand, jax.typeof(operand)) for operand in operands]
         moving = tuple(
             number
@@ -129,14 +129,14 @@ class _Core:
         key = moving, tuple(map(jax.typeof, operands))
         if key not in self._derivatives:
             linear: list[Any] = []
-            # What is remembered holds on to tracers, and may not outlive the trace.
+            # What is remembered holds tracers, and must not outlive the trace.
             linearize = remembering()(functools.partial(self._linearized, moving, linear))
             values = jax.make_jaxpr(linearize)(*operands)
             self._derivatives[key] = _Derivative(Program(values, self._numbers), *linear)
         return self._derivatives[key]
 
     def _linearized(self, moving: tuple[int, ...], linear: list[Any], *operands: Any) -> Operands:
-        """The outputs and the coefficients of the derivative; the derivative itself is put into a list."""
+        """The outputs and the coefficients of the derivative; the derivative itself goes into a list."""
         for operand, numbers in zip(operands, self._numbers, strict=True):
             remember(operand, numbers)
         outputs, program = linearized(self.jaxpr, list(operands), moving)
@@ -151,17 +151,17 @@ class _Core:
         return [*outputs, *coefficients]
 
 
-# Programs of one structure share what is made of them.
+# Programs of equal structure share their derivatives.
 _cores: Recent[_Core] = Recent(256)
 
 
 def is_double_where(equation: JaxprEqn) -> bool:
-    """Whether an equation is the call of a function under `double_where`."""
+    """Whether an equation calls a function under `double_where`."""
     body = custom_rule_body(equation)
     return body is not None and __file__ in str(getattr(opened(body)[0].debug_info, "func_src_info", ""))
 
 
 def _unfolded(const: Any) -> Any:
-    # XLA would compute while compiling, slowly, all the masks that follow from a big constant one.
+    # XLA would fold all masks that follow from a large constant one while compiling, which is slow.
     is_mask = hasattr(const, "dtype") and const.dtype == bool and const.size >= _BIG
     return jax.lax.optimization_barrier(const) if is_mask else const

@@ -1,7 +1,7 @@
-"""How masks go into what JAX runs as one: a checkpoint, a `shard_map`, the backward pass of a `custom_vjp`.
+"""Masks inside what JAX runs as a unit: a checkpoint, a `shard_map`, the backward pass of a `custom_vjp`.
 
-In the first two the masks are computed inside, where the values are, together with the tangents. What is differentiated
-a second time in there is protected by a `double_where` of its own.
+In the first two, the masks are computed inside, next to the values, together with the tangents. A second derivative in
+there is protected by a `double_where` of its own.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -39,7 +39,7 @@ from .mask import Mask, arrays_in, either, full_like, restored
 from .program import LinearProgram, Step, Wire, transposed, whole, without_dead_code
 from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, trim
 
-# JAX linearizes none of them once more: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.
+# JAX does not linearize these again: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.
 _CUSTOM = CUSTOM_LINEAR | HIGH_LINEAR | {"custom_vmap_call"}
 _LOOPS = CHECKPOINTS | {"scan", "while", "cond"}
 
@@ -49,12 +49,12 @@ def _all_fed(step: Step, fed: list[Mask]) -> list[Mask]:
 
 
 def _linear_part(step: Step, known: Operands) -> LinearProgram:
-    """The body of a checkpoint, which also computes values, reduced to what tangents go through."""
+    """The body of a checkpoint, which also computes values, reduced to the equations that tangents go through."""
     body = primal_jaxpr(step.equation)
     if not _contains(step, _LOOPS) or _contains(step, _CUSTOM):
         # The equations tell values from tangents.
         return LinearProgram.at(body, step.linear, known)
-    # A loop in there carries values and tangents; JAX's own linearization parts them.
+    # A loop in there carries both values and tangents; JAX's own linearization separates them.
     zeros = [zeros_like_aval(wire.aval) for wire in step.wires]
     operands = step.with_known(known).operands_with
     _, linear = jax.linearize(lambda *tangents: evaluate(*opened(body), operands(tangents)), *zeros)
@@ -87,7 +87,7 @@ def _protected(
 
 
 class _Checkpoint(NamedTuple):
-    """A checkpoint without its dead edges, as functions of the known operands and the masks that are arrays.
+    """A checkpoint without its dead edges, as functions of the known operands and the array masks.
 
     Attributes:
         masks: Computes the demanded masks of the wires that are arrays.
@@ -100,7 +100,7 @@ class _Checkpoint(NamedTuple):
     run: Callable[[Operands, Operands], Operands]
 
 
-# The layers of a model are often checkpoints of one structure.
+# The layers of a model are often checkpoints of equal structure.
 _checkpoints: Recent[_Checkpoint] = Recent(64)
 
 
@@ -166,7 +166,7 @@ def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Op
 
 
 def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-    # A mask is cut among the devices as its tangent is.
+    # A mask is split among the devices like its tangent.
     fed, demanded = whole(step.of_wires(fed), step.wires), whole(demanded, step.results)
     step = guard.whole(step)
     specs, out_specs = shard_map_specs(step.equation)
@@ -199,9 +199,9 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
 
 
 def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-    """A custom backward pass, as a linear program from cotangents: where it is fed is where its result is demanded."""
+    """A custom backward pass as a linear program from cotangents: it is fed where its result is demanded."""
     step = guard.whole(step)
-    # A result that nothing demands has a symbolic zero for a cotangent, which the pass may ask for.
+    # The cotangent of a result that nothing demands is a symbolic zero, which the pass may test for.
     pairs = enumerate(zip(step.results, demanded, strict=True))
     live = [number for number, (wire, mask) in pairs if mask is not False and is_floating(wire.aval)]
     avals = [step.results[number].aval for number in live]
@@ -214,7 +214,7 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
     found = feed(program, [demanded[number] for number in live])
     operands = [found[output] if isinstance(output, Wire) else False for output in program.outputs]
     if not _is_linear(closed, program):
-        # A pass that clips cotangents, for one. Where it makes something of a zero, that is part of the answer.
+        # For example, a pass that clips cotangents. Whatever it computes from a zero is part of the answer.
         of_nothing = pull([zeros_like_aval(aval) for aval in avals])
         operands = [either(mask, value != 0) for mask, value in zip(operands, of_nothing, strict=True)]
         return operands, _masked(step, step.of_wires(fed), demanded, guard)
@@ -229,7 +229,7 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
 
 def _masked(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> Emit:
     """A custom backward pass with masks beside its cotangents."""
-    # What is no array may decide what the pass does, in Python.
+    # Values other than arrays may decide, in Python, what the pass does.
     arrays = [value for value in step.known if isinstance(value, jax.Array)]
     known = [*arrays, *arrays_in(fed), *arrays_in(demanded)]
 
@@ -261,7 +261,7 @@ def _placed(numbers: Sequence[int], values: Sequence[Any], count: int) -> list[A
 def _is_linear(backward: Any, program: LinearProgram) -> bool:
     """Whether a backward pass is a linear function that JAX can transpose."""
     jaxpr, consts = opened(backward)
-    # An affine one would pass for linear: what is added does not show in a transpose.
+    # An affine pass would count as linear, because its constant does not show in a transpose.
     if any(dependencies(with_constants_as_inputs(jaxpr), [CONSTANT] * len(consts) + [0] * len(jaxpr.invars))):
         return False
     if not all(map(is_linear_step, program.steps)):
@@ -272,7 +272,7 @@ def _is_linear(backward: Any, program: LinearProgram) -> bool:
     try:
         jax.eval_shape(lambda *t: jax.linear_transpose(run, *cotangents)(t), *tangents)
     except Exception:
-        # JAX has no one class for what it cannot transpose.
+        # JAX has no single exception for what it cannot transpose.
         return False
     return True
 

@@ -1,8 +1,8 @@
-"""What is known of masks while tracing: those that do not depend on data are computed with NumPy as well.
+"""What is known about masks while tracing: those that do not depend on data are also computed with NumPy.
 
 They are made of `iota`, comparisons, literals and the boolean and integer arrays that a function captured. A mask that
-turns out to say the same of every element is then `True` or `False`, and costs nothing further. Of the others the
-traced array is kept beside its numbers: a program with the numbers spelled out would be larger.
+turns out equal for all elements becomes `True` or `False`, and costs nothing further. For others, the traced array is
+kept along with its numbers: a program with the numbers written out would be larger.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ from .._programs import CALLS, MOVED, opened, primal_jaxpr, step_through
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
-# Beyond this many elements NumPy would cost more time than it saves.
+# Beyond this many elements, NumPy would take more time than it saves.
 LARGEST = 1 << 20
-# Of integers, which are part of a mask less often.
+# The same for integers, which are less often part of a mask.
 _LARGEST_INDEX = 1 << 12
 
 _DTYPES = frozenset(
     ("bool", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 )
-# The products of whole numbers below this have no more digits than a single precision float.
+# Products of integers below this are exact in single precision.
 _WHOLE = 1 << 12
 
 
 class _Fact(NamedTuple):
-    """What is known of a traced value, which it keeps alive.
+    """What is known about a traced value, which this keeps alive.
 
     Attributes:
-        numbers: What it is, if no data enter.
-        origin: What it was broadcast from, and along which axes that lies.
-        root: Of what it is a reshape.
-        risky: The predicate and the number of the one case of a selection, this value, that may not be finite.
+        numbers: Its numbers, if it does not depend on data.
+        origin: The value it was broadcast from, and the axes that value occupies.
+        root: The value it is a reshape of.
+        risky: If this value is a selection, the predicate and the number of its only case that may not be finite.
     """
 
     value: Any
@@ -49,7 +49,7 @@ class _Fact(NamedTuple):
 
 
 class _Knowledge:
-    """What is known of traced values, by identity, and the masks made so far, so that none is made twice."""
+    """What is known about traced values, by identity, and the masks made so far, so that none is made twice."""
 
     def __init__(self) -> None:
         self.facts: dict[int, _Fact] = {}
@@ -61,7 +61,7 @@ _knowledge: contextvars.ContextVar[_Knowledge | None] = contextvars.ContextVar("
 
 @contextlib.contextmanager
 def remembering() -> Iterator[None]:
-    """A context in which what is known of traced values is kept; on leaving it is forgotten, as the tracers are."""
+    """A context that remembers what is known about traced values, and forgets it with the tracers on exit."""
     token = _knowledge.set(_Knowledge())
     try:
         yield
@@ -70,7 +70,7 @@ def remembering() -> Iterator[None]:
 
 
 def remember(value: Any, numbers: Numbers | None) -> None:
-    """Keep what a traced value is known to be."""
+    """Remember the numbers of a traced value."""
     if numbers is not None:
         _learn(value, numbers=numbers)
 
@@ -87,7 +87,7 @@ def _fact(value: Any) -> _Fact:
 
 
 def once(key: tuple[Any, ...], value: Any, make: Callable[[], Any]) -> Any:
-    """What is made of a traced value, made once for a key."""
+    """Something derived from a traced value, made once per key."""
     knowledge = _knowledge.get()
     if knowledge is None or not isinstance(value, jax.core.Tracer):
         return make()
@@ -99,14 +99,14 @@ def once(key: tuple[Any, ...], value: Any, make: Callable[[], Any]) -> Any:
 
 
 def numbers_of(value: Any) -> Numbers | None:
-    """What a value is known to be, or None."""
+    """The known numbers of a value, or None."""
     if isinstance(value, bool | int | float | np.ndarray | np.generic):
         return np.asarray(value)
     return _fact(value).numbers
 
 
 def reshaped(mask: Any, shape: Sequence[int]) -> Any:
-    """A mask of another shape; the same one for the same mask and shape."""
+    """A mask in another shape; the same object for the same mask and shape."""
     shape = tuple(shape)
     if isinstance(mask, bool):
         return mask
@@ -128,7 +128,7 @@ def _root(mask: Any) -> Any:
 
 
 def narrowed(value: Any) -> Any:
-    """A value with the axes of size one along which it was broadcast, as far as that is known."""
+    """A value before broadcasting, with axes of size one, as far as that is known."""
     origin = _fact(value).origin
     if origin is None:
         return value
@@ -152,7 +152,7 @@ def taken(which: Any, case: int, rank: int) -> Any:
 
 
 def is_safe_outside(value: Any, mask: Any) -> bool:
-    """Whether all that is not in a mask is known to be finite."""
+    """Whether everything outside a mask is known to be finite."""
     risky = _fact(value).risky
     if risky is None or isinstance(mask, bool):
         return False
@@ -162,7 +162,7 @@ def is_safe_outside(value: Any, mask: Any) -> bool:
 
 
 def captured(value: Any) -> Numbers | None:
-    """The numbers of an array that a function captured, if masks may be made of it."""
+    """The numbers of an array that a function captured, if it may be part of masks."""
     if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray):
         return None
     if jnp.issubdtype(value.dtype, jnp.bool_):
@@ -173,9 +173,9 @@ def captured(value: Any) -> Numbers | None:
 
 
 def lifted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a mask, and of others, that also does for their numbers what it does for them.
+    """A function of masks that does the same to their known numbers.
 
-    It may use only what arrays of NumPy and of JAX have in common.
+    It may only use what arrays of NumPy and JAX have in common.
     """
 
     def of_masks(*masks: Any) -> Any:
@@ -193,7 +193,7 @@ def lifted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:
-    """Remember what the results of an equation are, if that follows from what is known of its operands."""
+    """Remember facts about the results of an equation that follow from facts about its operands."""
     if _knowledge.get() is None:
         return
     name, numbers = equation.primitive.name, [numbers_of(operand) for operand in operands]
@@ -240,7 +240,7 @@ def _is_whole(x: Numbers) -> bool:
 
 
 def _by_ufunc(name: str, aval: Any, operands: Sequence[Numbers]) -> Numbers | None:
-    # XLA may round a sum of products once where NumPy rounds twice.
+    # XLA may round a sum of products once, where NumPy rounds twice.
     is_rounded = name in {"add", "sub", "mul"} and not all(map(_is_whole, operands))
     of_bits = name in {"and", "or", "not"} and aval.dtype != bool
     return None if is_rounded or of_bits else _UFUNCS[name](*operands)

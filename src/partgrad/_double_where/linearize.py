@@ -1,7 +1,7 @@
 """The linearization of a traced function: its values, and the linear program of its tangents.
 
-JAX's rule for each primitive is traced once for the shapes it meets, then replayed wherever it meets them again. JAX's
-own `linearize` parts values from tangents only where control flow mixes them.
+JAX's rule for each primitive is traced once for given shapes, and replayed wherever these shapes recur. JAX's own
+`linearize` only separates values from tangents where control flow mixes them.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from .custom import is_remade
 from .known import follow
 from .program import LinearProgram, Step, Wire, number_in, taken_apart
 
-# A rule is a few equations, and holds on to no arrays.
+# A rule is a few equations, and holds no arrays.
 _rules: Recent[ClosedJaxpr] = Recent(4096)
 
 
@@ -87,12 +87,12 @@ def _linearized_equation(
 
 
 def _floating(equation: JaxprEqn, rates: Sequence[Any]) -> list[Any]:
-    """Of one value for each result of an equation, those of the results that have tangents."""
+    """From one value per result of an equation, those of the results that have tangents."""
     return [rate for rate, variable in zip(rates, equation.outvars, strict=True) if is_floating(variable.aval)]
 
 
 def _wires_of(equation: JaxprEqn, found: Sequence[Any]) -> list[Wire | None]:
-    """For each result of an equation its wire, from the tangents of those that have any."""
+    """For each result of an equation its wire, given the tangents of those that have any."""
     rest = iter([tangent if isinstance(tangent, Wire) else None for tangent in found])
     return [next(rest) if is_floating(variable.aval) else None for variable in equation.outvars]
 
@@ -123,7 +123,7 @@ def _by_rule(
 
 
 def _rule(equation: JaxprEqn, avals: Sequence[Any], free: Sequence[int], numbers: tuple[int, ...]) -> ClosedJaxpr:
-    """JAX's rule for an equation, from operands and tangents to results, and the tangents of those that have any."""
+    """JAX's rule for an equation: from operands and tangents to results and the tangents of those that have any."""
     literals = [number_in(atom) for atom in equation.invars if isinstance(atom, Literal)]
 
     def pushed(operands: Operands, tangents: Operands) -> Any:
@@ -138,7 +138,7 @@ def _rule(equation: JaxprEqn, avals: Sequence[Any], free: Sequence[int], numbers
 
 
 def _key(equation: JaxprEqn, avals: tuple[Any, ...], literals: Sequence[Any], numbers: tuple[int, ...]) -> Any:
-    """What the rule for an equation depends on, or None where that cannot be told."""
+    """What the rule for an equation depends on, or None if that cannot be determined."""
     if equation.effects or "callback" in equation.primitive.name:
         return None
     parameters = tuple(sorted(equation.params.items()))

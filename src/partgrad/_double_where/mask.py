@@ -1,7 +1,7 @@
-"""Masks: which elements of a tangent there is a path for.
+"""Masks: for which elements of a tangent there is a path.
 
-A mask is `True` (all elements), `False` (none), or a bool array of the tangent's rank, of size one along the axes where
-it says the same of every element. The first two are known while tracing and cost nothing when the program runs.
+A mask is `True` (all elements), `False` (none), or a bool array of the tangent's rank, of size one along axes where all
+elements agree. The first two are known while tracing and cost nothing when the program runs.
 """
 
 import functools
@@ -45,7 +45,7 @@ def both(a: Mask, b: Mask) -> Mask:
 
 
 def _together(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two masks, on every device if they lie on a mesh of explicit axes in ways that do not go together."""
+    """Two masks; on every device if their shardings on a mesh with explicit axes cannot be combined."""
     placed = [explicit_sharding(jax.typeof(mask)) for mask in (a, b)]
     if None in placed:
         return a, b
@@ -74,17 +74,17 @@ def full(mask: Mask, shape: Shape) -> jax.Array:
 
 
 def full_like(mask: Mask, aval: Any) -> jax.Array:
-    """A mask as an array that is spread over devices as a tangent is."""
+    """A mask as an array that is spread over devices like a tangent."""
     return varying_like(full(mask, tuple(aval.shape)), aval)
 
 
 def spread(mask: Mask, shape: Shape) -> Mask:
-    """A mask of an operand as a mask of the result it is broadcast to."""
+    """The mask of an operand as a mask of the result it is broadcast to."""
     return mask if isinstance(mask, bool) else expanded(mask, range(len(shape) - mask.ndim))
 
 
 def gathered(mask: Mask, shape: Shape) -> Mask:
-    """A mask of a result as a mask of an operand that was broadcast to it."""
+    """The mask of a result as a mask of an operand that was broadcast to it."""
     if isinstance(mask, bool) or not exceeds(mask, shape):
         return mask
     mask = any_along(mask, range(mask.ndim - len(shape)))
@@ -94,19 +94,19 @@ def gathered(mask: Mask, shape: Shape) -> Mask:
 
 
 def exceeds(mask: jax.Array, shape: Shape) -> bool:
-    """Whether a mask tells apart what is one element in a shape."""
+    """Whether a mask distinguishes what is a single element in a shape."""
     pairs = zip(mask.shape[::-1], shape[::-1], strict=False)
     return mask.ndim > len(shape) or any(of_mask > size for of_mask, size in pairs)
 
 
 def on_all_devices(mask: Mask, aval: Any) -> Mask:
-    """A mask of a tangent that, inside `shard_map`, is the same on some devices, from what each of these says of it."""
+    """A mask of a tangent that is equal on some devices inside `shard_map`, from the masks that they computed."""
     axes = frozenset[Any]() if isinstance(mask, bool) else varying_axes(jax.typeof(mask)) - varying_axes(aval)
     return jax.lax.pmax(jnp.asarray(mask, jnp.int8), tuple(sorted(axes))) > 0 if axes else mask
 
 
 def on_mesh_of(equation: JaxprEqn, function: Callable[..., tuple[Any, ...]], *masks: list[Mask]) -> tuple[Any, ...]:
-    """What a function of masks returns, masks first, where an equation is run; masks go there and back."""
+    """Run a function of masks (its first operands) on the mesh of an equation; masks go there and back."""
     mesh = mesh_elsewhere(equation)
     if mesh is None:
         return function(*masks)
@@ -117,7 +117,7 @@ def on_mesh_of(equation: JaxprEqn, function: Callable[..., tuple[Any, ...]], *ma
 
 
 def varying_over(axes: frozenset[Any], arrays: Any) -> Any:
-    """A tree of arrays that, inside `shard_map`, vary over some mesh axes at least."""
+    """A tree of arrays that, inside `shard_map`, vary at least over some mesh axes."""
 
     def one(array: Any) -> Any:
         missing = tuple(sorted(axes - varying_axes(jax.typeof(array))))
@@ -127,13 +127,13 @@ def varying_over(axes: frozenset[Any], arrays: Any) -> Any:
 
 
 def placed(mask: Mask, axes: Sequence[int], rank: int) -> Mask:
-    """A mask whose axes become the given axes among several, which says the same along all others."""
+    """A mask whose axes become the given axes among several, constant along all others."""
     others = [axis for axis in range(rank) if axis not in axes]
     return expanded(permuted(mask, np.argsort(axes).tolist()), others)
 
 
 def any_along(mask: Mask, axes: Iterable[int], keepdims: bool = False) -> Mask:
-    """Whether any element along some axes is in a mask."""
+    """Whether any element along given axes is in a mask."""
     axes = tuple(axes)
     if isinstance(mask, bool) or not axes:
         return mask
@@ -145,7 +145,7 @@ def any_along(mask: Mask, axes: Iterable[int], keepdims: bool = False) -> Mask:
 
 
 def expanded(mask: Mask, axes: Iterable[int]) -> Mask:
-    """A mask with new axes, along which it says the same."""
+    """A mask with new axes, along which it is constant."""
     axes = tuple(axes)
     if isinstance(mask, bool) or not axes:
         return mask
@@ -164,7 +164,7 @@ def permuted(mask: Mask, permutation: Sequence[int]) -> Mask:
 
 
 def filled_out(mask: Mask, shape: Shape) -> Mask:
-    """A mask of the full shape, if it is not known to say the same of all elements."""
+    """A mask in its full shape, unless it is known to be equal for all elements."""
     if isinstance(mask, bool) or tuple(mask.shape) == tuple(shape):
         return mask
     return lifted(lambda m: np.broadcast_to(m, shape) if isinstance(m, np.ndarray) else jnp.broadcast_to(m, shape))(
@@ -178,6 +178,6 @@ def arrays_in(masks: Iterable[Mask]) -> list[jax.Array]:
 
 
 def restored(masks: Iterable[Mask | None], arrays: Iterable[Any]) -> list[Mask]:
-    """Masks with other arrays in the place of their arrays, or of None where no more is known of them."""
+    """Masks with other arrays in place of their arrays, or of None."""
     rest = iter(arrays)
     return [mask if isinstance(mask, bool) else next(rest) for mask in masks]

@@ -1,4 +1,4 @@
-"""How masks go through products of a tangent and a coefficient."""
+"""Masks through products of a tangent and a coefficient."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ def _product(
 
 def _factors_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     if len(step.wires) == 2:
-        # Not linear: a custom backward pass that scales its cotangent by its norm, for one.
+        # Not linear: for example, a custom backward pass that scales its cotangent by its norm.
         return lanes_fed(step, fed[:1]) if step.name == "div" else [both(*(spread(m, step.shape) for m in fed))]
     return lanes_fed(step, fed)
 
@@ -54,7 +54,7 @@ def _lanes_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
 def _factors_loosely(
     step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard
 ) -> tuple[list[Mask], Emit, bool] | None:
-    """The coefficient stays as it is, and what dead lanes get is selected away upstream."""
+    """The coefficient stays unchanged; what dead lanes receive is selected away upstream."""
     if len(step.wires) != 1 or masks[step.position] is not True or step.wires[0].shape != step.shape:
         return None
     (coefficient,) = step.known
@@ -76,7 +76,7 @@ def _scaled_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
     live = both(fed, demanded)
     if isinstance(live, bool):
         return live
-    # What is promised to be in bounds, and is not, is read here and written nowhere.
+    # An index promised to be in bounds that is not reads here, but writes nowhere.
     numbers, window = reading_dimensions(step.equation.params["dimension_numbers"]), written_window(step.equation)
     return jax.lax.gather(
         full_like(live, step.results[0].aval), step.operands[1], numbers, window, mode=jax.lax.GatherScatterMode.CLIP
@@ -84,7 +84,7 @@ def _scaled_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
 
 
 class _DotAxes:
-    """The axes of one operand of a `dot_general`, and where its free ones are in the result."""
+    """The axes of one operand of a `dot_general`, and the positions of its free ones in the result."""
 
     def __init__(self, step: Step, which: int):
         contracting, batch = step.equation.params["dimension_numbers"]
@@ -100,7 +100,7 @@ class _DotAxes:
         self.result_batch = list(range(len(self.batch)))
 
     def without(self, mask: Mask, kept: list[int]) -> Mask:
-        """A mask of this operand with only some of its axes, in that order; any element counts."""
+        """The mask of this operand reduced to some of its axes, in the given order: true if any element is."""
         rest = [axis for axis in range(len(self.shape)) if axis not in kept]
         return any_along(permuted(mask, kept + rest), range(len(kept), len(self.shape)))
 
@@ -127,7 +127,7 @@ def _dot_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
 def _dot_loosely(
     step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard
 ) -> tuple[list[Mask], Emit, bool] | None:
-    """Where whole rows are dead, they are selected away; the matrix, which live rows share with them, stays."""
+    """Dead rows are selected away; the matrix, which they share with live rows, stays."""
     if len(step.wires) != 1 or not guard.cuts or is_constant(step.known[0]):
         return None
     _, other = (_DotAxes(step, which) for which in _wire_first(step))

@@ -37,7 +37,7 @@ class Step:
 
     Attributes:
         equation: The equation.
-        operands: For each of its operands a wire, or the value, where that is known.
+        operands: For each of its operands a wire, or the value if it is known.
         results: A wire for each of its results.
     """
 
@@ -62,17 +62,17 @@ class Step:
 
     @property
     def position(self) -> int:
-        """Which operand the first tangent is."""
-        # Not by `index`, which would compare it with arrays.
+        """The position of the first tangent among the operands."""
+        # Not with `index`, which would compare it with arrays.
         return next(number for number, operand in enumerate(self.operands) if isinstance(operand, Wire))
 
     @property
     def known(self) -> Operands:
-        """The operands that are not."""
+        """The operands that are not tangents."""
         return [operand for operand in self.operands if not isinstance(operand, Wire)]
 
     def of_wires(self, values: Sequence[Any]) -> list[Any]:
-        """Of one value for each operand, a mask for one, those of the tangents."""
+        """From one value per operand, such as a mask, those of the tangents."""
         return [value for value, linear in zip(values, self.linear, strict=True) if linear]
 
     @property
@@ -81,12 +81,12 @@ class Step:
         return self.results[0].shape
 
     def operands_with(self, tangents: Sequence[Any]) -> Operands:
-        """The operands, with tangents in the place of the wires."""
+        """The operands, with tangents in place of the wires."""
         rest = iter(tangents)
         return [next(rest) if isinstance(operand, Wire) else operand for operand in self.operands]
 
     def with_known(self, known: Sequence[Any]) -> "Step":
-        """The same step at other known operands."""
+        """The same step with other known operands."""
         rest = iter(known)
         operands = tuple(operand if isinstance(operand, Wire) else next(rest) for operand in self.operands)
         return dataclasses.replace(self, operands=operands)
@@ -111,8 +111,8 @@ class LinearProgram:
     Attributes:
         inputs: The wires that come in.
         steps: The steps, in order.
-        outputs: For each output a wire, or the value, where no tangent reaches it.
-        read: The values of which others were computed, which are then known to the steps.
+        outputs: For each output a wire, or the value if no tangent reaches it.
+        read: The values that others were computed from, which the steps then know.
     """
 
     inputs: list[Wire]
@@ -134,14 +134,14 @@ class LinearProgram:
 
     @classmethod
     def at(cls, jaxpr: Any, linear: Sequence[bool], known: Sequence[Any]) -> "LinearProgram":
-        """Take a jaxpr apart, given which of its inputs are tangents and the values of the others."""
+        """Split a jaxpr into steps, given which of its inputs are tangents and the values of the others."""
         rest = iter(known)
         pairs = zip(opened(jaxpr)[0].invars, linear, strict=True)
         return cls.of(jaxpr, [Wire(v.aval) if is_linear else next(rest) for v, is_linear in pairs])
 
 
 def transposed(run: Callable[[Sequence[Any]], Operands], avals: Sequence[Any], cotangents: Sequence[Any]) -> Operands:
-    """What the transpose of a linear function makes of cotangents of its results, of which None is a zero."""
+    """The cotangents that the transpose of a linear function returns for those of its results; None is a zero."""
     given = [number for number, cotangent in enumerate(cotangents) if cotangent is not None]
 
     def function(*tangents: Any) -> Operands:
@@ -191,19 +191,19 @@ def taken_apart(
 
 
 def number_in(literal: Literal) -> Any:
-    """The number that a literal spells out."""
-    # A rule may have to replace what is not finite, by a number of the same dtype.
+    """The number in a literal."""
+    # A rule may have to replace a number that is not finite by one of the same dtype.
     is_finite = not is_floating(literal.aval) or np.all(np.isfinite(literal.val))
     return literal.val if is_finite else np.asarray(literal.val, literal.aval.dtype)
 
 
 def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:
-    """Masks of the full shapes of some wires, as far as they are arrays."""
+    """Array masks in the full shapes of their wires."""
     return [m if isinstance(m, bool) else full_like(m, wire.aval) for m, wire in zip(masks, wires, strict=True)]
 
 
 def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
-    """Which outputs of a jaxpr depend on those of its inputs that are tangents."""
+    """Which outputs of a jaxpr depend on the inputs that are tangents."""
     jaxpr, _ = opened(jaxpr)
 
     def step(equation: JaxprEqn, given: list[bool]) -> list[bool]:

@@ -1,4 +1,4 @@
-"""How masks go through a loop: backward, in a loop that runs against the loop of the tangents."""
+"""Masks through a loop: backward, in a loop that runs against that of the tangents."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from .trim import RULES, Emit, Guard, Rule
 
 
 class _Scan:
-    """A scan whose operands are sorted into constants, carries and what is scanned, and into tangents and values.
+    """A scan whose operands are sorted into constants, carries and scanned ones, and into tangents and values.
 
     Attributes:
         step: The scan.
         linear: For each input of the body, whether it is a tangent there.
-        known: The values from outside, those that are carried stacked: one for each other input of the body.
+        known: The values from outside, carried ones stacked: one for each other input of the body.
         invariant: How many of these are the same at every step.
-        final: What the known carries end with.
+        final: The final values of the known carries.
     """
 
     def __init__(self, step: Step):
@@ -47,7 +47,7 @@ class _Scan:
         return [value for value, linear in section if not linear]
 
     def tangents(self, values: list[Any]) -> tuple[Operands, Operands, Operands]:
-        """Of one value for each operand those that are tangents in the body: constants, carries, scanned ones."""
+        """From one value per operand, those that are tangents in the body: constants, carries, scanned ones."""
         consts, carry, xs = ([v for v, linear in section if linear] for section in self._sections(values))
         return consts, carry, xs
 
@@ -61,7 +61,7 @@ class _Scan:
         return self.linear[self.consts : self.consts + self.carried]
 
     def _replayed(self, consts: Operands, carry: Operands, xs: Operands) -> tuple[Operands, Operands]:
-        """The known carries, a loop's counter for one: at the end, and before each step."""
+        """The known carries, such as a loop's counter: at the end, and before each step."""
         if not carry:
             return [], []
 
@@ -74,7 +74,7 @@ class _Scan:
         return final, stacked
 
     def tangent_outputs(self, values: Sequence[Any]) -> list[Any]:
-        """Of one value for each output those that are tangents: carries and stacked ones."""
+        """From one value per output, those that are tangents: carries and stacked ones."""
         carries = [v for v, linear in zip(values[: self.carried], self.carries, strict=True) if linear]
         return [*carries, *values[self.carried :]]
 
@@ -161,14 +161,14 @@ class _MaskedScan:
         return demanded, [*of_summed[self.consts :], *of_stacked[self.scanned :]], one, own
 
     def _kinds(self, one: TrimmedBody) -> tuple[list[Mask], list[Mask], list[Mask]]:
-        """The masks of a step: those that are carried, those of which the union counts, and those of this step."""
+        """The masks of a step: carried ones, those whose union counts, and those of this step alone."""
         consts, rest = one.operands[: self.consts], one.operands[self.consts :]
         carry, xs = rest[: self.carries], rest[self.carries :]
         invariant, scanned = one.needed[: self.scan.invariant], one.needed[self.scan.invariant :]
         return carry, [*consts, *invariant], [*xs, *scanned]
 
     def _settled(self) -> tuple[list[State], TrimmedBody]:
-        """What is known of the carries' masks at every step, and one step under it."""
+        """What is known about the masks of the carries at every step, and one step under that assumption."""
         states = [state_of(mask) for mask in self.demanded[: self.carries]]
         while True:
             one = self._probed(states)
@@ -179,7 +179,7 @@ class _MaskedScan:
             states = merged
 
     def _probed(self, states: list[State]) -> TrimmedBody:
-        """One step as far as it is known while tracing."""
+        """One step, as far as it is known while tracing."""
         found: list[TrimmedBody] = []
 
         def probe(xs: Any) -> None:
@@ -198,7 +198,7 @@ class _MaskedScan:
         return self.scan.trimmed([*self.scan.known[: self.scan.invariant], *known], fed, demanded, self.guard)
 
     def _arrays(self, masks: list[Mask], states: list[State], avals: list[Any]) -> list[jax.Array]:
-        """As `as_arrays`; inside `shard_map`, varying over all that anything here varies over, as a carry must."""
+        """As `as_arrays`; inside `shard_map`, all vary over every mesh axis that any varies over, as carries must."""
         return varying_over(self.axes, as_arrays(masks, states, avals))
 
 
@@ -219,7 +219,7 @@ def _scan_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
 
 
 def _scan_fed(step: Step, fed: list[Mask]) -> list[Mask]:
-    # Which steps feed a carry is not followed: only a function that is constant from there on could tell.
+    # Which steps feed a carry is not tracked: it only matters for a function that is constant from there on.
     return [True] * len(step.results)
 
 

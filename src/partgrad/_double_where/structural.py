@@ -1,4 +1,4 @@
-"""How masks go through maps without coefficients: lane by lane, moves, selections, and what goes between devices."""
+"""Masks through maps without coefficients: elementwise, moves, selections, and communication between devices."""
 
 import dataclasses
 from collections.abc import Callable
@@ -28,16 +28,16 @@ from .trim import RULES, Emit, Guard, Rule
 
 Demand = Callable[[Step, list[Mask]], list[Mask]]
 
-# Their known floating operand says where to look, and is no summand.
+# Their known floating operand says where to look, and is not a summand.
 _STEERED = named("select_and_gather_add select_and_scatter_add")
 
 
 def structural(fed: Callable[[Step, list[Mask]], list[Mask]], demand: Demand) -> Rule:
-    """A rule for a map without coefficients: only its masks are of interest, and it runs as it was."""
+    """A rule for a map without coefficients: only its masks matter, and it runs unchanged."""
 
     def structural_trim(step: Step, _: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
         if step.name in _STEERED:
-            # Or a second derivative would send a zero to where the value came from, as if it were a summand.
+            # Otherwise a second derivative would send a zero to the source of the value, as if it were a summand.
             step = step.with_known([jax.lax.stop_gradient(value) for value in step.known])
         return demand(step, demanded), guard.whole(step).run
 
@@ -68,7 +68,7 @@ _LANE_BY_LANE = named(
 
 # --- moves: 0/1 matrices. A mask goes through them as a number does, and back through their transpose ----------------
 
-# Between devices. A mask goes only where JAX's own tangents and cotangents go.
+# Communication: a mask goes only where JAX's own tangents and cotangents go.
 _COLLECTIVES = named(
     """all_gather all_gather_invariant all_gather_reduced all_to_all pbroadcast pbroadcast_dynamic ppermute psum psum2
     psum_invariant ragged_all_to_all reduce_scatter unreduced_psum unreduced_reduce_scatter"""
@@ -86,7 +86,7 @@ _OTHER_MOVES = named("gather pad reduce_window_sum scatter select_and_gather_add
 
 
 def _as_numbers(step: Step, masks: list[Mask]) -> Operands:
-    """Operands in which a wire is one where it is fed and zero elsewhere, and a known summand is zero."""
+    """Operands in which a wire is one where it is fed and zero elsewhere, and known summands are zero."""
     return [_as_number(step, operand, mask) for operand, mask in zip(step.operands, masks, strict=True)]
 
 
@@ -115,15 +115,15 @@ def _moved(step: Step, fed: list[Mask]) -> list[Mask]:
 
 
 def _readings(step: Step) -> list[Step]:
-    """The same move in each way in which JAX may run it.
+    """The same move in each way JAX may run it.
 
-    Where the program promises that indices are in bounds, JAX clamps them in a read, the transpose of a write included,
-    and drops what is written elsewhere, the transpose of a read included. What either of them touches is live.
+    If the program promises that indices are in bounds, JAX clamps them in reads, including the transpose of a write,
+    and drops writes out of bounds, including the transpose of a read. What either of them touches is live.
     """
     modes = jax.lax.GatherScatterMode
     if step.equation.params.get("mode") != modes.PROMISE_IN_BOUNDS:
         return [step]
-    # Clamping makes indices equal, and may take them out of order. JAX transposes no `scatter` at such indices.
+    # Clamping makes indices equal and may reorder them. JAX cannot transpose a `scatter` at such indices.
     assumed = {} if step.name == "scatter" else {"unique_indices": False, "indices_are_sorted": False}
     changed = {**step.equation.params, **assumed, "mode": modes.CLIP}
     clamped = dataclasses.replace(step, equation=step.equation.replace(params=changed))
@@ -131,7 +131,7 @@ def _readings(step: Step) -> list[Step]:
 
 
 def _united(readings: list[Operands]) -> list[Mask]:
-    """The elements to which any of some moves brings anything."""
+    """The elements that any of some moves reaches."""
     return [either(*(number != 0 for number in numbers)) for numbers in zip(*readings, strict=True)]
 
 
@@ -140,7 +140,7 @@ def _new_axes(step: Step) -> tuple[int, ...]:
     return tuple(axis for axis in range(len(step.shape)) if axis not in kept)
 
 
-# Along whole axes masks need not be spelled out: how they go through, and back.
+# Masks need not be written out along whole axes: how they go through, and back.
 _BY_AXES: dict[str, tuple[Callable[[Step, Any], Mask], Callable[[Step, Any], Mask]]] = {
     "broadcast_in_dim": (
         lambda step, mask: expanded(mask, _new_axes(step)),
@@ -159,7 +159,7 @@ _BY_AXES: dict[str, tuple[Callable[[Step, Any], Mask], Callable[[Step, Any], Mas
 
 def _covers_result(step: Step) -> bool:
     if step.name == "gather":
-        # Elsewhere an index out of bounds reads another element; here it reads a constant.
+        # In the other modes, an index out of bounds reads another element; here it reads a constant.
         return step.equation.params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP
     return step.name in _ONTO_RESULT
 
@@ -172,7 +172,7 @@ def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
     if step.name in _RESHAPES and not isinstance(demanded[0], bool):
         return [_reshaped(demanded[0], step.shape, step.wires[0].shape)]
     if step.name == "scatter" and not step.equation.params["unique_indices"]:
-        # In a custom backward pass. JAX does not say which of several writes to one place lasts.
+        # In a custom backward pass. JAX does not say which of several writes to one position remains.
         return [True] * len(step.wires)
     cotangents = [
         full_like(mask, wire.aval).astype(wire.aval.dtype) for mask, wire in zip(demanded, step.results, strict=True)
@@ -182,7 +182,7 @@ def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
 
 
 def _reshaped(mask: jax.Array, old: Shape, new: Shape) -> Mask:
-    """A mask through a reshape; axes that only come or go need not be spelled out."""
+    """A mask through a reshape; axes that only appear or vanish need not be written out."""
     kept = [size for size in old if size != 1], [size for size in new if size != 1]
     if kept[0] != kept[1] or 0 in old:
         return reshaped(filled_out(mask, old), new)

@@ -1,4 +1,4 @@
-"""Two passes over a linear program: where tangents come from, where they go to; and the program without dead edges.
+"""Two passes over a linear program find its dead edges: where tangents come from, and where they go.
 
 Forward, an element of a wire is *fed* if a path leads to it from an input. Backward, it is *demanded* if a path leads
 from it to an output. An edge is live if it is fed at one end and demanded at the other. `inf` or NaN on a live edge is
@@ -24,7 +24,7 @@ from .mask import Mask, Shape, either, full_like, gathered, on_all_devices, on_m
 from .program import LinearProgram, Step, Wire
 
 Emit = Callable[[Sequence[Any]], Operands]
-# The filler of a known operand that stays as it is.
+# The filler of a known operand that stays unchanged.
 CUT = object()
 
 
@@ -40,7 +40,7 @@ class Guard:
         self.protected, self.cuts = protected, cuts
 
     def coefficient(self, value: Any, needed: Mask, filler: Any = None) -> Any:
-        """A known operand, with the filler, or else ones, where no live edge needs it."""
+        """A known operand, with the filler (ones by default) where no live edge needs it."""
         if needed is True or is_constant(value) or is_safe_outside(value, needed):
             return value
         if filler is CUT:
@@ -53,10 +53,10 @@ class Guard:
         return jnp.where(needed, value, filler)
 
     def cut(self, value: Any, needed: Mask) -> Any:
-        """A known operand as it is, whose own derivative is followed only where a live edge needs it."""
+        """A known operand, unchanged, whose own derivative is followed only where a live edge needs it."""
         if isinstance(needed, bool) or is_constant(value):
             return value
-        # What lanes share is spelled out for each: dead ones may say nothing of it. XLA undoes this.
+        # What lanes share is written out for each, so that dead lanes have no say in it. XLA undoes this.
         mask, value = _of_one_shape(needed, value)
         return jax.lax.select(mask, value, jax.lax.stop_gradient(value))
 
@@ -90,7 +90,7 @@ class Recorder(Guard):
         self.fillers: list[Any] = [None] * len(values)
 
     def coefficient(self, value: Any, needed: Mask, filler: Any = None) -> Any:
-        """Record the need of a value from outside; replace any other at once."""
+        """Record the need for a value from outside; replace any other at once."""
         number = self._number.get(id(value))
         if number is None or is_constant(value):
             return super().coefficient(value, needed, filler)
@@ -104,7 +104,7 @@ class Recorder(Guard):
         return value
 
     def cut(self, value: Any, needed: Mask) -> Any:
-        """Record the need of a value from outside; cut any other at once."""
+        """Record the need for a value from outside; cut any other at once."""
         return self.coefficient(value, needed, CUT) if id(value) in self._number else super().cut(value, needed)
 
     def is_apart(self, value: Any, shape: Shape) -> bool:
@@ -155,10 +155,10 @@ class Rule:
     """How masks go through the steps of a primitive.
 
     Attributes:
-        fed: From a step and the masks of its operands (`False` for known ones) to those of its results.
-        trim: From a step, the masks of its operands, the demanded masks of its results and a guard to the demanded
-            masks of its wires and a function that runs the step without its dead edges. That function is linear:
-            everything else is computed before.
+        fed: Takes a step and the masks of its operands (`False` for known ones); returns those of its results.
+        trim: Takes a step, the masks of its operands, the demanded masks of its results and a guard; returns the
+            demanded masks of its wires and a function that runs the step without its dead edges. That function is
+            linear: everything else is computed before.
         loosely: Like `trim`, for a result that may be anything where it is not demanded. It also returns whether the
             cotangent of the wire is then anything where that is not demanded. None where it does not apply.
         cleans: Whether `trim` takes of each wire only what is demanded.
@@ -170,22 +170,22 @@ class Rule:
     cleans: bool = False
 
 
-# By the name of the primitive: JAX does not export all of them as objects. The modules of rules fill it.
+# By the name of the primitive, because JAX does not export all of them as objects. The modules of rules fill it.
 RULES: dict[str, Rule] = {}
 UNKNOWN = "unknown"
-# Those that work element by element without being linear.
+# Elementwise primitives that are not linear.
 POINTWISE = (
     KINDS["elementwise"] | KINDS["test"] | KINDS["flat"] | named("and clamp max min not or select_n xor")
 ) - named("polynomial stop_gradient")
 
 
 def rule_of(step: Step) -> Rule:
-    """The rule for a step; for a primitive without one, the rule that assumes least."""
+    """The rule for a step; for a primitive without one, the rule with the fewest assumptions."""
     return RULES.get(step.name, RULES[UNKNOWN])
 
 
 def feed(program: LinearProgram, fed: Sequence[Mask]) -> dict[Wire, Mask]:
-    """The mask of every wire to which a path leads, given those of the inputs."""
+    """The mask of every wire that a path leads to, given those of the inputs."""
     masks = dict(zip(program.inputs, fed, strict=True))
     for step in program.steps:
         given = [masks[operand] if isinstance(operand, Wire) else False for operand in step.operands]
@@ -204,8 +204,8 @@ def outputs_fed(program: LinearProgram, fed: Sequence[Mask]) -> list[Mask]:
 
 
 def fed_rule(step: Step) -> Rule:
-    """The rule by which a step passes masks on, in a program that need not be linear."""
-    # An index that depends on a tangent: not linear, but the backward pass of a `custom_vjp` may be anything.
+    """The rule with which a step passes masks on, in a program that need not be linear."""
+    # An index that depends on a tangent is not linear, but the backward pass of a `custom_vjp` may be anything.
     steered = any(not is_floating(wire.aval) for wire in step.wires) and step.name not in POINTWISE
     return RULES[UNKNOWN] if steered else rule_of(step)
 
@@ -243,7 +243,7 @@ def trim(
     return masks, _cleaned_before(run, masks, unclean) if any(unclean) else run
 
 
-# Whose arithmetic keeps the elements apart that go into different elements of the result ...
+# Primitives whose arithmetic keeps elements apart that go into different elements of the result ...
 _APART = named(
     """add add_any broadcast_in_dim convert_element_type copy div expand_dims imag mul neg real reduce_sum reshape
     select_n squeeze sub transpose"""
@@ -255,9 +255,9 @@ _ONE_TO_ONE = _APART - {"add", "add_any", "broadcast_in_dim", "select_n", "sub"}
 class _Trimming:
     """The backward pass over a program: what is demanded of its wires, and which of them are unclean.
 
-    A chain of products that a selection ends could have each coefficient replaced where nothing selects it. It costs
-    less to leave the coefficients alone and to select once, at the upstream end of the chain, from the tangent. In
-    between, a tangent and a cotangent may be anything where the tangent is not demanded.
+    In a chain of products that ends in a selection, each coefficient could be replaced where nothing selects it. It
+    costs less to leave the coefficients alone and to select once from the tangent, at the upstream end of the chain.
+    In between, a tangent and a cotangent may be anything where the tangent is not demanded.
 
     Attributes:
         masks: The demanded masks of the wires.
@@ -270,7 +270,7 @@ class _Trimming:
         self.unclean: set[Wire] = set()
         atoms = [*program.outputs, *(operand for step in program.steps for operand in step.operands)]
         self._uses = Counter(atom for atom in atoms if isinstance(atom, Wire))
-        # Those that something reads as a whole: their tangents have to be right where they are not demanded, too.
+        # Wires that something reads as a whole: their tangents have to be right even where they are not demanded.
         self._read_whole: set[Wire] = set()
         self._loosened: set[Wire] = set()
 

@@ -1,8 +1,8 @@
 """What depends on what in a jaxpr: sets of sources, from its inputs through every equation to its outputs.
 
-A set is the bits of an int, so that a union is `|`. What an equation passes on depends on the question: values go
-through everything, derivatives through what is floating, tangents through what is linear. Small arrays are followed
-element by element through what only moves or combines elements, so that what is sliced away is not reached.
+A set is the bits of an int, so a union is `|`. What an equation passes on depends on the question: values go through
+everything, derivatives through floating operations, tangents through linear ones. Small arrays are followed element by
+element through operations that only move or combine elements, so that a sliced-away element is not reached.
 """
 
 import functools
@@ -36,15 +36,15 @@ from .primitives import (
 )
 
 Sources = list[int]
-# From an equation, after those that it is inside, and what its operands depend on, to what its results depend on.
+# Takes an equation, preceded by those around it, and what its operands depend on; returns what its results depend on.
 Transfer = Callable[[Chain, Sources], Sources]
 
-# In a linear program: what is a number, and may be anything but the zero that JAX or a rule knows.
+# In a linear program: a number, which may be anything except a zero that JAX or a rule knows.
 CONSTANT = 1
 _LINEAR = MOVES | SUMS
 _ENTERED = CALLS | CHECKPOINTS | {"custom_vmap_call", "shard_map"}
-# What was made of an equation, by its id: two analyses of one program must meet the same equations in it. Whoever keeps
-# an expansion keeps its equation, so that the id stays taken.
+# Expansions of equations, by id: two analyses of one program must see the same equations inside. An expansion is kept
+# together with its equation, so that the id stays taken.
 _expansions: weakref.WeakValueDictionary[int, Jaxpr] = weakref.WeakValueDictionary()
 
 
@@ -100,7 +100,7 @@ class Dependence:
 
     @property
     def chains(self) -> list[Chain]:
-        """All equations, each after those that it is inside, and before those that are inside it."""
+        """All equations, each preceded by those around it, and before those inside it."""
         return list(self._chains.values())
 
     def knows(self, chain: Chain) -> bool:
@@ -108,11 +108,11 @@ class Dependence:
         return _key(chain) in self._records
 
     def is_entered(self, chain: Chain) -> bool:
-        """Whether an equation was looked into: what it does is what those inside it do."""
+        """Whether an equation was entered, so that the equations inside speak for it."""
         return _key(chain) in self._looked_into
 
     def into(self, chain: Chain) -> Sources:
-        """What the operands of an equation depend on, in any step of the loops around it; nothing if it was not met."""
+        """What the operands of an equation depend on, at any step of the loops around it; empty if it was not met."""
         return self._records.get(_key(chain), ([0] * len(chain[-1].invars), []))[0]
 
     def out_of(self, chain: Chain) -> Sources:
@@ -125,7 +125,7 @@ class Dependence:
         return step_through(jaxpr, [self._constant] * len(jaxpr.constvars), sources, step, self._of_literal)
 
     def _of_literal(self, literal: Literal) -> int:
-        # An array may be a value of the user's that happens to be zero; what JAX and rules write as zero is a number.
+        # An array may be a user's value that happens to be zero; JAX and rules write a zero as a number.
         value = literal.val
         if literal.aval.dtype == jax.dtypes.float0:
             return 0
@@ -153,14 +153,14 @@ class Dependence:
             return self._of_cond(chain, given)
         inner = self._entered(equation)
         if len(inner) == 1 and len(inner[0].invars) == len(given):
-            # Inside a `shard_map` each array is a part of what it is outside.
+            # Inside a `shard_map`, each array is a part of the one outside.
             return self._through(inner[0], _unions(given) if name == "shard_map" else given, chain)
         if name == "optimization_barrier":
             return given
         passed = self._transfer(chain, _unions(given))
         if not self._by_element:
             return passed
-        # A function of a zero need not be zero, unless it is linear.
+        # A function of zero need not be zero, unless it is linear.
         everywhere = 0 if name in _LINEAR | PRODUCTS else self._constant
         return moved(equation, given, passed, everywhere)
 
@@ -186,7 +186,7 @@ class Dependence:
         consts, carry, xs = given[: parts.consts], given[parts.consts :][:carried], given[parts.consts + carried :]
         step = lambda carry: _unions(self._through(body, [*consts, *carry, *xs], chain))
         stacked = [0] * (len(chain[-1].outvars) - carried)
-        # Step by step first: what the first step overwrites is unused, and a union over all lengths would not tell.
+        # First step by step: what the first step overwrites is unused, which a union over all lengths would not show.
         for _ in range(min(parts.length, 2 * carried + 2)):
             outputs = step(carry)
             stacked = _joined(stacked, outputs[carried:])
@@ -213,7 +213,7 @@ class Dependence:
 
 
 def _fixed_point(step: Callable[[Sources], Sources], carry: Sources) -> Sources:
-    """The outputs of a loop: the carry, which contains its start (a loop may run no time), and what is stacked."""
+    """The outputs of a loop: the carry, including its start (a loop may not run at all), and the stacked outputs."""
     while True:
         outputs = step(carry)
         grown = [before | after for before, after in zip(carry, outputs, strict=False)]
@@ -263,7 +263,7 @@ def linearly(chain: Chain, sources: Sources) -> Sources:
     if name in _LINEAR:
         passed = total
     elif name in PRODUCTS:
-        # A zero that the program multiplies by is a number, but the zero that a rule returned stays one.
+        # A zero factor in the program is a number, but a zero that a rule returned stays a zero.
         passed = total if total & ~CONSTANT or all(sources) else 0
     elif name == "select_n":
         passed = union(sources[1:]) | sources[0] & ~CONSTANT
@@ -278,7 +278,7 @@ def linearly(chain: Chain, sources: Sources) -> Sources:
 
 
 def dependencies(jaxpr: Jaxpr, sources: Sources) -> Sources:
-    """What each output of a linear program depends on, given what its inputs do; 0 is what is known to be zero."""
+    """What each output of a linear program depends on, given what its inputs depend on; 0 for a known zero."""
     return Dependence(jaxpr, sources, linearly, constant=CONSTANT, through_control=True, into_rules=True).outputs
 
 
@@ -293,7 +293,7 @@ def differentiably(jaxpr: Jaxpr, sources: Sources, *, into_rules: bool = False) 
 
 
 def of_cotangents(jaxpr: Jaxpr, count: int) -> Dependence:
-    """What in a derivative is computed from its last inputs, the tangents or cotangents, be it their zeros alone."""
+    """What in a derivative is computed from its last inputs, the tangents or cotangents, or from zeros of theirs."""
     first = len(jaxpr.invars) - count
     return Dependence(jaxpr, [0] * first + [1] * count, smoothly, by_element=False)
 
@@ -323,22 +323,22 @@ def arrivals(jaxpr: Jaxpr, sources: Sources, wanted: Callable[[Chain], bool]) ->
 
 
 def reaching(jaxpr: Jaxpr, chains: Iterable[Chain]) -> list[Chain]:
-    """Those of some equations on whose results the value of the output depends."""
+    """The given equations whose results the value of the output depends on."""
     chains = list(chains)
     reached = union(arriving(jaxpr, chains))
     return [chain for number, chain in enumerate(chains) if reached >> number & 1]
 
 
 def arriving(jaxpr: Jaxpr, chains: Iterable[Chain]) -> Sources:
-    """For each output, on the results of which of some equations its value depends: a bit for each of them."""
+    """For each output, which of the given equations its value depends on: a bit for each of them."""
     bits = {_key(chain): 1 << number for number, chain in enumerate(chains)}
-    # What is inside one of them is part of it.
+    # Equations inside one of them are part of it.
     own = lambda chain: union(bits.get(_key(chain[:length]), 0) for length in range(1, len(chain) + 1))
     return by_value(jaxpr, [0] * len(jaxpr.invars), own=own).outputs
 
 
 def last_of(jaxpr: Jaxpr, chains: Iterable[Chain]) -> list[Chain]:
-    """Those of some equations from which the value reaches the output without going through another of them."""
+    """The given equations whose value reaches the output without going through another of them."""
     chains = list(chains)
     bits = {_key(chain): 1 << number for number, chain in enumerate(chains)}
     own = lambda chain: bits.get(_key(chain), 0)

@@ -1,6 +1,6 @@
-"""Sets of sources for each element of an array, through what only moves or combines elements.
+"""Sets of sources for each element of an array, through operations that only move or combine elements.
 
-What an array depends on is an int where all its elements depend on the same, and an array of ints where they do not.
+What an array depends on is an int if all its elements depend on the same, and an array of ints otherwise.
 """
 
 import functools
@@ -13,13 +13,13 @@ from jax.extend.core import JaxprEqn, Literal
 
 from .primitives import KINDS
 
-# An array of more elements is followed as a whole.
+# Larger arrays are followed as a whole.
 _MOST_ELEMENTS = 1024
 _POINTWISE = KINDS["elementwise"] | {
     *("add", "add_any", "sub", "neg", "mul", "div", "max", "min", "clamp", "select_n", "convert_element_type"),
     *("copy", "real", "imag", "conj", "complex"),
 }
-# Of these the elements may depend on different things where each operand is followed as a whole.
+# The elements of these results may differ in what they depend on, even if each operand is followed as a whole.
 _PARTED = frozenset({"concatenate", "pad", "stack"})
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 
@@ -70,7 +70,7 @@ def _full(source: Any, shape: Any) -> Any:
 
 
 def _pointwise(equation: JaxprEqn, given: list[Any]) -> list[Any]:
-    # Axes of size one may be spread.
+    # Axes of size one may be broadcast.
     return [functools.reduce(operator.or_, given)]
 
 
@@ -147,7 +147,7 @@ def _sliced_at(equation: JaxprEqn, given: list[Any]) -> list[Any] | None:
     return [given[0][tuple(slice(start, start + size) for start, size in at)]]
 
 
-# How arrays of NumPy go through moves, whatever their elements are; None where that depends on other operands.
+# How NumPy arrays go through moves, whatever their elements are; None if it depends on other operands.
 MOVED: dict[str, Callable[[JaxprEqn, list[Any]], list[Any] | None]] = {
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshaped),
     "transpose": _transposed,

@@ -1,7 +1,7 @@
 """Run a jaxpr with a rule for its equations: the one interpreter.
 
-`run` is the usual way in. `step_through` is the loop under it, for values that are not arrays: sets of sources, masks,
-tangents yet to come. `reenter` stages a loop, a branch or a call again with other bodies, and `bind` runs one equation.
+`run` is the usual entry. `step_through` is the loop beneath it, for values that are not arrays: sets of sources, masks,
+future tangents. `reenter` stages a loop, a branch or a call again with other bodies, and `bind` runs one equation.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from .primitives import (
 )
 
 _RULED = CUSTOM_RULES | HIGH
-# From an equation and the values of its operands to the values of its results, or to None: it is then run as it was.
+# Takes an equation and the values of its operands; returns the values of its results, or None to run it unchanged.
 EquationRule = Callable[[Chain, Operands], Operands | None]
 
 
@@ -81,7 +81,7 @@ def step_through(
 
 
 def _last_used(jaxpr: Jaxpr) -> list[list[Any]]:
-    """For each equation the variables that nothing needs after it, so that an evaluation holds no more than it must."""
+    """For each equation, the variables that are not needed after it, so that an evaluation can drop them."""
     needed = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
     finished = []
     for equation in reversed(jaxpr.eqns):
@@ -156,11 +156,11 @@ def evaluate(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
 
 
 def bind(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
-    """Run an equation on other operands and, if given, with other parameters, under its own source line."""
+    """Run an equation on other operands, and with other parameters if given, under its own source line."""
     is_foreign = kind_of(equation.primitive.name) is None
     if is_foreign or equation.primitive.name in _RULED:
-        # A rule that is not JAX's own may ask its operands what only arrays tell. Where other libraries take all else
-        # for static data, an array that is being traced will not do: a jaxpr would keep its number.
+        # The rule of another library may ask its operands for attributes of arrays, and take anything else for static
+        # data. A traced array would not do either: a jaxpr would keep its number.
         with jax.ensure_compile_time_eval() if is_foreign else contextlib.nullcontext():
             operands = [as_array(value, atom.aval) for value, atom in zip(operands, equation.invars, strict=True)]
             operands = [jnp.asarray(v) if is_foreign and isinstance(v, np.ndarray) else v for v in operands]
@@ -177,7 +177,7 @@ def along(
     operands: Sequence[Any],
     run: Callable[[JaxprEqn, Operands], Operands] = bind,
 ) -> tuple[Callable[..., Operands], Operands]:
-    """An equation as a function of some of its operands, and these."""
+    """An equation as a function of some of its operands, together with these operands."""
 
     def function(*moved: Any) -> Operands:
         at = dict(zip(moving, moved, strict=True))
@@ -204,7 +204,7 @@ class source_of:
     def __init__(self, equation: JaxprEqn):
         source = equation.source_info
         names = source_info_util.current_name_stack() + source.name_stack
-        # A trace begins with the lines inside it. Where none of these is the user's, those that run now may be.
+        # A trace begins with the lines inside it. If none of them is the user's, those running now may be.
         traceback = source.traceback if has_line(equation) else None
         self._contexts = (equation.ctx.manager, source_info_util.user_context(traceback, name_stack=names))
 
@@ -218,7 +218,7 @@ class source_of:
 
 
 def with_constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
-    """An open jaxpr whose constants are its first inputs, and which holds on to none of their values."""
+    """An open jaxpr whose constants are its first inputs, so that it holds none of their values."""
     debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None) if jaxpr.debug_info else None
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     return Jaxpr([], inputs, jaxpr.outvars, jaxpr.eqns, jaxpr.effects, debug_info)
@@ -237,7 +237,7 @@ def expanded(equation: JaxprEqn) -> ClosedJaxpr | None:
         with source_of(equation):
             return jax.make_jaxpr(function)(*(atom.aval for atom in equation.invars))
     except Exception:
-        # What runs Python code has nothing to show.
+        # An equation that runs Python code has no jaxpr to show.
         return None
 
 
@@ -312,7 +312,7 @@ def _while(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands],
         number, carry = numbered
         new = _body(parts.body, run, number if counted else None)(*consts, *carry)
         if predicate.aval.shape:
-            # Under `jax.vmap` each element of the batch, the leading axes of all that is carried, stops by itself.
+            # Under `jax.vmap`, each element of the batch (the leading axes of every carry) stops on its own.
             mask = going(number, carry)
             spread = lambda value: lax.broadcast_in_dim(mask, value.shape, range(mask.ndim))
             new = [lax.select(spread(after), after, before) for after, before in zip(new, carry, strict=True)]
@@ -326,7 +326,7 @@ def _cond(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) 
 
 
 def switch_like(equation: JaxprEqn, index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """`jax.lax.switch`, or `jax.lax.platform_dependent` if that made an equation: each platform compiles its branch."""
+    """`jax.lax.switch`, or `jax.lax.platform_dependent` if that made the equation: a platform compiles its branch."""
     platforms = platforms_of(equation)
     if platforms is None:
         return lax.switch(index, branches, *operands)
@@ -382,8 +382,8 @@ _REENTRIES: dict[str, Callable[[JaxprEqn, Operands, Callable[..., Operands]], Op
 
 
 def as_array(value: Any, aval: Any) -> Any:
-    """A number that a jaxpr spells out as an array, weakly typed if it is."""
-    # JAX's own class of such numbers has a dtype and no shape.
+    """A number in a jaxpr as an array, weakly typed if the number is."""
+    # JAX's class for such numbers has a dtype but no shape.
     if hasattr(value, "shape") or not hasattr(aval, "dtype"):
         return value
     weak = jnp.asarray(value)
@@ -401,7 +401,7 @@ def zeros_like_aval(aval: Any) -> Any:
 
 
 def varying_like(value: Any, aval: Any) -> Any:
-    """A value that, inside `shard_map`, varies over the mesh axes over which another does, or is sharded as that is."""
+    """A value that varies over the same mesh axes as another inside `shard_map`, or is sharded like it."""
     missing = varying_axes(aval) - varying_axes(jax.typeof(value))
     if missing:
         return lax.pcast(value, tuple(sorted(missing)), to="varying")
@@ -411,5 +411,5 @@ def varying_like(value: Any, aval: Any) -> Any:
 
 
 def float0_zeros(value: Any) -> np.ndarray[Any, Any]:
-    """The tangent of a value of a dtype that has none."""
+    """The tangent of a value whose dtype has no tangents."""
     return np.zeros(value.shape, jax.dtypes.float0)

@@ -1,7 +1,7 @@
-"""Whose line is it: the line of the user's own code that an equation, a call or an error comes from.
+"""Whose line is it: the line of the user's code that an equation, a call or an error comes from.
 
-The user's is what is neither partgrad, JAX, the standard library nor an installed package. What is typed in, and what
-is run from a string, is the user's too.
+Code is the user's if it is not in partgrad, JAX, the standard library or an installed package. Code typed at a prompt
+or run from a string is the user's too.
 """
 
 import functools
@@ -20,25 +20,25 @@ from .._compat import files_of
 from .primitives import CALLS, TRANSPARENT, Chain, inner_jaxprs, name_of
 
 _OWN = os.path.join(Path(__file__).parents[1], "")
-# So that JAX takes no line of partgrad for the source of an equation.
+# So that JAX never reports a line of partgrad as the source of an equation.
 source_info_util.register_exclusion(_OWN)
 
 # A file and a line.
 _Frame = tuple[str, int]
 
 _JAX = tuple(os.path.join(path, "") for path in jax.__path__)
-# A file before JAX 0.10, and a folder since.
+# It is a file before JAX 0.10, and a folder since.
 _RANDOM = tuple(os.path.join(path, "_src", "random") for path in jax.__path__)
 _STANDARD = tuple(os.path.join(os.path.realpath(sysconfig.get_path(name)), "") for name in ("stdlib", "platstdlib"))
 _LIBRARIES = (*(os.path.join(os.path.realpath(path), "") for path in (_OWN, *_JAX)), *_STANDARD)
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-# What the standard library and others generate or freeze is in angle brackets as well.
+# Code that the standard library and others generate or freeze is in angle brackets too.
 _TYPED_IN = ("<ipython-input", "<python-input", "<stdin>", "<string>")
 
 
 @functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
-    """Whether a file, as a code object names it, is one that the user wrote."""
+    """Whether the user wrote a file, given as a code object names it."""
     if file.startswith("<"):
         return file.startswith(_TYPED_IN)
     path = os.path.realpath(file)
@@ -95,9 +95,9 @@ def line(chain: Chain) -> str:
             or _was_running_inside(chain[number], call)
         ):
             return as_where(*frames[-1])
-    # All of it is in libraries: then the line of one that is not JAX is the best that there is.
+    # Everything is in libraries: the line of one other than JAX is the best there is.
     outside_jax = [frame for equation in chain[:1] for frame in _frames(equation, _is_outside_jax)]
-    # What partgrad itself calls has only the line where it is defined.
+    # A function that partgrad itself calls has only the line where it is defined.
     defined = [site for equation in chain for site in _sites(equation) if is_users(site[0])]
     return next((as_where(*frame) for frame in [*outside_jax[-1:], *defined[-1:]]), "")
 
@@ -114,26 +114,26 @@ def is_of_jax_random(call: JaxprEqn) -> bool:
 
 
 def sampler_of(equation: JaxprEqn) -> str | None:
-    """The function of `jax.random` that ran when an equation was traced, the outermost one; None if there was none."""
+    """The outermost function of `jax.random` that was running when an equation was traced; None if there was none."""
     trace = equation.source_info.traceback
     frames = trace.frames if trace is not None else []
     return next((frame.function_name for frame in reversed(frames) if frame.file_name.startswith(_RANDOM)), None)
 
 
 def has_line(equation: JaxprEqn) -> bool:
-    """Whether a line of the user's was running when an equation was traced."""
+    """Whether the user's code was running when an equation was traced."""
     return any(map(is_users, files_of(equation.source_info.traceback)))
 
 
 def _sites(call: JaxprEqn) -> list[_Frame]:
-    """Where the functions that are inside an equation begin."""
+    """Where the functions inside an equation begin."""
     named = [getattr(jaxpr.debug_info, "func_src_info", None) or "" for jaxpr in inner_jaxprs(call)]
     parts = [site.rpartition(" at ")[2].rpartition(":") for site in named if " at " in site]
     return [(file, int(number)) for file, _, number in parts if number.isdigit()]
 
 
 def _was_running_inside(equation: JaxprEqn, call: JaxprEqn) -> bool:
-    """Whether a line of the user's was running inside the function that a call is of.
+    """Whether the user's code was running inside the called function.
 
     JAX keeps the innermost frames: a function of another library whose frame is not among them is further out.
     """
@@ -152,12 +152,12 @@ def _leads_through(frames: list[_Frame], call: JaxprEqn) -> bool:
 
 
 def _frames(equation: JaxprEqn, wanted: Callable[[str], bool]) -> list[_Frame]:
-    """The lines that were running when an equation was traced, from the outermost in."""
+    """The lines that were running when an equation was traced, from the outermost inwards."""
     trace = equation.source_info.traceback
     frames = trace.frames if trace is not None else []
     return [(frame.file_name, frame.line_num) for frame in reversed(frames) if wanted(frame.file_name)]
 
 
 def holds_users_function(call: JaxprEqn) -> bool:
-    """Whether a function that the user wrote is inside an equation."""
+    """Whether a function written by the user is inside an equation."""
     return name_of(call) in TRANSPARENT or any(is_users(file) for file, _ in _sites(call))

@@ -1,6 +1,6 @@
 """What JAX's primitives are called, what kind each is, and where an equation keeps its parameters.
 
-Names and parameters move between versions of JAX. Each set of names stands here once, and each parameter that has moved
+Names and parameters move between versions of JAX. Every set of names is here, once, and every parameter that has moved
 is read here.
 """
 
@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import AxisType
 
 Operands = list[Any]
-# An equation, and before it those that it is inside, from the outermost in.
+# An equation, preceded by those around it, from the outermost inwards.
 Chain = tuple[JaxprEqn, ...]
 
 
@@ -26,7 +26,7 @@ def named(names: str) -> frozenset[str]:
 # --- what contains jaxprs --------------------------------------------------------------------------------------------
 
 CALLS = named("jit pjit closed_call core_call")
-# The names of calls that partgrad makes round what the user wrote.
+# The names of calls that partgrad makes around the user's functions.
 TRANSPARENT = named("partgrad_double_where")
 CHECKPOINTS = named("checkpoint remat remat2")
 CUSTOM_JVPS = named("custom_jvp_call custom_jvp_call_jaxpr")
@@ -35,9 +35,9 @@ CUSTOM_RULES = CUSTOM_JVPS | CUSTOM_VJPS
 # From 0.12 on, `custom_root` and others. With `jax_remat3` and `jax_custom_vjp3` so are checkpoints and `custom_vjp`.
 HIGH = named("call_hi_primitive")
 HIGH_LINEAR = named("call_hi_primitive_linearized")
-# What the forward pass of a `custom_vjp` leaves in a linear program, to be transposed.
+# What the forward pass of a `custom_vjp` leaves in a linear program, to be transposed later.
 CUSTOM_LINEAR = named("custom_lin")
-# The equations whose jaxprs `reenter` runs in another way.
+# The equations whose jaxprs `reenter` can replace.
 ENTERED = CALLS | CHECKPOINTS | named("scan while cond shard_map")
 
 # --- what has no derivative, or one that is zero ---------------------------------------------------------------------
@@ -47,7 +47,7 @@ TESTS = COMPARISONS | named("ne eq_to is_finite")
 # The derivative of these is zero wherever it exists.
 FLAT = named("stop_gradient floor ceil round sign nextafter")
 DRAWS = named("random_bits random_gamma rng_bit_generator rng_uniform threefry2x32 random_wrap")
-# What JAX does not determine by the operands.
+# Operations whose results JAX does not determine by their operands.
 FOREIGN = named("pure_callback io_callback ffi_call rng_uniform")
 
 # --- what reads and writes by index ----------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ MOVES = named("broadcast_in_dim concatenate copy copy_p expand_dims pad reshape 
 SUMS = named("add add_any sub neg reduce_sum cumsum convert_element_type")
 PRODUCTS = named("mul dot_general conv_general_dilated ragged_dot_general")
 
-# Every primitive that JAX 0.10.2 or 0.12 can put into a jaxpr, by kind. What no kind names is new.
+# Every primitive that JAX 0.10.2 or 0.12 can put into a jaxpr, by kind. A primitive without a kind is new.
 # fmt: off
 KINDS: dict[str, frozenset[str]] = {
     "call": CALLS | named("call composite jaxpr_call xla_metadata_call"),
@@ -113,7 +113,7 @@ KINDS: dict[str, frozenset[str]] = {
 
 
 def kind_of(name: str) -> str | None:
-    """The kind of a primitive; None for one that neither JAX 0.10.2 nor 0.12 had, or that is not JAX's own."""
+    """The kind of a primitive; None for one that is not JAX's own, or in neither JAX 0.10.2 nor 0.12."""
     return _KIND_OF.get(name)
 
 
@@ -144,7 +144,7 @@ def any_equation(jaxpr: Jaxpr, predicate: Callable[[JaxprEqn], bool]) -> bool:
 
 
 def primal_jaxpr(equation: JaxprEqn) -> Any:
-    """The jaxpr, open or closed, by which a call, a checkpoint, a `shard_map` or a custom rule computes its results.
+    """The jaxpr, open or closed, with which a call, a checkpoint, a `shard_map` or a custom rule computes its results.
 
     None for an equation that contains none. `jit`, `shard_map` and checkpoints call it `jaxpr`, a custom rule and
     `closed_call` `call_jaxpr`, and the `custom_vjp` of earlier versions `fun_jaxpr`.
@@ -164,32 +164,32 @@ def custom_rule_body(equation: JaxprEqn) -> Any:
 
 
 def closed_over(equation: JaxprEqn) -> int:
-    """How many of the operands of a custom rule, the first ones, the function closes over."""
+    """How many of the first operands of a custom rule the function closes over."""
     return int(equation.params.get("num_consts", 0))
 
 
 def residual_count(equation: JaxprEqn) -> int:
-    """How many of the operands of a `custom_lin`, the first ones, are residuals."""
+    """How many of the first operands of a `custom_lin` are residuals."""
     return int(equation.params["num_res"])
 
 
 def name_of(equation: JaxprEqn) -> str:
-    """The name of the function that a call is of, or of what a `checkpoint_name` names, or of the primitive."""
+    """The name of the called function, the name that a `checkpoint_name` gives, or that of the primitive."""
     return str(equation.params.get("name", equation.primitive.name))
 
 
 def is_recomputed(equation: JaxprEqn) -> bool:
-    """Whether a checkpoint is part of a derivative, and so computes again what it is the derivative of."""
+    """Whether a checkpoint is part of a derivative, and so recomputes the values it needs."""
     return bool(equation.params.get("differentiated", False))
 
 
 def is_mutating(equation: JaxprEqn) -> bool:
-    """Whether an equation works on a mutable reference: what is written there does not show in its outputs."""
+    """Whether an equation works on a mutable reference, so that what it writes is not among its outputs."""
     return any(hasattr(v.aval, "inner_aval") for v in (*equation.invars, *equation.outvars))
 
 
 def is_reverse_only(equation: JaxprEqn) -> bool:
-    """Whether an equation of a linear program stands for a backward pass: what it depends on shows in reverse mode."""
+    """Whether an equation of a linear program stands for a backward pass: dependence shows only in reverse mode."""
     return "bwd" in equation.params or equation.primitive.name in HIGH_LINEAR
 
 
@@ -197,17 +197,17 @@ def is_reverse_only(equation: JaxprEqn) -> bool:
 
 
 def checkpoint_settings(equation: JaxprEqn) -> tuple[Any, bool | tuple[bool, ...]]:
-    """The policy of a checkpoint and its `prevent_cse`: one for each operand, where the user gave a tree of them."""
+    """The policy of a checkpoint and its `prevent_cse`: one per operand if the user gave a tree of them."""
     return equation.params["policy"], equation.params["prevent_cse"]
 
 
 def shard_map_specs(equation: JaxprEqn) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """How a `shard_map` cuts its operands among the devices, and how its results are put together."""
+    """How a `shard_map` splits its operands among the devices, and how its results are joined."""
     return tuple(equation.params["in_specs"]), tuple(equation.params["out_specs"])
 
 
 class ScanParts(NamedTuple):
-    """What a scan is made of.
+    """The parts of a scan.
 
     Attributes:
         body: From constants, carries and one slice of each scanned operand to carries and slices of what is stacked.
@@ -225,12 +225,12 @@ class ScanParts(NamedTuple):
 
 
 def scan_parts(equation: JaxprEqn) -> ScanParts:
-    """What a scan is made of."""
+    """The parts of a scan."""
     outer = equation.params
     body = outer["jaxpr"]
     if "num_consts" in outer:
         return ScanParts(body, outer["num_consts"], outer["num_carry"], outer["length"], outer["reverse"])
-    # From 0.11 on, the parameters tell it in JAX's own containers; but only what is scanned has one axis more outside.
+    # From 0.11 on, the parameters hold it in containers of JAX; but only scanned operands have one more axis outside.
     inside, _ = opened(body)
     scanned = sum(_has_more_axes(*pair) for pair in zip(equation.invars, inside.invars, strict=True))
     stacked = sum(_has_more_axes(*pair) for pair in zip(equation.outvars, inside.outvars, strict=True))
@@ -243,7 +243,7 @@ def _has_more_axes(outside: Any, inside: Any) -> bool:
 
 
 class WhileParts(NamedTuple):
-    """What a `while` loop is made of.
+    """The parts of a `while` loop.
 
     Attributes:
         test: From its constants and the carries to a bool, or to one for each element of a batch.
@@ -259,18 +259,18 @@ class WhileParts(NamedTuple):
 
 
 def while_parts(equation: JaxprEqn) -> WhileParts:
-    """What a `while` loop is made of; its operands are the constants of the test, those of the body, the carries."""
+    """The parts of a `while` loop; its operands are the constants of the test, those of the body, and the carries."""
     p = equation.params
     return WhileParts(p["cond_jaxpr"], p["cond_nconsts"], p["body_jaxpr"], p["body_nconsts"])
 
 
 def branches_of(equation: JaxprEqn) -> tuple[Any, ...]:
-    """The jaxprs of the branches of a conditional; its first operand is the number of one."""
+    """The jaxprs of the branches of a conditional, whose first operand is the number of the one to run."""
     return tuple(equation.params["branches"])
 
 
 def platforms_of(equation: JaxprEqn) -> tuple[tuple[str, ...] | None, ...] | None:
-    """For each branch the platforms that take it, None for all others; None where a number chooses."""
+    """For each branch the platforms that take it, None for all others; None if a number chooses."""
     platforms = equation.params.get("branches_platforms")
     return None if platforms is None else tuple(platforms)
 
@@ -291,7 +291,7 @@ def solve_parts(equation: JaxprEqn, operands: Operands) -> tuple[dict[str, tuple
 
 
 def solve_jaxpr(equation: JaxprEqn, operands: Operands) -> tuple[Any, Operands]:
-    """The jaxpr by which a `custom_linear_solve` solves, and its operands."""
+    """The jaxpr with which a `custom_linear_solve` solves, and its operands."""
     parts, right_sides = solve_parts(equation, operands)
     jaxpr, constants = parts["solve"]
     return jaxpr, [*constants, *right_sides]
@@ -301,7 +301,7 @@ def solve_jaxpr(equation: JaxprEqn, operands: Operands) -> tuple[Any, Operands]:
 
 
 def reading_dimensions(writing: Any) -> lax.GatherDimensionNumbers:
-    """The dimension numbers of the gather that reads where a scatter writes."""
+    """The dimension numbers of the gather that reads where a given scatter writes."""
     return lax.GatherDimensionNumbers(
         offset_dims=writing.update_window_dims,
         collapsed_slice_dims=writing.inserted_window_dims,
@@ -312,7 +312,7 @@ def reading_dimensions(writing: Any) -> lax.GatherDimensionNumbers:
 
 
 def index_batching_axes(equation: JaxprEqn) -> tuple[int, ...]:
-    """The axes of the indices of a gather or scatter along which each has an array of its own."""
+    """The axes of a gather's or scatter's indices along which each index has an array of its own."""
     numbers = equation.params["dimension_numbers"]
     is_read = hasattr(numbers, "start_indices_batching_dims")
     return tuple(numbers.start_indices_batching_dims if is_read else numbers.scatter_indices_batching_dims)
@@ -341,13 +341,13 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 
 
 def explicit_sharding(aval: Any) -> Any:
-    """How a value lies on a mesh whose axes are part of its type; None elsewhere."""
+    """The sharding of a value on a mesh whose axes are part of its type; None otherwise."""
     sharding = getattr(aval, "sharding", None)
     return sharding if sharding is not None and AxisType.Explicit in sharding.mesh.axis_types else None
 
 
 def mesh_elsewhere(equation: JaxprEqn) -> Any:
-    """The mesh that an equation is run on, if that is not the current one, as inside `auto_axes`; None elsewhere."""
+    """The mesh that an equation runs on, if it is not the current one, as inside `auto_axes`; None otherwise."""
     mesh, current = equation.ctx.cur_abstract_mesh, jax.sharding.get_abstract_mesh()
     is_manual = AxisType.Manual in (*mesh.axis_types, *current.axis_types)
     return None if mesh.empty or current.empty or is_manual or mesh == current else mesh

@@ -21,7 +21,7 @@ _keys: dict[bool, weakref.WeakKeyDictionary[Jaxpr, Hashable]] = {
 
 
 class KeyedJaxpr:
-    """A jaxpr that equals another which computes the same; it keeps alive what it tells apart by identity."""
+    """A jaxpr that equals another if both compute the same; it keeps alive whatever it compares by identity."""
 
     def __init__(self, jaxpr: Jaxpr, key: Hashable):
         self.jaxpr, self._key, self._hash = jaxpr, key, hash(key)
@@ -34,7 +34,7 @@ class KeyedJaxpr:
 
 
 class _Identity:
-    """What equals itself only."""
+    """An object that equals only itself."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -61,7 +61,7 @@ class Recent(OrderedDict[Hashable, R]):
             if key is None or not lasts(found):
                 return found
             self[key] = found
-        # Another thread may drop it just now.
+        # Another thread may drop it at this moment.
         with contextlib.suppress(KeyError):
             self.move_to_end(key)
             if len(self) > self._size:
@@ -127,7 +127,7 @@ def _parameter(value: Any, exact: bool) -> Hashable:
     inner, consts = opened(value)
     if isinstance(inner, Jaxpr):
         if consts:
-            # Arrays or tracers, which must not be kept alive.
+            # Arrays and tracers must not be kept alive.
             raise TypeError
         return _inner(inner, exact)
     if isinstance(value, tuple | list):

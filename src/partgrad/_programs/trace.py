@@ -15,7 +15,7 @@ from .interpreter import as_array
 from .primitives import Operands, opened
 from .same import structure_of
 
-# From the values of a jaxpr's constants and of its inputs to the values of its outputs.
+# Takes the values of a jaxpr's constants and inputs; returns the values of its outputs.
 Run = Callable[[Operands, Operands], Operands]
 
 _PROGRAMS_SIZE = 128
@@ -54,7 +54,7 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
         leaves, treedef = jax.tree.flatten((args, kwargs))
         if not (is_staging() or _closes_over_tracers(function) or any(map(_is_tracer, leaves))):
             result = _called(function, args, kwargs, leaves, treedef)
-            # Nothing is transformed, unless the function closes over what is.
+            # Nothing is being transformed, unless the function closes over a tracer.
             if not any(map(_is_tracer, jax.tree.leaves(result))):
                 return result
         try:
@@ -64,7 +64,7 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
                 if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
                     error.add_note("Fix: for `x.at[mask].set(y)` write `jnp.where(mask, y, x)`, which needs no count.")
                 raise
-        # A mask or a size from NumPy, whose values the function needs, stays as it is.
+        # A mask or size from NumPy stays as it is, because the function may need its values.
         return run(treedef, leaves, _is_jax)
 
     return wrapper
@@ -76,7 +76,7 @@ def _called(function: Callable[..., Any], args: Any, kwargs: Any, leaves: list[A
     except (AttributeError, IndexError, TypeError):
         if not any(map(_is_numpy, leaves)):
             raise
-    # A function that can be traced may use what NumPy's arrays lack (`x.at`), or read out of bounds.
+    # A traceable function may use what NumPy arrays lack (`x.at`), or read out of bounds.
     args, kwargs = treedef.unflatten([jnp.asarray(leaf) if _is_numpy(leaf) else leaf for leaf in leaves])
     return function(*args, **kwargs)
 
@@ -90,7 +90,7 @@ def _closes_over_tracers(function: Any) -> bool:
     try:
         return any(map(_is_tracer, jax.tree.leaves([held for _, held in held_by(function)])))
     except (TypeError, ValueError):
-        # Dicts whose keys cannot be sorted.
+        # A dict may have keys that cannot be sorted.
         return False
 
 
@@ -131,7 +131,7 @@ class _Mixed:
 
 
 class _Outcome:
-    """The traced outputs of a call, with the rest of what it returned as static data."""
+    """The traced outputs of a call, and everything else it returned as static data."""
 
     def __init__(self, arrays: Operands, result: _Mixed):
         self.arrays, self.result = arrays, result
