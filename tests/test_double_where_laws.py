@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from jax import lax
 
 import partgrad as pg
 from random_programs import (
@@ -127,3 +128,49 @@ def test_random_programs(first):
 def test_a_numpy_constant_in_a_jitted_product():
     f = jax.jit(lambda x: np.eye(2) @ x)
     np.testing.assert_array_equal(jax.jacrev(pg.double_where(f))(jnp.ones(2)), np.eye(2))
+
+
+# Each move as JAX's own rules write it, with every parameter at work: masks go through these as the numbers do.
+MOVES = {
+    "reshape": lambda a: lax.reshape(a, (2, 6)),
+    "reshape in another order": lambda a: lax.reshape(a, (12,), (1, 0)),
+    "reshape of three axes": lambda a: lax.reshape(lax.reshape(a, (3, 2, 2)), (6, 2), (2, 0, 1)),
+    "axes that come and go": lambda a: lax.squeeze(lax.expand_dims(a, (0, 2, 4)), (2, 4)),
+    "transpose": lambda a: lax.transpose(lax.reshape(a, (3, 2, 2)), (1, 2, 0)),
+    "rev": lambda a: lax.rev(a, (1,)),
+    "slice": lambda a: lax.slice(a, (0, 1), (3, 4), (2, 2)),
+    "halves": lambda a: a[:, :2] * 2.0 + a[:, 2:],
+    "pad": lambda a: lax.pad(a, 0.5, [(1, -1, 0), (-1, 2, 1)]),
+    "broadcast": lambda a: lax.broadcast_in_dim(a[:, :1], (2, 3, 4), (1, 2)),
+    "concatenate": lambda a: lax.concatenate([a, a[:, 1:] * 2.0, jnp.ones((3, 1))], 1),
+    "split": lambda a: lax.split(a, (1, 2, 1), 1)[1],
+    "dynamic slice": lambda a: lax.dynamic_slice(a, (2, -2), (2, 2)),
+    "dynamic update": lambda a: lax.dynamic_update_slice(a, a[1:, 1:] * 2.0, (7, 0)),
+    "cumulative sum": lambda a: lax.cumsum(a, axis=1, reverse=True),
+    "sum": lambda a: jnp.sum(lax.reshape(a, (3, 2, 2)), (0, 2)),
+    "tile": lambda a: jnp.tile(a, (2, 1)),
+    "window": lambda a: lax.reduce_window(a, 0.0, lax.add, (2, 1), (1, 2), [(1, 0), (0, 0)]),
+    "product": lambda a: lax.reduce_prod(a, (1,)),
+    "product of planes": lambda a: lax.reduce_prod(lax.reshape(a, (3, 2, 2)), (0, 2)),
+}
+POINT = np.array([[1.1, -0.4, 0.7, 2.0], [-1.3, 0.9, -0.2, 0.3], [0.6, 1.7, -2.1, -0.8]])
+
+
+@pytest.mark.share
+@pytest.mark.parametrize("name", MOVES)
+def test_masks_go_through_moves_as_numbers_do(name):
+    """A selection by data before the move, and one by data or by place after it."""
+
+    def function(a, is_by_hand, is_by_place):
+        of_positive = lambda function, a: function(jnp.where(a > 0, a, 1.0) if is_by_hand else a)
+        moved = MOVES[name](jnp.where(a > 0, of_positive(jnp.log, a), lax.stop_gradient(a)))
+        kept = np.arange(moved.size).reshape(moved.shape) % 3 > 0 if is_by_place else moved > 0.1
+        root = jnp.sqrt(jnp.where(kept & (moved > 0), moved, 1.0)) if is_by_hand else jnp.sqrt(moved)
+        return jnp.sum(jnp.where(kept & (moved > 0), moved**2 * root, moved * is_by_place))
+
+    with jax.enable_x64(True):
+        for is_by_place in (False, True):
+            expected = evaluated(jax.grad(lambda a: function(a, True, is_by_place)))(POINT)
+            ours = pg.double_where(lambda a: function(a, False, is_by_place))
+            for derivative in (jax.grad, jax.jacfwd):
+                np.testing.assert_allclose(evaluated(derivative(ours))(POINT), expected, rtol=1e-12, err_msg=name)

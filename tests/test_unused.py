@@ -52,6 +52,11 @@ def arithmetic(s):
     return s[0] * jnp.sin(s[2])
 
 
+@case(False, False, True, False)
+def reshaped_in_another_order(s):
+    return lax.reshape(jnp.stack(s).reshape(2, 2), (4,), (1, 0))[1]
+
+
 @case(False, False, False, False)
 def constant(s):
     return jnp.float32(3.0)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from .._programs import CALLS, MOVED, opened, primal_jaxpr, step_through
+from .._programs import CALLS, MOVED, is_reshape, opened, primal_jaxpr, step_through
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
@@ -202,7 +202,7 @@ def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) 
             _learn(results[0], root=_root(operands[0]))
         else:
             _learn(results[0], origin=(operands[0], equation.params["broadcast_dimensions"]))
-    elif name in {"reshape", "squeeze", "expand_dims"} and isinstance(operands[0], jax.core.Tracer):
+    elif is_reshape(equation) and isinstance(operands[0], jax.core.Tracer):
         _learn(results[0], root=_root(operands[0]))
     elif name == "select_n":
         unknown = [case for case, known in enumerate(numbers[1:]) if known is None or not np.all(np.isfinite(known))]

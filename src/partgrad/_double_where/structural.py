@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import Operands, bind, is_floating, named
+from .._programs import Operands, bind, is_floating, is_reshape, named
 from .known import reshaped, taken
 from .mask import (
     Mask,
@@ -81,7 +81,6 @@ _ONTO_RESULT = _COLLECTIVES | named(
 )
 # ... and all elements of the operands go somewhere.
 _ONTO_OPERAND = (_ONTO_RESULT | named("scatter-add scatter-sub")) - named("dynamic_slice dynamic_update_slice slice")
-_RESHAPES = named("expand_dims reshape squeeze")
 _OTHER_MOVES = named("gather pad reduce_window_sum scatter select_and_gather_add select_and_scatter_add")
 
 
@@ -105,7 +104,7 @@ def _moved(step: Step, fed: list[Mask]) -> list[Mask]:
         return [True] * len(step.results)
     if step.name in _BY_AXES and not isinstance(fed[0], bool):
         return [_BY_AXES[step.name][0](step, fed[0])]
-    if step.name in _RESHAPES and not isinstance(fed[0], bool):
+    if is_reshape(step.equation) and not isinstance(fed[0], bool):
         return [_reshaped(fed[0], step.wires[0].shape, step.shape)]
     numbers = _as_numbers(step, fed)
     if step.name == "scatter-sub":
@@ -169,7 +168,7 @@ def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
         return [True] * len(step.wires)
     if step.name in _BY_AXES and not isinstance(demanded[0], bool):
         return [_BY_AXES[step.name][1](step, demanded[0])]
-    if step.name in _RESHAPES and not isinstance(demanded[0], bool):
+    if is_reshape(step.equation) and not isinstance(demanded[0], bool):
         return [_reshaped(demanded[0], step.shape, step.wires[0].shape)]
     if step.name == "scatter" and not step.equation.params["unique_indices"]:
         # In a custom backward pass. JAX does not say which of several writes to one position remains.

@@ -80,6 +80,7 @@ from .primitives import (
     is_floating as is_floating,
     is_mutating as is_mutating,
     is_recomputed as is_recomputed,
+    is_reshape as is_reshape,
     is_reverse_only as is_reverse_only,
     kind_of as kind_of,
     mesh_elsewhere as mesh_elsewhere,

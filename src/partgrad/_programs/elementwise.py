@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
-from .primitives import KINDS
+from .primitives import KINDS, reshape_order
 
 # Larger arrays are followed as a whole.
 _MOST_ELEMENTS = 1024
@@ -79,7 +79,9 @@ def _reduction(equation: JaxprEqn, given: list[Any]) -> list[Any]:
 
 
 def _reshaped(equation: JaxprEqn, given: list[Any]) -> list[Any]:
-    return [np.reshape(given[0], equation.outvars[0].aval.shape)]
+    order = reshape_order(equation)
+    operand = given[0] if order is None else np.transpose(given[0], order)
+    return [np.reshape(operand, equation.outvars[0].aval.shape)]
 
 
 def _transposed(equation: JaxprEqn, given: list[Any]) -> list[Any]:

@@ -297,6 +297,20 @@ def solve_jaxpr(equation: JaxprEqn, operands: Operands) -> tuple[Any, Operands]:
     return jaxpr, [*constants, *right_sides]
 
 
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def reshape_order(equation: JaxprEqn) -> tuple[int, ...] | None:
+    """The permutation of axes that a reshape begins with, as in JAX's own rule for a product; None for none."""
+    order = equation.params["dimensions"] if equation.primitive.name == "reshape" else None
+    return None if order is None else tuple(order)
+
+
+def is_reshape(equation: JaxprEqn) -> bool:
+    """Whether an equation changes the shape of an array, and nothing else."""
+    return equation.primitive.name in {"reshape", "squeeze", "expand_dims"} and reshape_order(equation) is None
+
+
 # --- reads and writes by index ---------------------------------------------------------------------------------------
 
 
