@@ -1,4 +1,4 @@
-"""What depends on JAX's internals or on the texts of its errors, each with the reason and the versions."""
+"""Everything that depends on JAX's internals or on the texts of its errors, with reasons and versions."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -28,16 +28,16 @@ def refuses_argument_of(error: BaseException, cls: type) -> bool:
 
 
 def is_staging() -> bool:
-    """Whether what runs now is recorded, as under `jax.jit`, whatever its operands are."""
+    """Whether operations are being recorded, as under `jax.jit`, whatever their operands are."""
     return _current_trace() == "DynamicJaxprTrace"
 
 
 def is_batching() -> bool:
-    """Whether what runs now is batched at once, not recorded to be transposed first."""
+    """Whether operations are being batched immediately, rather than recorded and transposed first."""
     return _current_trace() == "BatchTrace"
 
 
-# What a primitive computes has no public name. Read on 0.10.2 and 0.12.
+# There is no public access to what a primitive computes. Read on 0.10.2 and 0.12.
 
 
 def expansion_of(equation: "JaxprEqn") -> Callable[..., Any]:
@@ -57,7 +57,7 @@ def foreign_implementation(equation: "JaxprEqn") -> Callable[..., Any] | None:
 
 
 def files_of(traceback: Any) -> Iterable[str]:
-    """The files of the functions that were running, of a traceback of JAX; its `frames` cost ten times more."""
+    """The files of the running functions in a traceback of JAX; its `frames` cost ten times more."""
     return (code.co_filename for code in traceback.raw_frames()[0]) if traceback is not None else ()
 
 
@@ -82,7 +82,7 @@ def ordinary_custom_vjp(function: Callable[..., Any]) -> Any:
 def ordinary_checkpoint(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`jax.checkpoint`, as a primitive with a transpose: with the flag `jax_remat3`, JAX makes one without."""
 
-    # 0.10.2 reads the flag when it wraps the function, 0.12 when that is called.
+    # 0.10.2 reads the flag when it wraps the function, 0.12 when the function is called.
     def ordinary(*operands: Any) -> Any:
         with _config.remat3(False):
             return jax.checkpoint(function, **options)(*operands)
@@ -102,7 +102,7 @@ def without_remat3(equation: "JaxprEqn", run: Callable[..., Any]) -> Callable[..
     primitive = equation.params["_prim"]
     kind = type(primitive).__name__
     if kind == "RematTraced":
-        # 0.10.2 does not say what it prevents.
+        # 0.10.2 does not state what it prevents.
         options = {"policy": primitive.policy, "prevent_cse": getattr(primitive, "prevent_cse", True)}
         return ordinary_checkpoint(functools.partial(run, primitive.jaxpr), **options)
 

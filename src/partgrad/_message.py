@@ -1,4 +1,4 @@
-"""How a message is put together."""
+"""The form of error messages."""
 
 import difflib
 import itertools
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 _LISTED = 10
-# How many names are compared with a misspelled one, and by how much they may be longer, where there are more.
+# How many names are compared with a misspelled one and, if there are more, by how much they may be longer.
 _COMPARED = 2000
 _LONGER = 6
 _STRING_KEY = re.compile(r"\['(\w+)'\]")
@@ -18,12 +18,12 @@ def word(what: str, *details: str, fix: str) -> str:
 
 
 def at(path: str) -> str:
-    """A path in a message."""
+    """A path, for a message."""
     return f"`{path}`" if path else "the tree itself"
 
 
 def listed(items: Iterable[str], count: int | None = None) -> str:
-    """The first of some items, and how many more there are; with a count, only those that are shown are taken."""
+    """The first items, and how many more there are; if the count is given, only the shown items are read."""
     if count is None:
         items = list(items)
         count = len(items)
@@ -35,7 +35,7 @@ def near_misses(name: str, candidates: Iterable[str]) -> list[str]:
     """The candidates that a name may be a misspelling of."""
     candidates = list(candidates)
     if len(candidates) > _COMPARED:
-        # Comparing takes some 20 us each; a misspelling seldom changes both ends, or the length by much.
+        # A comparison takes some 20 us; a misspelling seldom changes both ends, or the length by much.
         start, end, length = name[:3], name[-3:], len(name)
         ends = (c for c in candidates if c.startswith(start) or c.endswith(end))
         candidates = list(itertools.islice((c for c in ends if abs(len(c) - length) <= _LONGER), _COMPARED))

@@ -9,7 +9,7 @@ from .twigs import Twig
 _LINE = 22
 _STEP = 20
 _MARGIN = 16
-# The width of a character of a monospaced font of 13 pixels.
+# The width of a character in a monospaced font of 13 pixels.
 _CHARACTER = 7.85
 _NAMES, _TYPES, _STATUSES, _VALUES = 44, 24, 28, 24
 _STYLE = """\
@@ -90,7 +90,7 @@ def _counts(twig: Twig, x: float, middle: float) -> str:
 
 
 def _legend(legend: list[tuple[str, str]], middle: float) -> tuple[str, float]:
-    """The symbols with what they mean, and how wide that is."""
+    """The symbols with their meanings, and the width of that."""
     parts, x = [], float(_MARGIN)
     for kind, text in legend:
         parts += [_symbol(kind, x + 5, middle), _text(x + 18, middle, text, "")]

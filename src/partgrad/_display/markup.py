@@ -1,4 +1,4 @@
-"""The look of everything that is shown in a notebook or on a page: one style sheet, symbols, tables."""
+"""The look of everything shown in a notebook or on a page: one style sheet, symbols, tables."""
 
 import html
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ font-style:normal;vertical-align:baseline;overflow:hidden;text-indent:20px;white
 .pg-dot{background:var(--pg);border-radius:50%;transform:scale(.45)}
 .pg-sign{overflow:visible;text-indent:0;line-height:9px;font-weight:bold;text-align:center}
 """
-# A page that has its own rules for tables and lists (Jupyter, the themes of Sphinx) does not change these.
+# Pages with their own rules for tables and lists (Jupyter, Sphinx themes) do not override these.
 _STYLE = """\
 .pg{font:13px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif;color:inherit;\
 max-width:60em;margin:.4em 0 1em;container-type:inline-size;text-align:left}
@@ -63,13 +63,13 @@ background:none!important;vertical-align:baseline}
 
 
 def styled(body: str) -> str:
-    """A fragment of HTML with the style sheet, which needs nothing of the page that it stands in."""
+    """A fragment of HTML with the style sheet, which needs nothing from the page around it."""
     colours = "".join(f".pg-{_css(kind)}{{--pg:{look.colour}}}" for kind, look in LOOKS.items())
     return f'<div class="pg">\n<style>\n{_SHAPES}{_STYLE}{colours}\n</style>\n{body}\n</div>'
 
 
 def page(title: str, fragment: str) -> str:
-    """A document of its own, which is dark where the reader's system is."""
+    """A complete document, which is dark if the reader's system is."""
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -87,13 +87,13 @@ def symbol(status: str) -> str:
 
 
 def counted(counts: Mapping[str, int], words: bool = False) -> str:
-    """How many there are of each kind."""
+    """How many leaves there are of each kind."""
     said = ((kind, f"{kind} " if words else "") for kind in LOOKS if counts.get(kind))
     return " ".join(f"<span>{symbol(kind)} {word}{counts[kind]:,}</span>" for kind, word in said)
 
 
 def cells(head: Iterable[str], rows: Iterable[Iterable[str]], foot: str = "") -> str:
-    """A table: a head of text, cells of HTML, and below them rows of HTML."""
+    """A table: a header of text, and rows of cells in HTML."""
     row = lambda tag, texts: f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
     body = "\n".join(row("td", texts) for texts in rows)
     below = f"\n<tfoot>\n{foot}\n</tfoot>" if foot else ""

@@ -15,9 +15,9 @@ from .table import COLUMNS, printable, shortened, table
 from .twigs import Grower, Twig
 from .values import Size, in_bytes, size_of
 
-# The most that type, status and value take of a line of text.
+# The widest that type, status and value may be in a line of text.
 _WIDEST = (24, 36, 24)
-# So many rows are shown unfolded in HTML, and so many there are of the text and of the SVG.
+# How many rows are shown unfolded in HTML, and how many the text and the SVG have at most.
 _OPEN = 40
 _LINES = 100
 
@@ -25,8 +25,8 @@ _LINES = 100
 class Picture:
     """A drawing of a tree, as `partgrad.show` returns it.
 
-    In a notebook it is a tree whose nodes fold; in a terminal it is text. The picture keeps nothing of the tree but
-    what it shows.
+    In a notebook it is a tree whose nodes fold; in a terminal it is text. The picture keeps only what it shows, not the
+    tree.
     """
 
     def __init__(self, root: Twig, counts: "Counter[str]", wrt: str, selected: Size, everything: Size):
@@ -92,7 +92,7 @@ class Picture:
             )
         path.write_text(writers[path.suffix](), encoding="utf-8")
 
-    # Notebooks prefer HTML; what makes a PDF of one takes the SVG.
+    # Notebooks prefer HTML; converters to PDF take the SVG.
     def _repr_html_(self) -> str:
         return self.html()
 
@@ -160,10 +160,10 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
 
 
 def _words(wrt: Any, selection: Selection) -> str:
-    """What a selector is called."""
+    """What to call a selector."""
     if isinstance(wrt, str) or wrt is selection:
         return printable(repr(wrt))
-    # A lambda has no name of its own.
+    # A lambda has no name.
     return printable(getattr(wrt, "__name__", repr(selection)).strip("<>`"))
 
 
@@ -177,7 +177,7 @@ def _cells(last: tuple[bool, ...], twig: Twig, is_open: bool) -> tuple[str, str,
 
 
 def _item(twig: Twig, opened: set[int]) -> str:
-    """A row and what is in it, as HTML."""
+    """A row and its contents, as HTML."""
     text = lambda words: html.escape(printable(words))
     mark = f"{symbol(twig.kind)} " if twig.kind else ""
     more = " &hellip;" if twig.is_left_out else ""

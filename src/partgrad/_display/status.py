@@ -1,4 +1,4 @@
-"""What a leaf is, in words and as one of a few kinds that are drawn alike."""
+"""The status of a leaf, in words and as one of a few kinds that look alike."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,12 +20,12 @@ _KINDS = {
 
 
 def kind_of(status: str) -> str:
-    """The kind of a status, which has a look: of all that has no derivative, one."""
+    """The kind of a status, which has a look; everything without a derivative is one kind."""
     return _KINDS.get(status, "no derivative")
 
 
 def statuses(layout: Layout, leaves: Iterable[Any], plan: Plan) -> list[str]:
-    """What each leaf of a tree is, by what is selected of it."""
+    """The status of each leaf of a tree, given what is selected."""
     chosen, opened = frozenset(plan.indices), open_leaves(layout)
     return [
         "differentiated" if i in chosen else "open" if i in opened else status_of(place, leaf)
@@ -34,7 +34,7 @@ def statuses(layout: Layout, leaves: Iterable[Any], plan: Plan) -> list[str]:
 
 
 def status_of(place: Place, leaf: Any) -> str:
-    """What a leaf is that is not differentiated."""
+    """The status of a leaf that is not differentiated."""
     if place.mark >= 0:
         return "static array" if place.is_static else "held by a mark"
     if is_differentiable(leaf):
@@ -46,7 +46,7 @@ def status_of(place: Place, leaf: Any) -> str:
     try:
         dtype = leaf.dtype
     except Exception:
-        # A type whose name says what it is, or `function`.
+        # The name of its type, or `function`.
         return describe(leaf)
     return _status_of_dtype(dtype) or type(leaf).__name__
 
@@ -58,5 +58,5 @@ def _status_of_dtype(dtype: Any) -> str | None:
             return "string"
         return next((name for name, kind in kinds if jax.dtypes.issubdtype(dtype, kind)), None)
     except Exception:
-        # The dtype of another library.
+        # A dtype of another library.
         return None

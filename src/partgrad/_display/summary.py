@@ -1,4 +1,4 @@
-"""A table of a tree: what each leaf is, what is differentiated, and what a gradient takes."""
+"""A table of a tree: what each leaf is, what is differentiated, and the memory of a gradient."""
 
 import html
 import itertools
@@ -13,7 +13,7 @@ from .status import statuses
 from .table import COLUMNS, GAP, ROOT, shortened, table
 from .values import Size, in_bytes, size_of, value_of
 
-# The most that a type and a status take of a line; the path has the rest.
+# The widest that a type and a status may be; the path gets the rest of the line.
 _WIDEST = 24
 
 
@@ -177,7 +177,7 @@ def _line_step(step: Any) -> str | _Indices:
 
 
 def _folded(lines: list[_Folded]) -> list[_Folded]:
-    """Show neighbours in a list or a tuple once where all lines in them are alike, the innermost first."""
+    """Show neighbours in a list or tuple once if all their lines are alike, innermost first."""
     depths = {depth for line in lines for depth, step in enumerate(line.steps) if isinstance(step, _Indices)}
     for depth in sorted(depths, reverse=True):
         lines = _folded_at(lines, depth)
@@ -186,7 +186,7 @@ def _folded(lines: list[_Folded]) -> list[_Folded]:
 
 def _folded_at(lines: list[_Folded], depth: int) -> list[_Folded]:
     folded: list[_Folded] = []
-    # The block before: its steps above, its index, and what its lines are below.
+    # The previous block: the steps above it, its index, and its lines.
     above: Any = None
     index, below = _Indices(0, 0), None
     for prefix, block in itertools.groupby(lines, lambda line: line.steps[: depth + 1]):
@@ -198,7 +198,7 @@ def _folded_at(lines: list[_Folded], depth: int) -> list[_Folded]:
         kinds = [line._replace(value="") for line in inner]
         if prefix[:depth] == above and step.first == index.last + 1 and kinds == below:
             index = _Indices(index.first, step.last)
-            # A value stands for all that is folded, or is left out.
+            # The value is shown only if it is the same in all folded rows.
             values = [line.value for line in folded[-len(own) :]]
             inner = [
                 line if line.value == value else line._replace(value="")

@@ -1,13 +1,13 @@
-"""Tables of text: how wide a text is, and how it is made to fit a column."""
+"""Tables of text: how wide a text is, and how to make it fit a column."""
 
 import itertools
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-# What a terminal shows on a line, and what stands between two columns.
+# The width of a line in a terminal, and the gap between two columns.
 COLUMNS = 80
 GAP = "  "
-# Stands for the path of a leaf that is the whole tree.
+# Shown as the path of a leaf that is the whole tree.
 ROOT = "(the tree itself)"
 
 
@@ -30,7 +30,7 @@ def _character_columns(character: str) -> int:
 
 
 def shortened(text: str, width: int) -> str:
-    """Cut the middle out of a text that is too wide."""
+    """Cut out the middle of a text that is too wide."""
     if columns(text) <= width:
         return text
     kept = width - len("...")
@@ -45,20 +45,20 @@ def within(text: str, width: int) -> str:
 
 
 def padded(text: str, width: int) -> str:
-    """Fill a text with blanks; one that is too wide stays whole."""
+    """Pad a text with spaces; one that is too wide stays whole."""
     return text + " " * (width - columns(text))
 
 
 def fitted(text: str, width: int) -> str:
-    """Make a text just as wide, by blanks or by cutting its middle out."""
+    """Make a text exactly this wide, with spaces or by cutting out its middle."""
     return padded(shortened(text, width), width)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], widest: Sequence[int]) -> list[str]:
     """The lines of a table in a terminal, none wider than 80 columns.
 
-    Each column after the first takes at most what `widest` says, and the first one what these leave. What is too wide
-    for its column has its middle cut out.
+    Each column after the first is at most as wide as `widest` says, and the first gets the rest. A text that is too
+    wide for its column has its middle cut out.
     """
     lines = [tuple(map(printable, line)) for line in [head, *rows]]
     natural = [max(columns(line[i]) for line in lines) for i in range(len(head))]

@@ -1,4 +1,4 @@
-"""What is drawn of a tree: few enough nodes and leaves to look at, with counts of what is left out."""
+"""The part of a tree that is drawn: few enough nodes and leaves to look at, with counts of what is omitted."""
 
 import dataclasses
 import reprlib
@@ -15,13 +15,13 @@ from .status import kind_of, statuses
 from .table import ROOT
 from .values import value_of
 
-# More nodes and leaves than these: neighbours that are alike are drawn once.
+# With more nodes and leaves than this, neighbours that are alike are drawn once.
 _FOLDED = 60
-# So many rows are drawn at most, and so many children of one node: the first and the last of them.
+# At most this many rows are drawn, and this many children of one node: the first and the last of them.
 _ROWS = 1000
 _FIRST, _LAST = 20, 5
 _DEPTH = 40
-# Of larger arrays no mean is computed.
+# No mean is computed for larger arrays.
 _ENTRIES = 10**6
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 40
@@ -29,18 +29,18 @@ _REPR.maxstring = _REPR.maxother = 40
 
 @dataclasses.dataclass
 class Twig:
-    """A row of a picture: a leaf, a node, or a number of them that are left out.
+    """A row of a picture: a leaf, a node, or a number of omitted ones.
 
     Attributes:
         name: The step that leads here, as a path has it.
         path: The path.
         type: The type of a leaf, the class of a node.
-        status: What a leaf is.
+        status: The status of a leaf.
         value: Its value.
-        kind: Its look; of a node empty.
-        counts: Of a node how many leaves of each kind are in it.
-        below: What is in a node.
-        is_left_out: Whether a node has more in it, which is not drawn.
+        kind: Its look; empty for a node.
+        counts: For a node, how many leaves of each kind it contains.
+        below: The contents of a node.
+        is_left_out: Whether a node has more contents, which are not drawn.
     """
 
     name: str
@@ -55,15 +55,15 @@ class Twig:
 
     @property
     def counted(self) -> list[tuple[str, str]]:
-        """The kinds of leaves in a node, each with how many there are."""
+        """The kinds of leaves in a node, each with its count."""
         return [(kind, f"{self.counts[kind]:,}") for kind in LOOKS if self.counts[kind]]
 
     def named(self, is_open: bool) -> str:
-        """Its name, and whether there is more in it than follows."""
+        """Its name, and whether it contains more than what follows."""
         return self.name + (" ..." if self.is_left_out or (self.below and not is_open) else "")
 
     def lines(self, rows: int) -> "Iterator[tuple[tuple[bool, ...], Twig, bool]]":
-        """The rows from here on, of which there are at most so many: those near to the root.
+        """The rows from here on, at most this many: those closest to the root.
 
         Each comes with its place (of each node above it and of itself, from below the root on, whether it is the last
         in its node) and with whether what is in it follows.
@@ -93,11 +93,11 @@ class _Stretch(NamedTuple):
 
 
 class Grower:
-    """Makes the rows of a picture, down to so many levels below the root; to None, as many as there is room for."""
+    """Makes the rows of a picture, down to a number of levels below the root; None is as many as there is room for."""
 
     def __init__(self, target: Target, depth: int | None):
         leaves, plan = target.leaves, target.plan
-        # Its own: the layout that is kept may be of a tree with other data that compares equal.
+        # A layout of its own: the kept one may be of a tree with other data that compares equal.
         self._layout = layout = Layout(target.tree, target.treedef)
         self._depth = _DEPTH if depth is None else min(depth, _DEPTH)
         self._leaves = leaves
@@ -112,7 +112,7 @@ class Grower:
         self.root = self._grown(layout.root)
 
     def _signatures(self, layout: Layout) -> dict[Place, int]:
-        """A number for each place; two that differ in nothing but values have the same."""
+        """A number for each place; places that differ only in values have the same number."""
         known: dict[Any, int] = {}
         found: dict[Place, int] = {}
         for place in reversed(layout.places):
@@ -164,7 +164,7 @@ class Grower:
         if isinstance(inner.value, Static):
             return _constant(name, path, inner.value.value)
         if inner.is_static and inner.start == inner.stop:
-            # What is no array in static data: its value is in the structure.
+            # Static data other than arrays: its value is in the structure.
             return Twig(name, path, "", "static", "", "static")
         cls, size = type(inner.value).__name__, len(self._layout.children(inner))
         cls = f"{cls}[{size}]" if type(inner.value) in (list, tuple) else "None" if inner.value is None else cls
@@ -177,7 +177,7 @@ class Grower:
         return place
 
     def _inside(self, place: Place) -> "list[Twig | _Stretch]":
-        """What is in a node: runs of places, static fields, and what stands for those that are left out."""
+        """The contents of a node: runs of places, static fields, and rows for those that are omitted."""
         place = self._unwrapped(place)
         if place.is_leaf or place.is_wrapper:
             return []
@@ -206,7 +206,7 @@ class Grower:
 
 
 def _with_constants(place: Place, runs: list[_Stretch]) -> "Iterator[Twig | _Stretch]":
-    """The runs in a node, with the fields that are in its structure where the class declares them."""
+    """The runs in a node, with the fields in its structure at the position where the class declares them."""
     node = place.value
     if not dataclasses.is_dataclass(node):
         yield from runs

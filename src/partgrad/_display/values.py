@@ -12,7 +12,7 @@ _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
 class Size(NamedTuple):
-    """How much some leaves hold, and how large a gradient of them is."""
+    """The size of some leaves, and of a gradient with respect to them."""
 
     leaves: int
     entries: int
@@ -25,7 +25,7 @@ class Size(NamedTuple):
 
 
 def value_of(leaf: Any) -> str:
-    """A number, or the mean and the spread of a floating array."""
+    """A number, or the mean and the spread of a floating array, as text."""
     if isinstance(leaf, jax.core.Tracer) or not (
         issubclass(type(leaf), int | float | complex | np.generic) or is_array(leaf)
     ):
@@ -50,14 +50,14 @@ def in_bytes(count: int) -> str:
     size, units = float(count), list(_UNITS)
     while units:
         size, unit = size / 1000, units.pop(0)
-        # What rounds to 1000.0 belongs to the next unit.
+        # A number that rounds to 1000.0 belongs to the next unit.
         if size < 999.95:
             break
     return f"{size:,.1f} {unit}"
 
 
 def size_of(leaves: list[Any]) -> Size:
-    """How much some leaves hold."""
+    """The size of some leaves."""
     gradient = sum(_entries(leaf) * _itemsize(leaf) for leaf in leaves if is_differentiable(leaf))
     return Size(len(leaves), sum(map(_entries, leaves)), gradient)
 
@@ -68,10 +68,10 @@ def _entries(leaf: Any) -> int:
         shape = shape_of(leaf)
         return math.prod(shape) if isinstance(shape, tuple) else 0
     except Exception:
-        # No shape; a leaf may be anybody's object.
+        # It has no shape: a leaf may be any object.
         return 0
 
 
 def _itemsize(leaf: Any) -> int:
-    # A gradient has the dtype that JAX gives the leaf: float32 for a float64 of numpy, where x64 is off.
+    # A gradient has the dtype that JAX gives the leaf: float32 for a NumPy float64 if x64 is off.
     return jax.dtypes.canonicalize_dtype(dtype_of(leaf)).itemsize

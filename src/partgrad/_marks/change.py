@@ -1,6 +1,6 @@
-"""Other marks on the same tree: what `freeze`, `thaw` and a named leaf of a part come down to.
+"""Change the marks of a tree: the basis of `freeze`, `thaw`, and of naming a leaf of a held part.
 
-The leaves stay the same objects in the same order. What was named is marked whole, and nothing more is:
+The leaves stay the same objects in the same order. Exactly what was named is marked, as a whole:
 
 - in a partgrad dataclass the field, where JAX's key paths do not change;
 - a leaf of a plain container (dict, list, tuple), or a container that was named, by a `NonDiff` around it;
@@ -42,7 +42,7 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[R
     if not changed:
         return structure
     if is_open(structure) or any(isinstance(value, jax.core.Tracer) for value in values):
-        # Marks that are tried out here stop nothing, and a mark that is open counts as one.
+        # Marks that are tried out here stop no gradients, and an open mark counts as a mark.
         tree = closed(structure).unflatten(map(_placeholder, values))
     layout = Layout(tree, structure)
     after = [held if place.start in changed else place.mark >= 0 for place in layout.leaves]
@@ -58,7 +58,7 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[R
 
 def _placeholder(leaf: Any) -> Any:
     if isinstance(leaf, jax.core.Tracer) and is_differentiable(leaf):
-        # One zero, seen as many: a traced leaf may be larger than the memory here.
+        # A single zero, broadcast: a traced leaf may be larger than the memory of this machine.
         return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
     return leaf
 
@@ -162,7 +162,7 @@ class _Visitor:
             children.append(new)
         rebuilt = flatten_one_level(place.value)[1].unflatten(children)
         if not is_plain and _wrappers(rebuilt) != _wrappers(children):
-            # Its class takes wrappers apart: its own mark says all that is held inside.
+            # Its class unwraps what it is given, so its own mark says everything that is held inside.
             rebuilt = _bare(place.value)
             keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(rebuilt)[0]]
             paths = {path for number, path in enumerate(keys, place.start) if self._is_held(number)}
@@ -177,7 +177,7 @@ class _Visitor:
 
 
 def _realized(node: Any, mark: Any) -> Any:
-    """A node with the mark of its place, where there is no field to mark."""
+    """A node with the mark of its place, if there is no field to mark."""
     if mark is _FREE:
         return node
     if schema_of(node) is None:
@@ -207,12 +207,12 @@ def _with_fields(node: Any, fields: dict[str, Any], children: list[Any]) -> Any:
 
 
 def _bare(node: Any) -> Any:
-    """A node that is about to be marked whole, without the marks inside it that no class declares."""
+    """A node that is about to be marked as a whole, without the marks inside it that no class declares."""
     leaves, structure = jax.tree.flatten(node)
     return without_marks(structure, declared=True).unflatten(leaves)
 
 
 def _wrappers(tree: Any) -> list[tuple[bool, int]]:
-    """The leaves of a tree and how they are wrapped, to see whether a class kept what it was given."""
+    """The leaves of a tree and how they are wrapped, to check whether a class kept what it was given."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, NonDiff))
     return [(isinstance(node, NonDiff), len(jax.tree.leaves(node))) for node in nodes]

@@ -1,4 +1,4 @@
-"""The generated Python of a dataclass: `__init__`, flatten and unflatten, in straight lines.
+"""The generated Python of a dataclass: `__init__`, flatten and unflatten, as straight-line code.
 
 These run for every node of every tree on every call, so they are compiled for the class, as `dataclasses` does.
 """
@@ -30,7 +30,7 @@ def _compile(cls: type, name: str, lines: list[str], scope: dict[str, Any]) -> C
     source, file = "\n    ".join(lines) + "\n", f"<partgrad {cls.__module__}.{cls.__qualname__}.{name} {id(cls):x}>"
     exec(compile(source, file, "exec"), scope)
     function: Callable[..., Any] = scope[name]
-    # Debuggers and tracebacks show the source; without a loader and a time, `linecache.checkcache` keeps it.
+    # For debuggers and tracebacks; `linecache.checkcache` keeps entries without a loader and a time.
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     return function
 
@@ -59,7 +59,7 @@ def compile_init(cls: Any, schema: Schema) -> Callable[..., None]:
     scope |= {f"_partgrad_default_{p.name}": FACTORY if p.name in made else p.default for p in parameters}
 
     names = {p.name for p in parameters} - set(fields)
-    # In the order of declaration, which keyword-only ones leave in the signature.
+    # In order of declaration, from which keyword-only parameters depart in the signature.
     variables = "".join(f"{name}, " for name in cls.__dataclass_fields__ if name in names)
     has_post_init = hasattr(cls, "__post_init__")
     lines = [
@@ -80,7 +80,7 @@ def compile_init(cls: Any, schema: Schema) -> Callable[..., None]:
     init: Any = _compile(cls, "__init__", lines, scope)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
-    # A type checker at run time, over the decorated class, checks what `__init__` is given: marks too.
+    # A run-time type checker on the decorated class checks the arguments of `__init__`, marks included.
     marked = [p.replace(annotation=_or_mark(p.annotation)) if p.name in fields else p for p in parameters]
     init.__annotations__ = {p.name: p.annotation for p in marked if p.annotation is not p.empty} | {"return": None}
     init.__signature__ = signature.replace(parameters=[me_parameter, *marked])
@@ -97,7 +97,7 @@ def _or_mark(annotation: Any) -> Any:
 
 
 def _storing(stored: list[str], given: list[str], made: Container[str]) -> list[str]:
-    """The lines that store arguments, and what default factories make."""
+    """The lines that store arguments and the results of default factories."""
     lines = []
     for name in stored:
         if name in made:
@@ -118,7 +118,7 @@ def _header(me: str, parameters: list[inspect.Parameter]) -> str:
 
 
 def _settling(me: str, schema: Schema, stored: set[str], given: list[str]) -> list[str]:
-    """The lines that settle the stored fields, in the cheapest way that is enough."""
+    """The lines that settle the stored fields, in the cheapest way that suffices."""
     if stored != set(schema.names) or stored != set(given):
         return [f"_partgrad_settle({me}, {ORIGIN})"]
     wrapped = [f"{name}.__class__ in _partgrad_wrappers" for name in given if name not in schema.static]
@@ -130,7 +130,7 @@ def _settling(me: str, schema: Schema, stored: set[str], given: list[str]) -> li
     if not schema.static:
         lines = [f"if {special}:", f"    _partgrad_settle({me}, {ORIGIN})"]
         return [*lines, "else:", *(f"    {line}" for line in held)] if held else lines
-    # Marks with the same simple static data are one object: quick to find here, and quick to compare in a treedef.
+    # Marks with the same simple static data are one object, which is quick to find and to compare in a treedef.
     key = f"({''.join(f'{n}.__class__, {n}, ' for n in schema.static)})"
     simple = " and ".join(f"{n}.__class__ in _partgrad_simple_types" for n in schema.static)
     return [
@@ -151,7 +151,7 @@ def _settling(me: str, schema: Schema, stored: set[str], given: list[str]) -> li
 def compile_tree_functions(
     schema: Schema, flatten_irregular: Callable[..., Any], rebuild: Callable[..., Any]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Generate flatten and unflatten for the regular instances of a class; the others go to the two functions given.
+    """Generate flatten and unflatten for regular instances of a class; others go to the two given functions.
 
     They are `flatten(instance) -> (children, marks)` and `unflatten(marks, children) -> instance`.
     """
@@ -176,7 +176,7 @@ def compile_tree_functions(
 
 
 def _unflatten(schema: Schema) -> list[str]:
-    """The lines of unflatten: the class's own marks first, then those of an instance, then what a cover stops."""
+    """The lines of unflatten: first the class's own marks, then those of an instance, then what a cover stops."""
     targets = "".join(f"d[{name!r}], " for name in schema.dynamic)
     return [
         "def unflatten(marks, children):",

@@ -1,4 +1,4 @@
-"""How much of a value a mark holds, and what of that a transform has opened."""
+"""How much of a value a mark holds, and how much of that a transform has opened."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,9 +11,9 @@ KeyPath = tuple[Any, ...]
 
 
 class Cover:
-    """What a mark does to the leaves of its value, where it does not simply hold all of them.
+    """What a mark does to the leaves of its value, unless it simply holds all of them.
 
-    Leaves are key paths from the marked value, not numbers: `None` in the place of a leaf (in a gradient, in a part)
+    Leaves are key paths from the marked value, not numbers: a `None` in place of a leaf (in a gradient, in a part)
     would renumber those after it. `held` has the paths of the leaves, or of the nodes around them, or is None for all;
     `open` the paths of the leaves that a transform has opened, each with the level of the transform.
     """
@@ -29,7 +29,7 @@ class Cover:
         return self.held is None or any(path[:length] in self.held for length in range(len(path) + 1))
 
     def is_open(self, path: KeyPath) -> bool:
-        """Whether a leaf is open; where a leaf has become a tree, all of that tree is."""
+        """Whether a leaf is open; if a leaf has become a tree, all of that tree is."""
         return any(path[: len(opened)] == opened for opened, _ in self.open)
 
     def stops(self, path: KeyPath) -> bool:
@@ -42,7 +42,7 @@ class Cover:
         return Cover(self.held, self.open | new)
 
     def closed(self, level: int) -> "Cover":
-        """The cover as it was before the transforms from a level on opened it."""
+        """The cover before transforms at this level or above opened it."""
         return Cover(self.held, (pair for pair in self.open if pair[1] < level))
 
     def __eq__(self, other: object) -> bool:
@@ -58,7 +58,7 @@ class Cover:
 
     @property
     def of(self) -> str:
-        """The paths that are held, as text."""
+        """The held paths, as text."""
         return ", ".join(sorted(map(keystr, self.held or ())))
 
     def __reduce__(self) -> Any:
@@ -72,7 +72,7 @@ WHOLE = Cover(None)
 
 
 def normal(cover: Cover | None) -> Cover | None:
-    """None for a cover that holds everything, which is what a mark without one does."""
+    """None for a cover that holds everything, as a mark without a cover does."""
     return None if cover is None or (cover.held is None and not cover.open) else cover
 
 

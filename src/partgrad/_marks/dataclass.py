@@ -239,7 +239,7 @@ def _slots_refused(cls: str) -> DataclassError:
 
 
 def _refuse_descriptor(cls: type, name: str) -> None:
-    """Raise if a class attribute answers in the place of what an instance stores in a field."""
+    """Raise if a class attribute hides what an instance stores in a field."""
     kind = type(inspect.getattr_static(cls, name, None))
     if kind is types.MemberDescriptorType:
         raise _slots_refused(cls.__name__)
@@ -289,7 +289,7 @@ def _reduced(schema: Schema) -> Any:
     return object.__new__, (Schema,), vars(schema), None, None, _restored
 
 
-# A class that cloudpickle carries to another process as a value comes with its schema; JAX has to know it there too.
+# A class that cloudpickle sends to another process by value comes with its schema; JAX has to know it there too.
 copyreg.pickle(Schema, _reduced)
 
 

@@ -52,7 +52,7 @@ class Diff(Generic[T]):
 
 
 def diff_refused(where: str, fix: str) -> DataclassError:
-    """The error for a `Diff` that is not the value of a field that could be held."""
+    """The error for a `Diff` that is not the value of a field that can be held."""
     return DataclassError(
         word(
             f"A `Diff` was given to {where}.",
@@ -70,5 +70,5 @@ def _refuse(*_: Any) -> Any:
     )
 
 
-# Registered, so that whoever meets one (every call of JAX or partgrad takes its arguments apart) refuses it.
+# Registered so that flattening one, as every call of JAX or partgrad does, raises.
 jax.tree_util.register_pytree_node(Diff, _refuse, _refuse)

@@ -1,4 +1,4 @@
-"""What a dataclass declares, and the marks of its instances.
+"""The declarations of a dataclass, and the marks of its instances.
 
 An instance stores plain values in its `__dict__`. Its marks (which fields are NonDiff, which are static data) are one
 `Marks` object: the class's default, or the instance's own under `MARKS` in its `__dict__`. The marks are the auxiliary
@@ -17,11 +17,11 @@ from .cover import Cover, hold_part
 from .static import StaticData
 
 MARKS = "_partgrad_marks"
-# The name under which an instance gives itself, so that `dataclasses.replace` hands it to the new one's __init__.
+# The attribute under which an instance returns itself, so that `dataclasses.replace` passes it to `__init__`.
 ORIGIN = "_partgrad_origin"
 SCHEMA = "_partgrad_schema"
 _INTERNED = 256
-# The keys of a field's metadata that say whether it is held or static.
+# The keys in a field's metadata that say whether it is held or static.
 _MARKING = frozenset({"nondiff", "static", "pytree_node"})
 
 
@@ -31,7 +31,7 @@ class Marks:
     Attributes:
         regular: Whether the static fields are the class's own and hold no arrays, so that the children are exactly the
             class's other fields.
-        covers: Of the held fields those that are held in part, or that a transform has opened.
+        covers: The held fields that are held in part, or that a transform has opened, with their covers.
         closed: The fields that are simply held.
     """
 
@@ -78,7 +78,7 @@ class Marks:
 
 
 class Schema:
-    """What a class declares: its fields, which of them are marked, and its default marks."""
+    """The declarations of a class: its fields, which of them are marked, and its default marks."""
 
     def __init__(self, cls: type):
         fields = dataclasses.fields(cls)
@@ -105,14 +105,14 @@ class Schema:
         static: tuple[tuple[str, StaticData], ...] = (),
         covers: tuple[tuple[str, Cover], ...] = (),
     ) -> Marks:
-        """The marks of an instance; one object for one set of names, which makes treedefs quick to compare."""
+        """The marks of an instance; one object per set of names, which makes treedefs quick to compare."""
         if static or self.static:
             own = tuple(name for name, _ in static) == self.static
             return Marks(nondiff, static, own and not any(data.arrays for _, data in static), covers)
         interned = self._interned.get((nondiff, covers))
         if interned is None:
             interned = Marks(nondiff, (), True, covers)
-            # Key paths of trees of any size stand in covers.
+            # Covers contain key paths of trees of any size.
             if len(self._interned) < _INTERNED:
                 self._interned[nondiff, covers] = interned
         return interned
@@ -130,7 +130,7 @@ def static_and_nondiff(owner: str) -> DataclassError:
 
 
 def _inherit(cls: type, f: "dataclasses.Field[Any]") -> None:
-    """Give a field that is declared again, only with another default, the mark that it has in the base class."""
+    """Give a field that a subclass declares again, with only another default, its mark from the base class."""
     if not _MARKING.isdisjoint(f.metadata):
         return
     bases = (base.__dict__.get("__dataclass_fields__", {}).get(f.name) for base in cls.__mro__[1:])
@@ -139,7 +139,7 @@ def _inherit(cls: type, f: "dataclasses.Field[Any]") -> None:
 
 
 def _refuse_options(cls: type, f: "dataclasses.Field[Any]") -> None:
-    """Raise for an option of a field that would have no effect, or a wrong one."""
+    """Raise for a field option that would have no effect, or a wrong one."""
     if "converter" in f.metadata:
         raise DataclassError(
             word(
@@ -159,17 +159,17 @@ def _refuse_options(cls: type, f: "dataclasses.Field[Any]") -> None:
 
 
 def _is_static(f: "dataclasses.Field[Any]") -> bool:
-    # The keys that jax.tree.static, equinox.field and flax.struct.field write.
+    # The keys that `jax.tree.static`, `equinox.field` and `flax.struct.field` write.
     return bool(f.metadata.get("static", False)) or not f.metadata.get("pytree_node", True)
 
 
 def schema_of(instance: Any) -> Schema | None:
-    """The schema of an instance of a decorated class, else None."""
+    """The schema of an instance of a decorated class, or None."""
     return type(instance).__dict__.get(SCHEMA)
 
 
 def children_of(instance: Any) -> list[tuple[str, Any, StaticData | None]]:
-    """The fields of an instance that are children of its node: name, child, and its static data if it is static."""
+    """The fields of an instance that are children of its node: name, child, and the static data of a static field."""
     schema, marks = getattr(instance, SCHEMA), getattr(instance, MARKS)
     static = dict(marks.static)
     children: list[tuple[str, Any, StaticData | None]] = []

@@ -1,4 +1,4 @@
-"""Dataclasses whose decorator was forgotten: JAX sees each as one leaf, so nothing in it is differentiated."""
+"""Dataclasses without the decorator: JAX sees each as one leaf, so nothing in it is differentiated."""
 
 import dataclasses
 import warnings
@@ -12,7 +12,7 @@ from .._trees import is_differentiable
 from ..errors import ForgottenDecoratorError
 from .fields import SCHEMA
 
-# For the class of a leaf, whether it is a dataclass. A tree has few classes, but every call asks about all leaves.
+# Whether the class of a leaf is a dataclass. A tree has few classes, but every call asks about all leaves.
 _is_dataclass: dict[type, bool] = {}
 _warned: set[type] = set()
 _ARRAYS = 2
@@ -20,7 +20,7 @@ _NUMBERS = 1
 
 
 def refuse_forgotten(leaves: Sequence[Any], path_of: Callable[[int], str]) -> None:
-    """Raise if a leaf is a dataclass that holds floating arrays; warn, once a class, if it holds only Python floats."""
+    """Raise if a leaf is a dataclass that holds floating arrays; warn once per class if it holds only Python floats."""
     for number, leaf in enumerate(leaves):
         cls = type(leaf)
         known = _is_dataclass.get(cls)

@@ -1,4 +1,4 @@
-"""Stopping gradients: what a mark does to a value, and how a traced program shows which mark did it."""
+"""Stopping gradients: what a mark does to a value, and how a traced program records which mark did it."""
 
 import functools
 import threading
@@ -14,25 +14,25 @@ from .._trees import flatten
 _Tracer = jax.core.Tracer
 _running = threading.local()
 
-# Tracers that came out of a hold, by id; a tracer cannot be hashed. Holding one again gives the same object, because
-# libraries map the identity over a tree and expect the leaves that they put in (`eqx.tree_at` inside diffrax).
+# Held tracers, by id, because a tracer cannot be hashed. Holding one again returns the same object: libraries map the
+# identity over a tree and expect the leaves that they put in (`eqx.tree_at` inside diffrax).
 _held: dict[int, weakref.ref] = {}
 
 # Classes of concrete leaves. isinstance(value, jax.Array) is slow, and this runs for every marked leaf.
 CONCRETE: set[type] = {type(None), int, float, complex, bool, str, np.ndarray}
 
-# Begins the scope, in the name stack of a traced equation, of what a mark does; the label of the mark follows.
+# The prefix of a mark's scope in the name stack of a traced equation; the label of the mark follows.
 HELD = "partgrad.held "
-# The label of a stop that the user wrote, as `NonDiff(x)` or `freeze`: all others are implicit.
+# The label of a stop that the user wrote, as `NonDiff(x)` or `freeze`; all others are implicit.
 EXPLICIT = "NonDiff"
-# The label of a wrapper that is put together again, by `jax.tree.unflatten`.
+# The label of a wrapper that is rebuilt by `jax.tree.unflatten`.
 WRAPPER = "a NonDiff wrapper"
 
 
 def hold(value: Any, label: str) -> Any:
-    """Stop gradients through every tracer in a value; anything concrete stays the object it is.
+    """Stop gradients through every tracer in a value; concrete leaves stay the same objects.
 
-    The label says by which mark, to those who read a traced program: `Periodic.period`, EXPLICIT or WRAPPER.
+    The label records the mark in the traced program: `Periodic.period`, EXPLICIT or WRAPPER.
     """
     if value.__class__ in CONCRETE:
         return value
@@ -62,10 +62,10 @@ def _forget(key: int, _: weakref.ref) -> None:
 
 
 def hold_leaves(tree: Any, label: str, stops: Callable[[Any], bool] | None = None) -> Any:
-    """Stop gradients through the tracers of a tree, or through those whose key paths `stops` is true of."""
+    """Stop gradients through the tracers of a tree, or through those for whose key paths `stops` is true."""
     leaves, structure = flatten(tree)
-    # A mark inside a tree that is put together again held its value when it was built: to walk through that once
-    # more at every level would take a time exponential in the depth.
+    # A mark inside a rebuilt tree held its value when it was built; walking through it again at every level would
+    # take time exponential in the depth.
     if getattr(_running, "rebuilding", False) or not any(isinstance(leaf, _Tracer) for leaf in leaves):
         return tree
     if stops is None:
@@ -88,9 +88,9 @@ class Met(NamedTuple):
 
 
 class Watch:
-    """Sees which implicit marks end derivatives in what runs inside it, where no program can be traced beforehand.
+    """Records which implicit marks end derivatives in the code that it surrounds, which cannot be traced beforehand.
 
-    `held` are the marks that held a value, `met` those that ended a derivative; `where` gives the line that is running.
+    `held` are the marks that held a value, `met` those that ended a derivative; `where` returns the running line.
     """
 
     def __init__(self, where: Callable[[], str]):
@@ -124,6 +124,6 @@ _watched.defjvp(_see, symbolic_zeros=True)
 
 
 def mark_in(name_stack: str) -> str | None:
-    """The label of the mark in the name stack of an equation that stops gradients; None if no mark does it."""
+    """The label of the mark in the name stack of an equation that stops gradients; None if it was not a mark."""
     _, found, label = name_stack.rpartition(HELD)
     return label.partition("/")[0].rstrip(")") if found else None

@@ -21,15 +21,15 @@ from .scope import render_fields
 from .static import Static, StaticData
 
 _BUILDING = "_partgrad_building"
-# What given to a field is a mark.
+# The values of a field that are marks.
 WRAPPERS = frozenset({NonDiff, Diff, Static})
 
 
 def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
-    """Turn what was stored into plain values and marks.
+    """Turn the stored values into plain values and marks.
 
-    The fields start with the marks of `origin`, another instance, or else with the class's own. Unless it is
-    `complete`, the instance may still lack some.
+    The fields start with the marks of `origin`, another instance, or with those of the class. Unless it is
+    `complete`, the instance may still lack some fields.
     """
     schema: Schema = getattr(instance, SCHEMA)
     values = instance.__dict__
@@ -51,7 +51,7 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
             value, is_static, is_nondiff, cover = _unwrapped(value, is_static, is_nondiff, cover, schema.labels[name])
         if is_static:
             data = before_static.get(name)
-            # What is an array was decided when the value came in; a placeholder in its place does not change that.
+            # What counts as an array was decided when the value came in; a placeholder for it does not change that.
             if data is None or origin.__dict__[name] is not value:
                 data = StaticData(value, f"`{schema.labels[name]}`")
             static.append((name, data))
@@ -70,9 +70,9 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
 def _unwrapped(
     value: Any, is_static: bool, is_nondiff: bool, cover: Cover | None, label: str
 ) -> tuple[Any, bool, bool, Cover | None]:
-    """What a field stores of a wrapped value, whether it is static, whether it is held, and the cover of its mark."""
+    """The plain value of a wrapped one, whether it is static, whether it is held, and the cover of its mark."""
     is_diff = False
-    # The outermost wrapper was written last.
+    # The outermost wrapper was written last, so it decides.
     while isinstance(value, NonDiff | Diff | Static):
         if isinstance(value, Diff):
             is_diff = True
@@ -98,7 +98,7 @@ def _not_set(schema: Schema, name: str) -> DataclassError:
 
 
 def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
-    """Settle the fields of a new instance, quickly, if the only wrappers are whole NonDiff; otherwise return False."""
+    """Settle the fields of a new instance quickly if its only wrappers are whole `NonDiff`; otherwise return False."""
     nondiff, plain = schema.nondiff, {}
     for name in schema.names:
         value = values.get(name, Static)
@@ -116,7 +116,7 @@ def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
 
 
 def run_post_init(instance: Any, origin: Any, arguments: tuple[Any, ...]) -> None:
-    """Run `__post_init__` on plain values; a subclass's `__init__`, which called this one, settles what follows."""
+    """Run `__post_init__` on plain values; a subclass's `__init__` that called this one settles the rest."""
     settle(instance, origin, complete=False)
     settled = _snapshot(instance)
     with _building(instance):
@@ -129,7 +129,7 @@ def run_post_init(instance: Any, origin: Any, arguments: tuple[Any, ...]) -> Non
 def _refuse_undeclared(instance: Any) -> None:
     schema: Schema = getattr(instance, SCHEMA)
     for name in instance.__dict__:
-        # A cached_property is an attribute of the class too.
+        # A `cached_property` is an attribute of the class too.
         if name not in schema.names and name not in (MARKS, _BUILDING) and not hasattr(schema.cls, name):
             raise DataclassError(
                 word(
@@ -142,7 +142,7 @@ def _refuse_undeclared(instance: Any) -> None:
 
 @contextlib.contextmanager
 def _building(instance: Any) -> Iterator[None]:
-    """Let fields be assigned. The flag is the instance's own id, so that a copy made meanwhile is frozen."""
+    """Allow assignment to fields. The flag is the instance's own id, so that a copy made meanwhile is frozen."""
     values, outer = instance.__dict__, _is_building(instance)
     values[_BUILDING] = id(instance)
     try:
@@ -176,7 +176,7 @@ def check_decorated(instance: Any) -> None:
 
 
 def wrap_own_init(cls: Any) -> Callable[..., None]:
-    """Wrap an `__init__` written by hand: fields may be assigned inside it, and are settled after it."""
+    """Wrap a hand-written `__init__`: it may assign fields, which are settled afterwards."""
     original = cls.__init__
 
     @functools.wraps(original)
@@ -186,17 +186,17 @@ def wrap_own_init(cls: Any) -> Callable[..., None]:
             original(self, *args, **kwargs)
             return
         with _building(self):
-            # dataclasses.replace passes fields by name, which an __init__ with other parameters cannot take.
+            # `dataclasses.replace` passes fields by name, which an `__init__` with other parameters cannot take.
             if _partgrad_origin is None or _accepts(original, self, args, kwargs):
                 original(self, *args, **kwargs)
             else:
                 _store(self, kwargs)
         _refuse_undeclared(self)
-        # A base class's __init__ may have settled some fields already.
+        # The `__init__` of a base class may have settled some fields already.
         settled = _snapshot(self) if MARKS in self.__dict__ else None
         settle(self, _partgrad_origin or settled)
 
-    # The class of a base class with a generated __init__ has one of its own.
+    # A subclass of a class with a generated `__init__` may have one of its own.
     signature = inspect.signature(original)
     cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
     return __init__
@@ -275,7 +275,7 @@ def frozen_hash(self: Any) -> int:
 
 
 def wrappers_of(instance: Any) -> dict[str, str]:
-    """The fields that are not as the class says, or that are held: what was put around their values."""
+    """The wrappers around the values of fields that differ from the class's declaration, or that are held."""
     schema, marks = getattr(instance, SCHEMA), getattr(instance, MARKS)
     static = frozenset(name for name, _ in marks.static) - frozenset(schema.static)
     wrappers: dict[str, str] = dict.fromkeys(static, "Static")

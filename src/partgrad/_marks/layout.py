@@ -1,7 +1,6 @@
-"""A tree laid out: every node and leaf with its path, its leaves' numbers and the marks above it.
+"""A tree as places: every node and leaf with its path, the numbers of its leaves and the marks above it.
 
-Leaves are numbered as `jax.tree.flatten` numbers them. `NonDiff` and `Static` wrappers are places, but take no step in
-a path.
+Leaves are numbered as by `jax.tree.flatten`. `NonDiff` and `Static` wrappers are places, but take no step in a path.
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ class Place:
         structure: The treedef of a node, until its children are known.
         parent: The place above, or None at the root.
         step: The key entry that leads here, or None for the root and for what a wrapper holds.
-        below: Where marks above hold only a part of their value, the key paths from here to what they hold.
+        below: If marks above hold only part of their value, the key paths from here to what they hold.
         number: Which child of its parent it is.
         depth: How many places are above.
         mark: The depth of the lowest marked place from the root down to here, or -1.
@@ -86,7 +85,7 @@ class Place:
 
     @property
     def key(self) -> Any:
-        """The key entry that leads here in JAX's key path, where a wrapper takes a step."""
+        """The key entry that leads here in JAX's key path, in which a wrapper takes a step."""
         return _VALUE if self.step is None else self.step
 
     @property
@@ -115,14 +114,14 @@ class Place:
         if parent is None:
             return ""
         if parent._text is None:
-            # Kept, for leaves are many and their nodes are few.
+            # Kept, because leaves are many and their nodes few.
             parent._text = paths.write(parent.steps)
         own = "" if self.step is None else paths.write_step(self.step)
         return parent._text + own if parent._text else own.removeprefix(".")
 
     @property
     def foreign_mark(self) -> "Place | None":
-        """The place of another library's mark above, which only `thaw` takes off."""
+        """The place of another library's mark above, which only `thaw` removes."""
         above = self.parent
         while above is not None and not is_foreign_mark(above.value):
             above = above.parent
@@ -163,7 +162,7 @@ class Layout:
 
     def __init__(self, tree: Any, structure: Any = None):
         self.root = Place(tree, jax.tree.structure(tree) if structure is None else structure)
-        # Not kept by the places, for then every layout would be a cycle, which holds its leaves for a while.
+        # Not kept in the places: every layout would be a reference cycle, which keeps its leaves alive for a while.
         self._children: dict[Place, list[Place]] = {}
 
     def children(self, place: Place) -> list[Place]:
@@ -186,7 +185,7 @@ class Layout:
         return found or []
 
     def within(self, place: Place) -> Iterator[Place]:
-        """A place and all those below it, each node before what is in it."""
+        """A place and all places below it, each node before its contents."""
         pending = [place]
         while pending:
             place = pending.pop()
@@ -195,7 +194,7 @@ class Layout:
 
     @functools.cached_property
     def places(self) -> list[Place]:
-        """All nodes and leaves, each node before what is in it."""
+        """All nodes and leaves, each node before its contents."""
         return list(self.within(self.root))
 
     @functools.cached_property
@@ -211,7 +210,7 @@ _UNMARKED = itertools.repeat(False)
 def _children(node: Any) -> _Children:
     """The steps to the children of a node, the children, and their marks."""
     kind = type(node)
-    # Plain containers make up most of a large tree, and JAX takes longer over one level of one than over the tree.
+    # A large tree is mostly plain containers, and JAX takes longer for one level of one than for the tree.
     if kind is dict:
         keys = sorted(node)
         return map(DictKey, keys), map(node.__getitem__, keys), _UNMARKED
@@ -235,7 +234,7 @@ def _children(node: Any) -> _Children:
 
 
 def _refuse_ignored_marks(cls: type) -> None:
-    """Raise if a class that is not a partgrad dataclass declares a mark, which nothing would look at."""
+    """Raise if a class that is not a partgrad dataclass declares a mark, which would be ignored."""
     if cls in _without_marks:
         return
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
@@ -257,8 +256,8 @@ def _mark(marks: Marks, name: str) -> bool | Cover:
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """The children of a node with their key entries, and the structure that puts them together again."""
-    # jax.tree_util.flatten_one_level_with_keys names all fields of a NamedTuple alike in JAX 0.10.2.
+    """The children of a node with their key entries, and the structure that rebuilds it from them."""
+    # In JAX 0.10.2, `jax.tree_util.flatten_one_level_with_keys` gives all fields of a NamedTuple the same key.
     keyed, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
     return [(path[0], child) for path, child in keyed], structure
 

@@ -43,7 +43,7 @@ class NonDiff(Generic[T]):
     """
 
     __slots__ = ("__weakref__", "_cover", "value")
-    # Above numpy's arrays, so that `array + NonDiff(tracer)` comes here instead of converting the tracer.
+    # Above NumPy's arrays, so that `array + NonDiff(tracer)` comes here instead of converting the tracer.
     __array_priority__ = 200
 
     value: Any
@@ -63,7 +63,8 @@ class NonDiff(Generic[T]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in NonDiff.__slots__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # The first thing that `jax.random` asks of what is no key for it; it would go on to take this for raw numbers.
+        # `jax.random` asks for this first when it is given something other than a key; without it, it would go on to
+        # treat the wrapper as raw numbers.
         if name == "ndim" and _is_key(self.value):
             raise ArgumentError(
                 word(

@@ -1,8 +1,8 @@
-"""Open marks: what a transform makes of the marks that its selector names, on treedefs alone.
+"""Open marks: what a transform does to the marks that its selector names, on treedefs alone.
 
-Inside a function that a transform differentiates, a mark that was named is still there, and the derivative passes it:
-it is *open*. That is a part of the structure, so a function that was traced for a held model is traced anew for an open
-one. Each call opens marks at its own level and closes that level, and those above, when the function has returned.
+Inside a function that a transform differentiates, a named mark is still there, but the derivative passes it: the mark
+is *open*. Openness is part of the structure, so a function traced for a held model is traced again for an open one.
+Each call opens marks at its own level, and closes that level and those above when the function has returned.
 """
 
 import threading
@@ -38,21 +38,21 @@ class Inside:
 def next_level(structures: Iterable[Any]) -> int:
     """A level for a call with arguments of these structures, above every level that is open around it.
 
-    What runs now does not tell alone: the backward rule of a `custom_vjp` runs when the function that it belongs to has
-    returned, with the open model in its residuals.
+    The running calls alone do not tell: the backward rule of a `custom_vjp` runs after its function has returned, with
+    the open model in its residuals.
     """
     return 1 + max(getattr(_running, "level", 0), *map(_highest_level, structures))
 
 
 def close(tree: Any, level: int = 0) -> Any:
-    """A tree with the marks closed that transforms from a level on opened; the same object where none are."""
+    """A tree without the open marks of transforms at this level or above; the same object if there are none."""
     leaves, structure = jax.tree.flatten(tree)
     after = closed(structure, level)
     return tree if after is structure else after.unflatten(leaves)
 
 
 def closed(structure: Any, level: int = 0) -> Any:
-    """A treedef with the marks closed that transforms from a level on opened; the same object where none are."""
+    """A treedef without the open marks of transforms at this level or above; the same object if there are none."""
     return _map_covers(structure, lambda cover, *_: cover.closed(level))
 
 
@@ -62,7 +62,7 @@ def is_open(structure: Any) -> bool:
 
 
 def alike(first: Any, second: Any) -> bool:
-    """Whether two treedefs are equal aside from which marks are open."""
+    """Whether two treedefs are equal apart from which marks are open."""
     return bool(first == second) or bool(closed(first) == closed(second))
 
 
@@ -76,7 +76,7 @@ def opened(structure: Any, layout: Layout, leaves: Iterable[int], level: int) ->
 
 
 def open_leaves(layout: Layout) -> dict[int, int]:
-    """The leaves that are open, each with the highest level at which a mark above it was opened."""
+    """The open leaves, each with the highest level at which a mark above it was opened."""
     levels: dict[int, int] = {}
     for number, leaf in enumerate(layout.leaves):
         for _, path, cover in _marks_above(leaf) if leaf.mark >= 0 else ():
@@ -99,7 +99,7 @@ def _marks_above(place: Place) -> Iterator[tuple[Any, KeyPath, Cover | None]]:
 
 
 def without_marks(structure: Any, declared: bool = False) -> Any:
-    """A treedef without any mark, or with those alone that classes have declared."""
+    """A treedef without any marks, or with only those that classes declare."""
     data = structure.node_data()
     if data is None or data[0] is type(None):
         return structure
@@ -114,14 +114,14 @@ def without_marks(structure: Any, declared: bool = False) -> Any:
 
 
 def at_level(structure: Any, level: int) -> Any:
-    """A treedef whose marks that are open at level 0 are open at another level."""
+    """A treedef whose marks at level 0 are open at another level instead."""
     return _map_covers(
         structure, lambda cover, *_: Cover(cover.held, ((path, own or level) for path, own in cover.open))
     )
 
 
 def united(first: Any, second: Any) -> Any:
-    """A treedef whose marks are open where either of two is; they are alike aside from that."""
+    """A treedef whose marks are open where those of either of two are; they are otherwise alike."""
     others = _covers(second)
     return _map_covers(first, lambda cover, *mark: Cover(cover.held, cover.open | others[mark].open))
 
@@ -138,10 +138,10 @@ def _covers(structure: Any) -> dict[Any, Cover]:
 
 
 def _map_covers(structure: Any, change: Callable[..., Cover], route: tuple[int, ...] = ()) -> Any:
-    """A treedef with other covers on its marks; the very same object where nothing changes.
+    """A treedef with other covers on its marks; the same object if nothing changes.
 
-    `change` goes from a cover, the route of the node that has the mark, and the marked field (None for a wrapper), to
-    the new cover.
+    `change` takes a cover, the route of the marked node and the marked field (None for a wrapper), and returns the
+    new cover.
     """
     data = structure.node_data()
     if data is None or data[0] is type(None):
@@ -156,7 +156,7 @@ def _map_covers(structure: Any, change: Callable[..., Cover], route: tuple[int, 
 
 
 def _changed(kind: Any, aux: Any, change: Callable[[Cover, str | None], Cover]) -> Any:
-    """The auxiliary data of a node with other covers; the same object where nothing changes."""
+    """The auxiliary data of a node with other covers; the same object if nothing changes."""
     if kind is NonDiff:
         new = change(aux or WHOLE, None)
         return aux if new == (aux or WHOLE) else normal(new)

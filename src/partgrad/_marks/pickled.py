@@ -1,4 +1,4 @@
-"""Where the pickles of earlier versions look for what they hold."""
+"""The modules where pickles of earlier versions look for their classes."""
 
 import sys
 import types
@@ -21,7 +21,7 @@ _MOVED: dict[str, dict[str, Any]] = {
 
 
 def leave_old_names() -> None:
-    """Let the modules of earlier versions be found."""
+    """Make the modules of earlier versions importable."""
     for name, held in _MOVED.items():
         module = types.ModuleType(name, "A module of an earlier version, for its pickles.")
         vars(module).update(held)

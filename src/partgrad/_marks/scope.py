@@ -1,6 +1,6 @@
-"""What treescope shows of models and wrappers: the symbols and colours of `partgrad.show`.
+"""How treescope shows models and wrappers: with the symbols and colours of `partgrad.show`.
 
-treescope is imported where it asks, by calling `__treescope_repr__`; partgrad does not need it.
+treescope is only imported when it calls `__treescope_repr__`; partgrad does not need it.
 """
 
 import contextvars
@@ -10,7 +10,7 @@ from typing import Any
 
 from .._trees import LOOKS, is_differentiable
 
-# Whether a mark above holds what is rendered now.
+# Whether a mark above holds what is being rendered.
 _is_held: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_held", default=False)
 _KINDS = {"NonDiff": "held", "Static": "static"}
 
@@ -18,9 +18,9 @@ _KINDS = {"NonDiff": "held", "Static": "static"}
 def render_fields(
     instance: Any, wrappers: Mapping[str, str], static: Iterable[str], path: "str | None", subtree_renderer: Any
 ) -> Any:
-    """A dataclass as treescope writes one, with its marks, and the symbol of what is marked or a leaf.
+    """A dataclass as treescope writes one, with its marks, and a symbol for whatever is marked or a leaf.
 
-    The wrappers are the marks of its fields, as they are written; the static fields those that its class declares.
+    The wrappers are the marks of its fields, as written; the static fields are those that its class declares.
     """
     from treescope import rendering_parts as parts
 
@@ -62,7 +62,7 @@ def _rendered(kind: "str | None", value: Any, path: "str | None", subtree_render
 
 
 def _symbol(kind: "str | None") -> "list[Any]":
-    """The symbol of a kind; code copied from the drawing does not contain it."""
+    """The symbol of a kind, which is left out of code copied from the drawing."""
     from treescope import rendering_parts as parts
 
     if kind is None:

@@ -1,4 +1,4 @@
-"""Static: Python data for the compiler, and how it is taken apart where it holds arrays."""
+"""Static: Python data for the compiler, and how it is split if it holds arrays."""
 
 import dataclasses
 import functools
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 class StaticData:
-    """How a static value is taken apart: constants, compared by type and `==`, and arrays, which travel as leaves.
+    """A static value, split into constants, compared by type and `==`, and arrays, which travel as leaves.
 
-    What is an array is decided once, when this is built; taking the value apart and putting it together again only
-    follows that decision. An array or a tracer is never hashed. `constant` is the value itself, where it holds no
-    array; `arrays` says how many it holds.
+    What counts as an array is decided once, when this is built; splitting and rejoining the value only follow that
+    decision. Arrays and tracers are never hashed. `constant` is the value itself, if it holds no array; `arrays` is
+    their number.
     """
 
     __slots__ = ("_child_def", "_constants", "_key", "_positions", "_treedef", "arrays", "constant")
@@ -50,7 +50,7 @@ class StaticData:
             for path, leaf in paths_and_leaves
         ]
         self._key = typed_structure(self._treedef), tuple(keys)
-        # Not None for a constant: that is what stands for the leaves of another part of a tree.
+        # Not None for a constant: None stands for the leaves of another part of a tree.
         shown = [True if is_array(leaf) else () for leaf in leaves]
         self._child_def = jax.tree.structure(self._treedef.unflatten(shown))
 
@@ -60,7 +60,7 @@ class StaticData:
         return self._child_def.unflatten([leaves[i] for i in self._positions])
 
     def value(self, child: Any, label: str = "Static") -> Any:
-        """Put a value together from what `child` returned, or from anything of that structure, held as `label`."""
+        """Rebuild a value from what `child` returned, or from anything of that structure, held as `label`."""
         leaves = list(self._constants)
         for i, leaf in zip(self._positions, self._child_def.flatten_up_to(child), strict=True):
             leaves[i] = hold(leaf, label)
@@ -83,7 +83,7 @@ class StaticData:
         return self
 
     def __reduce__(self) -> Any:
-        # Rebuilt from a value of this kind, with empty arrays: the key holds types, not all of which can be pickled.
+        # Rebuilt from a value of this kind with empty arrays: the key holds types, not all of which can be pickled.
         leaves = list(self._constants)
         for i in self._positions:
             leaves[i] = np.zeros(0)
@@ -91,7 +91,7 @@ class StaticData:
 
 
 def _copied(value: Any) -> Any:
-    """Copy the plain containers of a value: the caller's own dict or list may change afterwards."""
+    """Copy the plain containers of a value: the caller's dict or list may change afterwards."""
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
@@ -102,13 +102,13 @@ _ARRAY = object()
 
 
 def typed_structure(structure: Any) -> Any:
-    """A key of a treedef that compares by type and value: treedefs compare by `==` alone, and `1 == True`."""
+    """A key of a treedef that compares by type and value: treedefs only compare by `==`, and `1 == True`."""
     data = structure.node_data()
     return data and (data[0], _typed(data[1]), tuple(map(typed_structure, structure.children())))
 
 
 def _typed(value: Any, unhashable: Callable[[Any], Any] = type) -> Any:
-    """A key that compares by type and `==`, recursively; of what cannot be hashed, what is said of it."""
+    """A key that compares by type and `==`, recursively; for what cannot be hashed, the result of `unhashable`."""
     typed = functools.partial(_typed, unhashable=unhashable)
     if isinstance(value, tuple | list):
         return type(value), tuple(map(typed, value))
@@ -117,7 +117,7 @@ def _typed(value: Any, unhashable: Callable[[Any], Any] = type) -> Any:
     if isinstance(value, dict):
         return type(value), tuple((typed(key), typed(item)) for key, item in value.items())
     if isinstance(value, float | complex | np.inexact):
-        # 0.0 is not -0.0, but NaN is itself, or every call would compile anew.
+        # 0.0 differs from -0.0, but NaN equals itself, or every call would compile again.
         return type(value), repr(value)
     try:
         hash(value)
@@ -129,7 +129,7 @@ def _typed(value: Any, unhashable: Callable[[Any], Any] = type) -> Any:
 
 
 def _unhashable(where: str, path: str, value: Any) -> Any:
-    """The key of an array of constants, such as strings; an error for what cannot be compared."""
+    """The key of an array of constants, such as strings; an error for anything that cannot be compared."""
     if isinstance(value, np.ndarray):
         entries = (_typed(entry, functools.partial(_unhashable, where, path)) for entry in value.ravel().tolist())
         return np.ndarray, value.dtype.str, value.shape, tuple(entries)
@@ -186,7 +186,7 @@ class Static(Generic[T]):
 
     @property
     def data(self) -> StaticData:
-        """How it is taken apart."""
+        """How the value is split."""
         return self._data
 
     def __eq__(self, other: object) -> Any:
@@ -215,7 +215,7 @@ def _flatten_static_with_keys(node: Static[Any]) -> Any:
 
 
 def unflatten_static(data: StaticData, children: Any) -> Static[Any]:
-    """Build a `Static` from how its value is taken apart and from its arrays."""
+    """Build a `Static` from the split of its value and from its arrays."""
     new: Static[Any] = object.__new__(Static)
     new._data = data
     new._value = data.value(children[0]) if data.arrays else data.constant

@@ -1,4 +1,4 @@
-"""Take the wrappers out of a tree."""
+"""Remove the wrappers from a tree."""
 
 from typing import TypeVar
 

@@ -1,4 +1,4 @@
-"""draw: what the gradient through a draw means, said where the draw is made."""
+"""draw: the meaning of the gradient through a draw, stated where the draw is made."""
 
 import functools
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from .sampler import Drawing, is_parameter
 
 _WORDS = ("pathwise", "fixed", "error", "score")
 
-# The name of the value that carries a log-probability through a jaxpr; the axes of the key, the count of drawn arrays
-# and the words for the draw follow.
+# The name of the value that carries a log-probability through a jaxpr, followed by the axes of the key, the number of
+# drawn arrays and the description of the draw.
 SCORE = "partgrad.draw|"
 
 
@@ -100,7 +100,7 @@ def draw(
 
 
 def _held(drawing: Drawing) -> Any:
-    # The parameters too: the sampler may not be differentiable at all, as a callback to NumPy.
+    # The parameters too: the sampler may not be differentiable at all, like a callback to NumPy.
     held = drawing.changed(lambda parameter, _name: lax.stop_gradient(parameter)).run()
     # The draw too: the sampler may close over parameters.
     return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if is_parameter(leaf) else leaf, held)
@@ -108,14 +108,14 @@ def _held(drawing: Drawing) -> Any:
 
 def _refusing(drawing: Drawing) -> Any:
     """A draw in which every parameter, closed over or not, refuses a tangent."""
-    # Not the drawing, whose arguments may be tracers: JAX keeps the rule that raises the error.
+    # Not the drawing itself, whose arguments may be tracers: JAX keeps the rule that raises the error.
     error = functools.partial(_differentiated, drawing.name, drawing.site)
     guard = lambda parameter, name: _guarded(parameter, functools.partial(error, name))
     try:
         staged, shape = jax.make_jaxpr(drawing.isolated().run, return_shape=True)()
     except (TypeError, jax.errors.NonConcreteBooleanIndexError):
-        # It cannot be traced, by values it branches on or by what it returns; what it closes over stays unseen, unless
-        # it reaches the draw.
+        # It cannot be traced, because of values it branches on or of what it returns. What it closes over stays unseen,
+        # unless it reaches the draw.
         drawn = drawing.changed(lambda parameter, name: guard(parameter, f"`{name}`")).run()
         unseen = "a value that the sampler closes over"
         return jax.tree.map(lambda leaf: guard(leaf, unseen) if is_parameter(leaf) else leaf, drawn)
@@ -140,9 +140,9 @@ def _guarded(value: Any, error: Callable[[], Exception]) -> Any:
 
 
 def _refusing_tangents(function: Callable[..., Any], error: Callable[[], Exception]) -> Callable[..., Any]:
-    """The function, which raises where any of its arguments has a tangent, or may have one, when that is traced."""
-    # Not a `custom_jvp`: the partial evaluation of a scan replaces one by its body, and an outer derivative slips by.
-    # `jax.jvp` calls the rule of a `custom_vjp` as well.
+    """The function, which raises if any of its arguments has a tangent or, when traced, may have one."""
+    # Not a `custom_jvp`: partial evaluation of a scan replaces it with its body, and an outer derivative slips through.
+    # `jax.jvp` calls the rule of a `custom_vjp` too.
     guarded = jax.custom_vjp(function)
 
     def forward(*args: Any) -> tuple[Any, None]:
@@ -180,7 +180,7 @@ def _outside(sampler: str, site: str) -> DrawError:
 
 
 def _total(drawing: Drawing, log_probability: Any, values: list[Any]) -> Any:
-    """The log-probability as one number."""
+    """The log-probability as a single number."""
     parts = [jnp.asarray(part) for part in jax.tree.leaves(log_probability)]
     sizes = [sum(part.size for part in parts), sum(np.size(value) for value in values)]
     if not parts or not all(jnp.issubdtype(part.dtype, jnp.floating) for part in parts) or sizes[0] > sizes[1]:
@@ -200,10 +200,10 @@ def _total(drawing: Drawing, log_probability: Any, values: list[Any]) -> Any:
 def _tagged(
     label: str, error: Callable[[], Exception], total: Any, key: Any, values: list[Any], parameters: list[Any]
 ) -> list[Any]:
-    """The drawn values, by an equation that carries their log-probability and refuses to be differentiated."""
+    """The drawn values, through an equation that carries their log-probability and refuses to be differentiated."""
 
     def tag(total: Any, key: Any, values: list[Any], parameters: list[Any]) -> list[Any]:
-        # The values must depend on the log-probability, or dead code elimination takes it out of a jaxpr.
+        # The values must depend on the log-probability, or dead code elimination removes it from a jaxpr.
         marked = checkpoint_name(total, label) > 0
         return [lax.select_n(marked, value, value) for value in values]
 

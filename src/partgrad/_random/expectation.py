@@ -88,7 +88,7 @@ def expectation(f: Callable[P, Any], *, samples: int) -> Callable[P, Any]:
             )
         )
     count = samples.__index__()
-    # The zero is replaced by the log-probability of what `f` draws.
+    # The zero is replaced with the log-probability of what `f` draws.
     scored = rewritten(lambda *args, **kwargs: (f(*args, **kwargs), jnp.zeros(())), _with_scores)
 
     @functools.wraps(f, updated=())
@@ -100,7 +100,7 @@ def expectation(f: Callable[P, Any], *, samples: int) -> Callable[P, Any]:
 
 
 def _mean(samples: Any, scores: Any) -> Any:
-    """The mean over the first axis, whose derivatives take the log-probability of each sample into account.
+    """The mean over the first axis, whose derivatives account for the log-probability of each sample.
 
     With box = exp(score - stop_gradient(score)), which is one, it is the mean of sample * box + baseline * (1 - box).
     """
@@ -123,8 +123,8 @@ def _mean(samples: Any, scores: Any) -> Any:
 
 
 def _zero_times(zero: Any, factor: Any) -> Any:
-    """The product of a zero that has derivatives and a factor; where the factor is infinite, its derivatives are."""
-    # A product would turn the mean of infinite samples into NaN.
+    """The product of a zero that has derivatives and a factor; if the factor is infinite, so are its derivatives."""
+    # A plain product would turn the mean of infinite samples into NaN.
     finite = jnp.isfinite(factor)
     return jnp.where(finite, zero * jnp.where(finite, factor, 0), jnp.sqrt(jnp.where(finite, 1, zero)))
 
@@ -138,7 +138,7 @@ def _with_scores(jaxpr: Jaxpr) -> Run:
 
 
 def _with_score(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
-    """The outputs of a jaxpr, and behind them the log-probability of all that was drawn."""
+    """The outputs of a jaxpr, followed by the log-probability of everything that was drawn."""
     scores = [jnp.zeros((), float)]
 
     def rule(chain: Chain, given: Operands) -> Operands:
@@ -147,13 +147,13 @@ def _with_score(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
         if tag is not None:
             scores.append(_score(tag, given))
             body, body_consts = opened(custom_rule_body(equation))
-            # Without the name: an expectation further out must not find it again.
+            # Without the name: an outer expectation must not find it again.
             return run(body, body_consts, given, lambda _chain, named: named, wanted=_is_tag)
         _refuse_hidden(equation)
         entered = reenter(equation, given, _with_score)
         assert entered is not None
         *results, score = entered
-        # A scan has stacked those of its steps.
+        # A scan has stacked the tags of its steps.
         scores.append(jnp.sum(score))
         return results
 
@@ -198,7 +198,7 @@ def _independent(draw: str) -> DrawError:
 
 
 def _depending(score: Any, parameters: list[Any], error: Callable[[], Exception]) -> Any:
-    """A log-probability that refuses to be constant where a parameter of the draw is not."""
+    """A log-probability that must not be constant if a parameter of the draw is not."""
     checked = jax.custom_jvp(lambda score, parameters: score)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -211,7 +211,7 @@ def _depending(score: Any, parameters: list[Any], error: Callable[[], Exception]
     return checked(score, parameters)
 
 
-# Where a draw cannot be counted, or would be counted twice, and what to do.
+# Where a draw cannot be counted, or would be counted twice, and what to do instead.
 _HIDDEN = {
     "while": ("a `while` loop", "write the loop as `jax.lax.scan`, with a `jax.lax.cond` in each step."),
     "shard_map": ("`shard_map`", "draw outside it and pass the draw in."),

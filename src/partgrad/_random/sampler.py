@@ -1,4 +1,4 @@
-"""A sampler and what it is called with: who gets the key, and how an error names all of it."""
+"""A sampler and its arguments: which one takes the key, and how errors name them."""
 
 import copy
 import functools
@@ -14,19 +14,19 @@ from .._programs import running_line
 from .._trees import held_by, parameters_of, paths
 
 _KEY_NAMES = ("key", "rng_key", "rng", "seed")
-# They say how many numbers are drawn and in which form, not from which distribution.
+# These say how many numbers are drawn and in which form, not from which distribution.
 _NOT_OF_THE_DISTRIBUTION = ("shape", "sample_shape", "dtype")
 _DEPTH = 3
 
 
 def is_parameter(leaf: Any) -> bool:
     """Whether a leaf can carry a derivative into a draw: only tracers do."""
-    # Not `hasattr(leaf, "dtype")`, which is true of `jnp.float32` given as `dtype=`.
+    # Not `hasattr(leaf, "dtype")`, which is also true of `jnp.float32` passed as `dtype=`.
     return isinstance(leaf, jax.core.Tracer) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 class Drawing:
-    """One call of a sampler: its name, as the user would write it, and the file and the line of the call."""
+    """One call of a sampler: its name, as the user would write it, and the file and line of the call."""
 
     def __init__(self, sampler: Callable[..., Any], key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.sampler, self.key, self.args, self.kwargs = sampler, key, args, kwargs
@@ -43,7 +43,7 @@ class Drawing:
     def isolated(self) -> "Drawing":
         """The same drawing from a copy of the object whose method the sampler is, for a trace of it.
 
-        An object that keeps what it has computed would otherwise keep tracers of a trace that has ended.
+        An object that caches what it computes would otherwise keep tracers of a trace that has ended.
         """
         sampler = self.sampler
         if inspect.ismethod(sampler) and not inspect.isclass(sampler.__self__):
@@ -62,7 +62,7 @@ class Drawing:
         return list(filter(is_parameter, jax.tree.leaves((self.args, self.kwargs))))
 
     def parameter_name(self, parameter: Any) -> str:
-        """The name of a parameter that the sampler uses, be it an argument or closed over."""
+        """The name of a parameter of the sampler, whether an argument or closed over."""
         for argument, held in self._arguments():
             for name, leaf in _inside(held, argument, _DEPTH):
                 if leaf is parameter:
@@ -72,7 +72,7 @@ class Drawing:
         return f"`{names[0]}`, {closed_over}" if names else closed_over
 
     def log_prob_of(self, log_prob: Callable[..., Any], draw: Any) -> Any:
-        """The log-probability of a draw, of the same arguments as the sampler's."""
+        """The log-probability of a draw, for the same arguments as the sampler's."""
         names = self._positional_names()
         args = [arg for arg, name in zip(self.args, names, strict=True) if name not in _NOT_OF_THE_DISTRIBUTION]
         kwargs = {name: value for name, value in self.kwargs.items() if name not in _NOT_OF_THE_DISTRIBUTION}
@@ -101,7 +101,7 @@ class Drawing:
 
 
 def _key_keyword(parameters: dict[str, inspect.Parameter]) -> str | None:
-    """The keyword that takes the key, or None where the first argument does."""
+    """The keyword that takes the key, or None if the first argument does."""
     for position, parameter in enumerate(parameters.values()):
         if parameter.name in _KEY_NAMES and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
             is_first = position == 0 and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -125,10 +125,10 @@ def _name(sampler: Any) -> str:
 def _inside(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """The tracers that a function, a method, an object or a tree holds, with their names."""
     try:
-        # An object is known by its attributes rather than by its key paths, which may be numbers.
+        # An object is named by its attributes rather than by its key paths, which may be numbers.
         leaves, _ = tree_flatten_with_path(thing, is_leaf=lambda node: hasattr(node, "__dict__"))
     except (TypeError, ValueError):
-        return  # dicts whose keys cannot be sorted: the name is a courtesy
+        return  # Dicts may have keys that cannot be sorted; the names are only a courtesy.
     for path, leaf in leaves:
         where = paths.write([jax.tree_util.GetAttrKey(name), *path]) if name else paths.write(path)
         if isinstance(leaf, jax.core.Tracer):

@@ -1,4 +1,4 @@
-"""Selector callables: run on the slots of a structure, and what they return turned into places."""
+"""Selector callables: run on the slots of a structure; what they return is turned into places."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ _TRACED = (
 
 
 class _Misfit(Exception):
-    """A callable does not fit a node; it may look for a name in vain, or return static data."""
+    """A callable does not fit a node: it looks for a missing name, for example, or returns static data."""
 
     def __init__(self, reason: str, name: str | None = None, is_static: bool = False):
         super().__init__(reason)
@@ -29,12 +29,12 @@ class _Misfit(Exception):
         self.is_static = is_static
 
 
-# What a callable raises that does not fit.
+# What a callable that does not fit raises.
 _MISFITS = (_Misfit, AttributeError, KeyError, IndexError, TypeError)
 
 
 def answer_of(function: Callable[[Any], Any], structure: Structure, *, everywhere: bool) -> Any:
-    """What a function returns on the root of a structure; or, if it does not fit, on the nodes below where it does.
+    """What a function returns for the root of a structure or, if it does not fit there, for the nodes where it does.
 
     With `everywhere`, every node is asked, the root included. See `Selection.answer` for what is returned.
     """
@@ -64,7 +64,7 @@ def _answer(function: Callable[[Any], Any], structure: Structure, everywhere: bo
     for node in nodes if misfit is None else nodes[1:]:
         try:
             returned = function(node.value)
-            # What most callables return is looked up here: this runs on every call, for every node.
+            # The fast path for what most callables return: this runs on every call, for every node.
             is_slot = returned.__class__ is Slot and returned._owner is structure
             answers.append((leaves[returned._number],) if is_slot else _parts(returned, structure)[0])
         except _MISFITS as error:
@@ -77,9 +77,9 @@ def _answer(function: Callable[[Any], Any], structure: Structure, everywhere: bo
 
 
 def _misfit(error: Exception) -> _Misfit:
-    """Why a callable does not fit a node; or the error is raised, where it is a mistake on any node.
+    """Why a callable does not fit a node; raises the error if it is a mistake on any node.
 
-    Always a new one: with its traceback it would keep the frames of the call, and the leaves in them, alive.
+    Always a new exception: the traceback of the old one would keep the frames of the call, and their leaves, alive.
     """
     if isinstance(error, _Misfit):
         return _Misfit(str(error), error.name, error.is_static)
@@ -118,7 +118,7 @@ def _parts(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, ...
 
 
 def _to_places(returned: Any, structure: Structure) -> Any:
-    """Replace slots and nodes of the tree by their places, inside tuples, lists and dicts."""
+    """Replace slots and nodes of the tree with their places, inside tuples, lists and dicts."""
     place = structure.find(returned)
     if place is not None:
         return place

@@ -1,4 +1,4 @@
-"""Choosing: from the places that a selector names or describes to a plan, and the rules about marks."""
+"""Choosing: from the places that a selector names or describes to a plan, with the rules about marks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -12,8 +12,8 @@ from ..errors import NoMatchError, NotDifferentiableError, SelectionError
 from .plans import Node, Part, Plan
 from .slots import Pick, Structure
 
-# What a selection is for. To differentiate, marks count; to set or ask about marks, they do not; to read and edit,
-# leaves without a derivative are chosen too where a selector takes the leaf itself.
+# The purpose of a selection. For differentiation, marks count; for setting or querying marks, they do not; for reading
+# and editing, leaves without a derivative are chosen too if a selector takes the leaf itself.
 Purpose: TypeAlias = Literal["differentiate", "marks", "edit"]
 Found: TypeAlias = dict[int, Elements]
 
@@ -41,7 +41,7 @@ def choose_named(
             wanted = [leaf for leaf in wanted if not leaf.is_static]
         free = wanted if purpose == "marks" else [leaf for leaf in wanted if leaf.mark <= place.depth]
         is_opened = not free
-        # A node that is wholly held is opened.
+        # A node that is held as a whole is opened.
         free = free or wanted
         numbers = [leaf.start for leaf in free]
         considered += range(place.start, place.stop)
@@ -56,7 +56,7 @@ def choose_named(
     is_leaf = containers == LEAF and (isinstance(places[0], Pick) or places[0].is_leaf)
     for leaf in thaw:
         _refuse_foreign_mark(leaf)
-    # What a mark becomes goes by what can be differentiated beside the named leaf, too.
+    # What becomes of a mark also depends on what else can be differentiated beside the named leaf.
     considered = list(range(len(structure.leaves))) if thaw else considered
     part = Part(None if is_leaf else containers, nodes)
     return Plan(structure, selected, elements, considered, part, [leaf.start for leaf in thaw])
@@ -75,7 +75,7 @@ def _refuse_foreign_mark(place: Place) -> None:
 
 
 def leaves_of(structure: Structure, places: Iterable[Place | Pick], purpose: Purpose) -> Found:
-    """The leaves in places that a selector describes, or elements of them."""
+    """The leaves, or elements of leaves, in the places that a selector describes."""
     whole: set[int] = set()
     parts: dict[int, list[Elements]] = {}
     for pick in places:
@@ -106,7 +106,7 @@ def choose_described(
 
 
 def is_wanted(structure: Structure, leaf: int, purpose: Purpose, *, is_itself: bool = False) -> bool:
-    """Whether a selector that takes a leaf, itself or within a node, is about it; marks aside."""
+    """Whether a selector that takes a leaf, directly or within a node, concerns it, marks aside."""
     return (is_itself and purpose == "edit") or is_differentiable(structure.leaves[leaf])
 
 

@@ -1,4 +1,4 @@
-"""Read and edit the selected leaves of a tree; nothing else of it changes, neither values nor key paths."""
+"""Read and edit the selected leaves of a tree; nothing else changes, neither values nor key paths."""
 
 from collections.abc import Collection
 from typing import Any, TypeVar, cast
@@ -70,7 +70,7 @@ def replace(tree: T, wrt: Selector, new: Any) -> T:
     """
     target = Target(tree, as_selection(wrt), purpose="edit")
     template = target.shaped(target.selected)
-    # A model may be callable itself: a tree is a value, and a bare function is none.
+    # A model may itself be callable: a tree counts as a value, and a bare function does not.
     if callable(new) and (isinstance(new, jax.tree_util.Partial) or jax.tree.structure(new) == jax.tree.structure(0)):
         values = [new(leaf) for leaf in target.selected]
     else:
@@ -197,7 +197,7 @@ def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
 
 
 def _stopped(leaf: Any, when: Any) -> Any:
-    # Nothing flows through what is not traced, and stopping it would change its type.
+    # No derivative flows through a leaf that is not traced, and stopping it would change its type.
     if not isinstance(leaf, jax.core.Tracer) or when is False:
         return leaf
     if when is not True and not _broadcasts(jnp.shape(when), leaf.shape):
@@ -273,13 +273,13 @@ def thaw(tree: T, wrt: Selector) -> T:
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
     target = _whatever_marks(tree, wrt)
     chosen, layout = frozenset(target.plan.indices), target.structure.layout
-    # Static arrays inside what is thawed stay held; one that is thawed by itself cannot be.
+    # Static arrays inside a thawed node stay held; a static array cannot be thawed on its own.
     static = [i for i in target.plan.indices if layout.leaves[i].is_static and not held]
     if static and wrt is not None and len(static) == len(chosen):
         raise static_refused(layout.leaves[static[0]].path)
     chosen -= set(static)
     routes = [place.route for place in target.plan.nodes if _is_whole(place, target.leaves, chosen)] if held else []
-    # `freeze` says in words what a mark does silently: the derivative of a leaf that is open here ends.
+    # `freeze` states explicitly what a mark does silently: the derivative of a leaf that is open here ends.
     leaves = [_stopped(leaf, held and i in chosen) for i, leaf in enumerate(target.leaves)]
     return cast(T, remarked(tree, chosen, held, routes).unflatten(leaves))
 
@@ -289,7 +289,7 @@ def _is_whole(place: Place, leaves: list[Any], chosen: Collection[int]) -> bool:
 
 
 def _whatever_marks(tree: Any, wrt: Any) -> Target:
-    """What a selector chooses where marks do not count."""
+    """What a selector chooses if marks do not count."""
     target = Target(tree, as_selection(wrt), purpose="marks")
     target.refuse_elements("freeze, thaw and is_nondiff")
     return target

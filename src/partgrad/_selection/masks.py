@@ -10,7 +10,7 @@ from .slots import Structure
 
 
 def masked_places(mask: Layout, chosen: Sequence[bool], structure: Structure) -> list[Place]:
-    """The places of a structure under True in a tree of bools, or in a prefix of one, of this layout."""
+    """The places of a structure under True in a tree of bools of this layout, or in a prefix of one."""
     found = []
     pending = [(mask.root, structure.layout.root)]
     while pending:
@@ -40,7 +40,7 @@ def _inside_wrappers(layout: Layout, place: Place) -> Place:
 
 
 def _class_name(value: Any, other: Any) -> str:
-    """The name of a class, which tells it from another one of the same name."""
+    """The name of a class, qualified so that it differs from another class of the same name."""
     name = type(value).__name__
     return f"{name} (the class of that name when the tree was built)" if name == type(other).__name__ else name
 

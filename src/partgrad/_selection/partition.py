@@ -1,4 +1,4 @@
-"""Split a tree by a selection, put it together again, and update it."""
+"""Split a tree by a selection, recombine it, and update it."""
 
 from typing import Any, TypeVar
 

@@ -15,7 +15,7 @@ from ..errors import NoMatchError
 from .slots import Pick, Structure
 
 _NAME = re.compile(r"[^\W\d]\w*")
-# In how many places every path is compared with one that is misspelled.
+# In at most this many places, every path is compared with a misspelled one.
 _COMPARED = 2000
 
 
@@ -31,7 +31,7 @@ class PatternStep(NamedTuple):
     text: str
 
     def matches(self, step: Any, siblings: int) -> bool:
-        """Whether it matches a key entry of a node with so many children."""
+        """Whether it matches a key entry of a node with this many children."""
         if self.kind == "*":
             return True
         if self.kind == "[*]":
@@ -138,14 +138,14 @@ def _key_value(node: Any) -> Any:
 
 
 def is_exact(steps: Iterable[PatternStep]) -> bool:
-    """Whether a pattern names one place: it has no wildcard."""
+    """Whether a pattern names a single place, that is, has no wildcard."""
     return not any("*" in step.kind for step in steps)
 
 
 def matching_places(layout: Layout, steps: Sequence[PatternStep]) -> list[Place]:
-    """The places that a pattern matches; of a wrapper, what it holds."""
+    """The places that a pattern matches; for a wrapper, what it holds."""
     found = []
-    # Places, each with the positions in the pattern that its path may have reached.
+    # Each place comes with the positions in the pattern that its path may have reached.
     pending = [(layout.root, _skipping(steps, 0))]
     while pending:
         place, positions = pending.pop()
@@ -172,7 +172,7 @@ def _advanced(steps: Sequence[PatternStep], positions: Iterable[int], step: Any,
 
 
 def _skipping(steps: Sequence[PatternStep], position: int) -> frozenset[int]:
-    """A position, and those behind a `**`, which may stand for no step at all."""
+    """A position, and those after a `**`, which may match no step at all."""
     first = position
     while position < len(steps) and steps[position].kind == "**":
         position += 1
@@ -180,7 +180,7 @@ def _skipping(steps: Sequence[PatternStep], position: int) -> frozenset[int]:
 
 
 def elements_at(structure: Structure, steps: Sequence[PatternStep]) -> list[Pick]:
-    """The elements that the last steps of a pattern take of the arrays that the others match."""
+    """The elements that the last steps of a pattern take from the arrays that the others match."""
     for count in range(1, len(steps) + 1):
         if not steps[-count].is_index:
             return []
@@ -199,7 +199,7 @@ def _pick(structure: Structure, place: Place, steps: Sequence[PatternStep]) -> P
 
 
 def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -> NoMatchError:
-    """The error for a pattern that matches nothing: it says at which step, and what is there instead."""
+    """The error for a pattern that matches nothing: at which step it fails, and what is there instead."""
     refuse_forgotten(structure.leaves, structure.path)
     details, fix = _instead(structure.layout, pattern, steps)
     if not fix:
@@ -212,7 +212,7 @@ def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) 
 
 
 def _instead(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> tuple[list[str], str]:
-    """What there is instead at the first step of a pattern that leads nowhere, and how to write the pattern."""
+    """What is at the first step of a pattern that leads nowhere, and how to write the pattern."""
     reached, count = [layout.root], 0
     while count < len(steps) and (further := matching_places(layout, steps[: count + 1])):
         reached, count = further, count + 1
@@ -253,7 +253,7 @@ def _instead(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> tupl
 
 
 def _below(layout: Layout, place: Place) -> Iterator[Place]:
-    """The places one step below; a wrapper takes none."""
+    """The places one step below; a wrapper takes no step."""
     for child in layout.children(place):
         if child.step is None:
             yield from _below(layout, child)
@@ -262,14 +262,14 @@ def _below(layout: Layout, place: Place) -> Iterator[Place]:
 
 
 def _told_apart(places: Sequence[Place]) -> Iterable[Place]:
-    """The places that take a step; one for each name where they are many, for each path is text to be compared."""
+    """The places that take a step; one per name if there are many, because each path is text to be compared."""
     if len(places) <= _COMPARED:
         return [place for place in places if place.step is not None]
     return {name: place for place in reversed(places) if (name := _name(place.step))}.values()
 
 
 def names_of(places: Iterable[Place]) -> dict[str, None]:
-    """The different names of places: attributes, and keys that are strings."""
+    """The distinct names of places: attributes, and keys that are strings."""
     return {name: None for place in places if (name := _name(place.step))}
 
 

@@ -1,7 +1,7 @@
-"""Plans: what a selector says about a structure, resolved to numbers of leaves, once, and kept.
+"""Plans: what a selector says about a structure, resolved once to numbers of leaves, and kept.
 
-A plan says which leaves are differentiated and how a gradient is put together. It holds no leaves. Plans are kept with
-their structure: those of paths, classes and masks by the selector, those of callables by what the callable returned.
+A plan says which leaves are differentiated and how to build a gradient. It holds no leaves. Plans are kept with their
+structure: those of paths, classes and masks by the selector, those of callables by what the callable returned.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _ELEMENTS = 4096
 class Node(NamedTuple):
     """A node or a leaf of a named part: where it is in the tree, and which of its leaves are selected.
 
-    It `is_opened` if marks inside it hold all of it, so that naming it takes them off.
+    It `is_opened` if marks inside it hold all of it, so that naming it removes them.
     """
 
     route: tuple[int, ...]
@@ -56,14 +56,14 @@ class Part(NamedTuple):
 
 
 class Plan:
-    """A resolved selector: which leaves are differentiated, and how a gradient is put together.
+    """A resolved selector: which leaves are differentiated, and how a gradient is built.
 
     Attributes:
-        indices: The numbers of the differentiated leaves, each once; of a named part, in the part's order.
+        indices: The numbers of the differentiated leaves, each once; for a named part, in the order of the part.
         elements: For each of them which elements are differentiated; None for the whole leaf. A named part may have a
             leaf more than once, with other elements.
-        thaw: The numbers of the selected leaves that a mark holds, and that were named in spite of it.
-        others: Those of the leaves that the selector is about (the considered ones) that have no derivative.
+        thaw: The numbers of the selected leaves that a mark holds and that were named nevertheless.
+        others: The leaves that the selector concerns (the considered ones) but that have no derivative.
         nodes: The nodes that the selector names or matches.
     """
 
@@ -108,7 +108,7 @@ class Plan:
         return self.indices, self._size, elements, self._part, self._thawed
 
     def fits(self, leaves: list[Any]) -> bool:
-        """Whether it holds for other leaves in the same structure: they differ in nothing that mattered."""
+        """Whether it is right for other leaves in the same structure: they differ in nothing that mattered."""
         if list(map(is_differentiable, map(leaves.__getitem__, self._considered))) != self._differentiable:
             return False
         return not self._shapes or all(_shape(leaves[i]) == shape for i, shape in self._shapes)
@@ -126,7 +126,7 @@ class Plan:
         return [take(leaves[i], elements) for i, elements in zip(self.indices, self.elements, strict=True)]
 
     def inserted(self, leaves: list[Any], values: Iterable[Any]) -> list[Any]:
-        """The leaves with others in the place of the differentiated ones."""
+        """The leaves with others in place of the differentiated ones."""
         leaves = leaves.copy()
         if self._is_whole:
             for i, value in zip(self.indices, values, strict=True):
@@ -137,12 +137,12 @@ class Plan:
         return leaves
 
     def structure(self, treedef: Any) -> Any:
-        """The structure of a tree, thawed where a mark was named."""
-        # The caller's own wherever possible: treedefs that compare equal may still differ (1 == True, two equal lists).
+        """The structure of a tree, thawed where a held place was named."""
+        # The caller's own if possible: treedefs that compare equal may still differ (1 == True, two equal lists).
         return self._thawed if self.thaw else treedef
 
     def opened(self, treedef: Any, level: int) -> Any:
-        """The structure of a tree, open at a level where a mark was named."""
+        """The structure of a tree, open at a level where a held place was named."""
         if not self.thaw:
             return treedef
         if level not in self._opened:
@@ -180,7 +180,7 @@ def _shape(leaf: Any) -> Any:
 
 
 def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
-    """Build a tree with None in the place of leaves."""
+    """Build a tree with None in place of leaves."""
     try:
         return treedef.unflatten(leaves)
     except Exception as error:
@@ -195,9 +195,9 @@ def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
 def plan(
     selection: "Selection", tree: Any, leaves: list[Any], treedef: Any, purpose: "Purpose" = "differentiate"
 ) -> Plan:
-    """Resolve a selection on a tree of these leaves, or find the plan that was made for its structure.
+    """Resolve a selection on a tree of these leaves, or find the plan kept for its structure.
 
-    What the selection says about a structure for good is looked up; a callable is asked anew.
+    What the selection always says about a structure is looked up; a callable runs on every call.
     """
     structure = structure_of(tree, treedef, exactly=not selection.is_fixed)
     plans = structure.plans[purpose]
@@ -218,7 +218,7 @@ def plan(
         structure.bind(before)
     key = selection if selection.is_fixed else answer
     if new.may_be_kept(structure) and not (selection.is_fixed and reaches_array(selection)):
-        # Another thread may do the same just now.
+        # Another thread may be doing the same.
         with contextlib.suppress(KeyError, RuntimeError, StopIteration, TypeError, ValueError):
             while len(plans) >= _PLANS:
                 del plans[next(iter(plans))]
@@ -266,12 +266,12 @@ class Form:
         return self.plan.gradient(self.treedef, values)
 
     def values(self, shaped: Any, what: str) -> list[Any]:
-        """Take out of a tree in the shape of the gradient one value per differentiated leaf."""
+        """Take one value per differentiated leaf out of a tree in the shape of the gradient."""
         return values_like(self.shaped([0.0] * len(self.plan.indices)), shaped, what)
 
 
 class Target(Form):
-    """A tree with what is selected of it for a purpose: its leaves, and how to put other values in."""
+    """A tree with what is selected of it for a purpose: its leaves, and how to replace their values."""
 
     __slots__ = ("leaves", "tree")
 
@@ -302,19 +302,19 @@ class Target(Form):
         return self.plan.structure(self.treedef).unflatten(self.plan.inserted(self.leaves, values))
 
     def with_values(self, values: Iterable[Any]) -> Any:
-        """The tree with other values in the differentiated leaves, and its own marks."""
+        """The tree with other values in the differentiated leaves, with its own marks."""
         return self.treedef.unflatten(self.plan.inserted(self.leaves, values))
 
     def with_opened(self, values: Iterable[Any], level: int) -> Any:
-        """The tree with other values in the differentiated leaves; the marks that were named are open at a level."""
+        """The tree with other values in the differentiated leaves; named marks are open at a level."""
         return self.plan.opened(self.treedef, level).unflatten(self.plan.inserted(self.leaves, values))
 
     def values(self, shaped: Any, what: str) -> list[Any]:
-        """As of a form, but with the tree's own leaves where the shape is built."""
+        """Like `Form.values`, but with the tree's own leaves when building the shape."""
         return values_like(self.shaped(self.selected), shaped, what)
 
     def refuse_elements(self, what: str) -> None:
-        """Raise if elements of a leaf are selected, where only whole leaves will do."""
+        """Raise if elements of a leaf are selected where only whole leaves make sense."""
         for i, elements in zip(self.plan.indices, self.plan.elements, strict=True):
             if elements is not None:
                 raise SelectionError(
@@ -329,7 +329,7 @@ class Target(Form):
 
 
 def values_like(template: Any, shaped: Any, what: str) -> list[Any]:
-    """The leaves of a tree, which must have the structure of a template; `what` says what the tree is."""
+    """The leaves of a tree, which must have the structure of a template; `what` names the tree."""
     leaves, structure = jax.tree.flatten(shaped)
     if not alike(structure, jax.tree.structure(template)):
         path, expected, found = first_difference(template, shaped)
@@ -345,7 +345,7 @@ def values_like(template: Any, shaped: Any, what: str) -> list[Any]:
 
 
 def entry_names(path: str, shape: tuple[int, ...], elements: Elements = None) -> list[str]:
-    """The paths of the entries of a leaf, or of some of them, which are selectors: `w[0,1]`; of a number its own."""
+    """The paths of all or some entries of a leaf, which are selectors, like `w[0,1]`; for a number, its own path."""
     if not shape:
         return [path]
     if elements is None:

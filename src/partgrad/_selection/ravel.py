@@ -33,7 +33,7 @@ class Unravel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name for each entry, the path of its leaf and its index there: `kernel.lengthscale[0]`."""
+        """A name for each entry: the path of its leaf and its index there, as in `kernel.lengthscale[0]`."""
         plan, structure = self._target.plan, self._target.structure
         names: list[str] = []
         for i, elements in zip(plan.indices, plan.elements, strict=True):
@@ -100,13 +100,13 @@ def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
 
 
 def _explicit(leaf: Any) -> Any:
-    """The sharding of an array that is split over explicit axes of a mesh, else None."""
+    """The sharding of an array that is split over explicit axes of a mesh, or None."""
     sharding = getattr(jax.typeof(leaf), "sharding", None)
     mesh = getattr(sharding, "mesh", None)
     return sharding if mesh is not None and mesh.explicit_axes else None
 
 
 def _whole(leaf: jax.Array) -> jax.Array:
-    # JAX flattens and joins no arrays that are split over explicit axes.
+    # JAX cannot flatten and concatenate arrays that are split over explicit axes.
     sharding = _explicit(leaf)
     return leaf if sharding is None else jax.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec()))

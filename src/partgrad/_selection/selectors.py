@@ -1,7 +1,7 @@
 """Selectors: what a user writes for `wrt=`.
 
-A selector either names a part of a tree, whose gradient then has the shape of that part, or describes leaves, and the
-gradient is the tree with None elsewhere. It answers for a structure in places; `choose` turns the answer into a plan.
+A selector either names a part of a tree, and the gradient has the shape of that part, or describes leaves, and the
+gradient is the tree with None elsewhere. It answers for a structure with places; `choose` turns these into a plan.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .patterns import elements_at, is_exact, matching_places, not_found, parse
 from .plans import Plan
 from .slots import Pick, Structure
 
-# What may be given as `wrt`; a mask may be a tree of any class.
+# What `wrt` accepts; a mask may be a tree of any class.
 Selector: TypeAlias = Callable[[Any], Any] | object
 
 
@@ -43,9 +43,9 @@ class Selection:
     """A selector: `each`, `path`, `of_type`, `matching` and `exclude` return one, and every `wrt=` becomes one.
 
     Attributes:
-        is_fixed: Whether its answer depends on nothing but the structure, and on shapes where it takes elements. Then
+        is_fixed: Whether its answer depends only on the structure (and on shapes, if it takes elements). Then
             selections that compare equal give equal answers.
-        takes_everything: Whether it is `None`, which must not pass over what only looks like a leaf.
+        takes_everything: Whether it is `None`, which must not ignore what only looks like a leaf.
     """
 
     is_fixed: bool = True
@@ -61,14 +61,14 @@ class Selection:
         raise NotImplementedError
 
     def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        """The leaves that an answer is about, marks aside."""
+        """The leaves that an answer concerns, marks aside."""
         places, containers = answer
         if containers is not None:
             places = (places,)
         for several in places:
             for pick in several:
                 place = pick.place if isinstance(pick, Pick) else pick
-                # A node of static data that is only described stays out, as the leaves in it would.
+                # A node of static data that is only described stays out, like the leaves in it.
                 if containers is not None or not place.is_static:
                     refuse_undifferentiable(structure, place, purpose)
             whole = [place for place in several if isinstance(place, Place)]
@@ -82,7 +82,7 @@ class Selection:
         if containers is not None:
             return choose_named(structure, places, containers, repr(self), purpose)
         found = self.found(structure, answer, purpose)
-        # With elements, whether a leaf has any depends on its shape.
+        # Whether a leaf has these elements depends on its shape.
         has_elements = any(isinstance(pick, Pick) for several in places for pick in several)
         considered = range(len(structure.leaves)) if has_elements else _numbers(places)
         return choose_described(structure, found, repr(self), purpose, considered)
@@ -114,7 +114,7 @@ def _numbers(places: Iterable[Iterable[Place]]) -> list[int]:
 
 
 class _Pair(Selection):
-    """A combination of two selections; it describes leaves, whatever they do."""
+    """A combination of two selections, which always describes leaves."""
 
     symbol = ""
 
@@ -136,7 +136,7 @@ class _Pair(Selection):
         return self.symbol, self._first.answer(structure, purpose), self._second.answer(structure, purpose)
 
     def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        # Marks count when both are compared: what is taken away need not be free.
+        # Marks count when both are compared: what is excluded need not be free.
         sides = []
         for selection, own in zip((self._first, self._second), answer[1:], strict=True):
             sides.append(selection.found(structure, own, purpose))
@@ -216,13 +216,13 @@ class _Everything(Selection):
     def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
         refuse_forgotten(structure.leaves, structure.path)
         found = self.found(structure, answer, purpose)
-        # A tree without such leaves is for the caller to refuse.
+        # The caller refuses a tree without such leaves.
         selected = [i for i in found if purpose == "marks" or structure.mark(i) < 0]
         return Plan(structure, selected, considered=range(len(structure.leaves)))
 
 
 class CallableSelection(Selection):
-    """A function from the tree to parts of it, or, where it does not fit the root, from any node below."""
+    """A function from the tree to parts of it or, if it does not fit the root, from any node below."""
 
     is_fixed = False
 
@@ -235,7 +235,7 @@ class CallableSelection(Selection):
 
     @property
     def words(self) -> str:
-        """What it is called beside another selection."""
+        """What it is called in an error about a combination of selections."""
         name = getattr(self._function, "__name__", type(self._function).__name__)
         name = "the lambda" if name == "<lambda>" else f"`{name}`"
         return f"each({name})" if self._everywhere else name
@@ -384,7 +384,7 @@ def _in_words(selection: Selection) -> str:
 
 
 def as_selection(wrt: Any) -> Selection:
-    """Turn what a user gave as `wrt` into a selection."""
+    """Turn what the user passed as `wrt` into a selection."""
     if wrt is None:
         return _EVERYTHING
     if isinstance(wrt, Selection):

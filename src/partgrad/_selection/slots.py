@@ -1,4 +1,4 @@
-"""Slots: what a selector callable sees in the place of a leaf; and structures, on which selectors are resolved."""
+"""Slots: what a selector callable sees in place of a leaf; and structures, on which selectors are resolved."""
 
 import collections
 import contextlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .plans import Plan
 
 _STRUCTURES = 256
-# So many leaves may those have that are kept beside the newest: a structure takes about a kilobyte for each.
+# How many leaves all kept structures but the newest may have together: each leaf takes about a kilobyte.
 _LEAVES = 1_000_000
 
 
@@ -75,7 +75,7 @@ class Slot:
         return math.prod(self.shape)
 
     def __getattr__(self, name: str) -> NoReturn:
-        # A leaf without shape and dtype, such as a string, has no more than a path.
+        # A leaf without shape and dtype, such as a string, has only a path.
         if not name.startswith("_") and name not in ("shape", "dtype", "ndim", "size") and hasattr(jax.Array, name):
             raise computed(self.path, f"it reads `.{name}`")
         raise AttributeError(f"the leaf `{self.path}` has no attribute {name!r}", name=name, obj=None)
@@ -130,7 +130,7 @@ class ElementSlot(Slot):
 
 
 def computed(path: str, operation: str) -> SlotError:
-    """The error for what a selector computes on a slot."""
+    """The error for a selector that computes on a slot."""
     return SlotError(
         word(
             f"The selector computes on {at(path)}: {operation}.",
@@ -182,7 +182,7 @@ class Pick:
 
 
 class _Bound(threading.local):
-    """The tree, and its leaves, that the slots of a structure stand for in a thread."""
+    """The tree and the leaves that the slots of a structure stand for in one thread."""
 
     pair: tuple[Any, Any] = (None, None)
 
@@ -190,16 +190,16 @@ class _Bound(threading.local):
 class Structure:
     """A structure of trees, on which selectors are resolved: its places, and a slot for every leaf.
 
-    It is kept for other trees of the same structure, so it holds no leaves. A call binds its leaves for as long as it
-    resolves a selector, each thread its own.
+    It is kept for other trees of the same structure, so it holds no leaves. A call binds its leaves while it resolves a
+    selector; each thread binds its own.
 
     Attributes:
-        layout: The places of a tree with a slot in the place of every leaf.
+        layout: The places of a tree with a slot in place of every leaf.
         slots: The slots, by the number of the leaf.
-        used: When it was used last, by a clock that counts.
-        plans: The plans that were made for it, by the purpose and by what the selector says.
-        holds_arrays: Whether it keeps an array alive, by another library's auxiliary data or a closure in it.
-        typed: Where structures that compare equal may differ, in static data such as 1 and True, what tells them apart.
+        used: When it was used last, counted in uses.
+        plans: The plans made for it, by purpose and by what the selector says.
+        holds_arrays: Whether it keeps an array alive, through another library's auxiliary data or a closure in it.
+        typed: A key that distinguishes structures that compare equal but differ in static data, as 1 and True do.
         failure: Why the tree could not be built with slots, if it could not.
     """
 
@@ -216,14 +216,14 @@ class Structure:
             self.layout = Layout(self._build(tree, treedef), treedef)
             self.holds_arrays = self.holds_arrays or reaches_array(data)
         except Exception as error:
-            # A class that loses its leaves when it is built. Callables cannot be asked, all else can.
+            # A class that loses its leaves when it is built: callables cannot run, all other selectors work.
             self.layout, self.holds_arrays = Layout(tree, treedef), True
             self.failure = error.with_traceback(None)
         self.typed = None if all(map(_is_exact, data)) else typed_structure(treedef)
 
     @functools.cached_property
     def nodes(self) -> list[Place]:
-        """The places that are nodes, wrappers left out."""
+        """The places that are nodes, without wrappers."""
         return [place for place in self.layout.places if not place.is_leaf and not place.is_wrapper]
 
     @functools.cached_property
@@ -243,12 +243,12 @@ class Structure:
             if all(map(operator.is_, jax.tree.leaves(built), self.slots)):
                 return built
         except Exception:
-            # A constructor that checks or converts its arguments, which slots do not survive.
+            # A constructor that checks or converts its arguments may reject slots.
             pass
         built = _with_leaves(tree, iter(self.slots))
-        # An error here, or where somebody asks for a place.
+        # An error here may also come from a lookup of a place.
         jax.tree_util.tree_flatten_with_path(built)
-        # It has all attributes of the tree's own nodes, those too that are not part of the structure.
+        # It has all attributes of the tree's own nodes, including those that are not part of the structure.
         self.holds_arrays = self.holds_arrays or reaches_array(built)
         return built
 
@@ -273,12 +273,12 @@ class Structure:
 
     def path(self, number: int) -> str:
         """The path of a leaf."""
-        # A class may ask a slot for its path, by the error for what it lacks, while it is built or flattened.
+        # While it is built or flattened, a class may trigger an error that asks a slot for its path.
         layout = getattr(self, "layout", None)
         return f"leaf {number}" if layout is None or layout.is_asking else layout.leaves[number].path
 
     def listed_leaves(self, leaves: Any = None) -> str:
-        """The first leaves for an error message, each with path, type and whether a mark holds it."""
+        """The first leaves for an error message, each with its path, its type and whether a mark holds it."""
         places, leaves = self.layout.leaves, self.leaves if leaves is None else leaves
         described = (
             " ".join(filter(None, [place.path, describe(leaf), "(held)" if place.mark >= 0 else ""]))
@@ -287,7 +287,7 @@ class Structure:
         return listed(described, len(places)) or "none"
 
     def is_free(self, leaf: int) -> bool:
-        """Whether a leaf can be differentiated and no mark keeps it out."""
+        """Whether a leaf can be differentiated and no mark holds it."""
         return self.mark(leaf) < 0 and is_differentiable(self.leaves[leaf])
 
     def is_static(self, slot: Slot) -> bool:
@@ -295,7 +295,7 @@ class Structure:
         return slot._owner is self and self.layout.leaves[slot._number].is_static
 
     def find(self, value: Any) -> "Place | Pick | None":
-        """The place of a slot or of a node of this tree (of what a wrapper holds, for a wrapper), else None."""
+        """The place of a slot or node of this tree, or None; for a wrapper, the place of what it holds."""
         if value.__class__ is Slot:
             return self.layout.leaves[value._number] if value._owner is self else None
         if value.__class__ is ElementSlot:
@@ -306,13 +306,13 @@ class Structure:
         while place is not None and place.is_wrapper:
             below = self._places.get(id(place.value.value))
             if below is None and place.stop - place.start != 1:
-                # Static data, or a wrapper around none or several leaves that are no node.
+                # Static data, or a wrapper around no leaf, or around several that are not one node.
                 return place
             place = below or self.layout.leaves[place.start]
         return place
 
     def _find_copy(self, node: Any) -> Place | None:
-        """The node of which this one is a copy: some classes build what they hold anew on every access."""
+        """The node that this one is a copy of: some classes rebuild what they hold on every access."""
         if isinstance(node, tuple) or type(node) in (list, dict) or not jax.tree_util.is_tree_node(type(node)):
             return None
         leaves = jax.tree.leaves(node)
@@ -324,7 +324,7 @@ class Structure:
 
 
 def refuse_changes(containers: list[tuple[Any, Any]]) -> None:
-    """Raise if a selector changed a list or a dict of a tree, which is kept for the next call; and repair it."""
+    """Raise if a selector changed a list or a dict of a tree, which is kept for the next call, and repair it."""
     changed = [(node, copy) for node, copy in containers if not _is_unchanged(node, copy)]
     for node, copy in changed:
         node.clear()
@@ -348,14 +348,14 @@ def _is_unchanged(node: Any, copy: Any) -> bool:
 
 def _is_copy(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        # A mapping may hand out what is in it as its own kind.
+        # A mapping may return its contents as another class.
         first, second = (jax.tree_util.tree_leaves_with_path(node) for node in (one, other))
         return [path for path, _ in first] == [path for path, _ in second]
     return bool(jax.tree.structure(one) == jax.tree.structure(other))
 
 
 def _with_leaves(node: Any, leaves: Iterator[Any]) -> Any:
-    """A tree with other leaves, built without running constructors wherever a node keeps its children as attributes."""
+    """A tree with other leaves, built without constructors wherever a node keeps its children as attributes."""
     if not jax.tree_util.is_tree_node(type(node)):
         return next(leaves)
     children, structure = flatten_one_level(node)
@@ -376,17 +376,17 @@ def _is_exact(data: Any) -> bool:
     return isinstance(data, str | type | types.FunctionType | Cover | Marks | StaticData | None)
 
 
-# Not an OrderedDict, which hashes a treedef, and that takes a while, at every step through it.
+# Not an OrderedDict, which would hash a treedef, slowly, at every step of an iteration.
 _structures: dict[Any, Structure] = {}
 _clock = itertools.count()
 
 
 def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
-    """The structure of a tree, kept from an earlier call wherever that keeps no array alive.
+    """The structure of a tree, kept from an earlier call unless that would keep an array alive.
 
-    `exactly` means that static data must be of the same types, since a callable reads it.
+    `exactly` requires static data of the same types too, because a callable reads it.
     """
-    # It may not be there; or its auxiliary data cannot be compared.
+    # It is not there, or its auxiliary data cannot be compared.
     with contextlib.suppress(Exception):
         found = _structures[treedef]
         if not exactly or found.typed is None or found.typed == typed_structure(treedef):
@@ -394,7 +394,7 @@ def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
             return found
     new = Structure(tree, treedef)
     if not new.holds_arrays:
-        # Another thread may drop the same just now.
+        # Another thread may be dropping the same one.
         with contextlib.suppress(Exception):
             _structures[treedef] = new
             # Leaves are summed up for large structures only: all small ones have at most `_LEAVES` together.

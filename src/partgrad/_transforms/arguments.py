@@ -1,4 +1,4 @@
-"""The differentiated arguments of a call: which they are, what of them is selected, and how to put it back."""
+"""The differentiated arguments of a call: which they are, what is selected, and how to put it back."""
 
 import functools
 import inspect
@@ -35,7 +35,7 @@ class GradOptions(JacobianOptions, total=False):
 
 
 class Arguments:
-    """Which arguments a transform is taken with respect to, and what of them.
+    """Which arguments a transform differentiates with respect to, and which parts of them.
 
     `argnums` may be one position, several, or None for the first (if there are no names). Where there are several, the
     result is a tuple, and so is `wrt`.
@@ -59,7 +59,7 @@ class Arguments:
                     fix=f"write argnames={argnums!r}." if named else "write argnums=0, or argnums=(0, 1).",
                 )
             ) from None
-        # One int, or one string alone, gives one gradient.
+        # A single int or string gives a single gradient.
         one = isinstance(argnames, str) if argnums is None else argnames is None and not isinstance(argnums, Sequence)
         self.several = not one
         self._selections = self._selections_of(wrt)
@@ -118,7 +118,7 @@ class Arguments:
         ]
 
     def _missing(self, number: int, given: int) -> ArgumentError:
-        # The first line is JAX's, with what it leaves out: the argument.
+        # The first line is JAX's, plus the argument, which JAX leaves out.
         needed = max(n + 1 if n >= 0 else -n for n in self._numbers)
         parameters = [p.name for p in self._parameters or () if p.kind is p.POSITIONAL_OR_KEYWORD]
         name = f", `{parameters[number]}`," if 0 <= number < len(parameters) else ""
@@ -152,7 +152,7 @@ class Arguments:
 
 
 def wrong_number_of_selectors(wrt: object, arguments: Sequence[object]) -> ArgumentError:
-    """The error for a `wrt` that has not one selector for each argument."""
+    """The error for a `wrt` without exactly one selector per argument."""
     count = f"{len(wrt)} selectors" if isinstance(wrt, tuple) else f"one selector ({wrt!r:.60})"
     return ArgumentError(
         word(
@@ -180,7 +180,7 @@ def refuse_no_function(transform: str, f: Any) -> None:
 
 
 def taken_paths(f: F, double_where: bool) -> F:
-    """What a transform with the option `double_where=` differentiates."""
+    """The function that a transform with the option `double_where=` differentiates."""
     if not double_where:
         return f
     # Importing it takes longer than importing everything that `grad` needs.
@@ -210,7 +210,7 @@ def selected(targets: Sequence[Target]) -> list[Any]:
 
 
 def shaped(forms: Sequence[Form], values: Sequence[Any]) -> tuple[Any, ...]:
-    """One value per differentiated leaf, in the shapes of the gradients, one for each argument."""
+    """One value per differentiated leaf, in the shapes of the gradients of the arguments."""
     parts, start = [], 0
     for form in forms:
         stop = start + len(form.plan.indices)
@@ -220,7 +220,7 @@ def shaped(forms: Sequence[Form], values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def forms_of(targets: Sequence[Target]) -> tuple[Form, ...]:
-    """The shapes of the gradients alone, without the arguments."""
+    """The shapes of the gradients, without the arguments."""
     return tuple(Form(target.plan, target.treedef, target.position) for target in targets)
 
 

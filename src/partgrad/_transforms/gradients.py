@@ -1,4 +1,4 @@
-"""grad and value_and_grad: put the selected leaves in, take their derivative out.
+"""grad and value_and_grad: put the selected leaves in, and take their derivatives out.
 
 Everything that is not selected is a constant that the differentiated function closes over, so transforms outside still
 see it.
@@ -198,13 +198,13 @@ def _used(function: F, leaves: list[Any]) -> list[bool]:
 
 
 def _by_jax(function: F, leaves: list[Any], has_aux: bool, holomorphic: bool) -> tuple[Any, list[Any]]:
-    """What jax.value_and_grad returns, without what that does to arguments, which costs as much as a small gradient."""
+    """The result of `jax.value_and_grad` without its handling of arguments, which costs as much as a small gradient."""
     if not holomorphic:
         value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux)
         if _is_real_scalar(value):
             (gradients,) = pull(jax.lax.full_like(value, 1))
             return ((value, *aux) if has_aux else value), gradients
-    # It has words for what cannot be differentiated.
+    # JAX has its own error for what cannot be differentiated.
     return jax.value_and_grad(function, has_aux=has_aux, holomorphic=holomorphic)(leaves)
 
 

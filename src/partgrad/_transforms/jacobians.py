@@ -174,7 +174,7 @@ def hessian(
 
 
 def _jacobian(transform: Any, f: F | None, **options: Any) -> F:
-    """A Jacobian, or a Hessian, by the transform of JAX of the same name; without a function, a decorator."""
+    """A Jacobian or a Hessian, by JAX's transform of the same name; without a function, a decorator."""
     if f is None:
         return functools.partial(transform, **options)
     refuse_no_function(transform.__name__, f)

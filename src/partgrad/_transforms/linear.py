@@ -1,4 +1,4 @@
-"""jvp, vjp and linearize: transforms that take primals instead of returning a function of them."""
+"""jvp, vjp and linearize: transforms that take primals, instead of returning a function of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Primals = TypeVarTuple("Primals")
 def _called(
     transform: str, f: Any, primals: Sequence[Any], wrt: Any, has_aux: bool, double_where: bool
 ) -> tuple[list[Target], OfSelected, list[Any]]:
-    """What is selected of the primals, the function of the differentiated leaves, and these leaves."""
+    """The selected parts of the primals, the function of the differentiated leaves, and these leaves."""
     refuse_no_function(transform, f)
     if not isinstance(primals, tuple | list):
         raise ArgumentError(
@@ -63,20 +63,20 @@ def _directions(forms: Sequence[Form], tangents: Any) -> list[Any]:
 
 
 class _OfJax:
-    """A linear function that JAX returned, whose leaves are residuals, and what else is known of it; a pytree too."""
+    """A linear function that JAX returned, whose leaves are residuals, with what else is known about it; a pytree."""
 
     def __init__(self, function: Any, *rest: Any):
         self._function = function
         self._rest = rest
 
     def __getattr__(self, name: str) -> Any:
-        # What JAX's own has besides.
+        # The other attributes of JAX's own object.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._function, name)
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        """The function of JAX, and the rest."""
+        """JAX's function, and the rest."""
         return (self._function,), self._rest
 
     @classmethod
@@ -89,8 +89,8 @@ class _OfJax:
 class Pullback(_OfJax):
     """Pulls cotangents of a value back to the selected leaves; a pytree, as JAX's is.
 
-    Beside JAX's function it has the shapes of the gradients, and the structure of the value: outside the function,
-    and inside, where marks may be open.
+    In addition to JAX's function, it has the shapes of the gradients and the structure of the value: outside the
+    function, and inside, where marks may be open.
     """
 
     def __call__(self, *cotangents: Any) -> tuple[Any, ...]:
@@ -120,8 +120,8 @@ class Pullback(_OfJax):
 class LinearMap(_OfJax):
     """The derivative along tangents of the selected leaves; a pytree, as JAX's is.
 
-    Beside JAX's function it has the shapes of the gradients, and the level at which marks are open in what that
-    returns; 0 if none is.
+    In addition to JAX's function, it has the shapes of the gradients, and the level at which marks are open in its
+    results; 0 if none is.
     """
 
     def __call__(self, *tangents: Any) -> Any:

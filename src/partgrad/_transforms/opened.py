@@ -1,4 +1,4 @@
-"""The function that a transform differentiates: of the selected leaves alone, with the marks open that were named."""
+"""The function that a transform differentiates: of the selected leaves alone, with the named marks open."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from .arguments import selected
 
 
 class OfSelected:
-    """A function of the list of the differentiated leaves alone; everything else is a constant of it.
+    """A function of the list of differentiated leaves alone; everything else is a constant.
 
-    A mark that a selector named is open in the arguments that the function gets: it is there, and the derivative passes
-    it. What leaves the function has the mark closed again, so whatever a transform returns goes through `closed`. The
-    `level` is the one at which this call opens marks; 0 if it opens none.
+    In the arguments of the function, a mark that a selector named is open: it is still there, but the derivative passes
+    it. The mark is closed again in what leaves the function, so whatever a transform returns goes through `closed`.
+    This call opens marks at `level`, which is 0 if it opens none.
     """
 
     def __init__(self, f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], targets: Sequence[Target]):
@@ -37,11 +37,11 @@ class OfSelected:
                 raise
 
     def without_aux(self, has_aux: bool) -> Callable[[Sequence[Any]], Any]:
-        """What is differentiated of it: the first of a pair, where it returns auxiliary data too."""
+        """The differentiated output: the first of a pair if the function returns auxiliary data too."""
         return (lambda values: self(values)[0]) if has_aux else self
 
     def with_marks_held(self, values: Sequence[Any]) -> Any:
-        """What the function returns where no mark is open."""
+        """What the function returns if no mark is open."""
         return self._called(values, Target.with_values)
 
     def _called(self, values: Sequence[Any], argument: Callable[[Target, Sequence[Any]], Any]) -> Any:
@@ -56,15 +56,15 @@ class OfSelected:
         return self._f(*args, **kwargs)
 
     def closed(self, output: Any) -> Any:
-        """What left the function, with the marks closed that this call opened."""
+        """A result of the function, with the marks closed that this call opened."""
         return close(output, self.level) if self.level else output
 
     def closed_structure(self, structure: Any) -> Any:
-        """As `closed`, of a treedef."""
+        """Like `closed`, for a treedef."""
         return closed(structure, self.level) if self.level else structure
 
     def refuse_silent_zeros(self, values: Sequence[Any], has_aux: bool = False) -> None:
-        """Raise if the derivative of a leaf whose mark was opened ends at a mark that nobody wrote on its way."""
+        """Raise if the derivative of a leaf whose mark was opened ends at a mark that nobody wrote there."""
         if not self.level:
             return
         # Importing it takes longer than importing everything that `grad` needs.

@@ -25,7 +25,7 @@ def refuse_silent_zeros(
     try:
         jaxpr = jax.make_jaxpr(f)(values).jaxpr
     except jax.errors.ConcretizationTypeError:
-        # It branches in Python on values: it cannot be traced, and one more eager derivative has to tell.
+        # It branches in Python on values, so it cannot be traced; another eager derivative has to tell.
         for label, where in _met_while_running(f, values, named):
             raise _held_again(label, where, opened()) from None
         return

@@ -1,4 +1,4 @@
-"""`unused=`: which leaves the output of a function depends on differentiably, read off the traced derivative.
+"""`unused=`: which leaves the output of a function depends on differentiably, according to the traced derivative.
 
 JAX has removed symbolic zeros and `stop_gradient` from a traced derivative, so a leaf whose tangent no longer reaches
 the output is unused whatever the values are. The rules of `custom_vjp` show only in reverse mode, where a second trace
@@ -17,11 +17,11 @@ from .._programs import CONSTANT, any_equation, dependencies, is_mutating, is_re
 
 
 def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any]) -> list[bool]:
-    """Tell of each of the floating or complex leaves whether the output can depend on it differentiably.
+    """Tell for each floating or complex leaf whether the output can depend on it differentiably.
 
-    What is decided is structure, not values: a leaf multiplied by 0.0 is used, and one behind `stop_gradient` is not.
-    Nothing is computed, unless the function branches in Python on the values of its leaves; then it runs once or twice,
-    and the answer holds for the branches it took.
+    Structure decides, not values: a leaf multiplied by 0.0 is used, and one behind `stop_gradient` is not. Nothing is
+    computed unless the function branches in Python on the values of its leaves; then it runs once or twice, and the
+    answer holds for the branches it took.
     """
     try:
         jaxpr, shape = _staged(_linear_map, function, selected, selected)
@@ -62,7 +62,7 @@ def _staged(derivative: Callable[..., Any], function: Any, leaves: list[Any], ar
     try:
         closed, shape = jax.make_jaxpr(lambda at, v: derivative(function, at)(v), return_shape=True)(leaves, argument)
     except jax.errors.ConcretizationTypeError:
-        # A branch in Python on a leaf: it may be legal, for `jax.grad` outside `jit` knows the values.
+        # Branching in Python on a leaf may be legal: `jax.grad` outside `jit` knows the values.
         # As arrays, so that a leaf of value zero is no literal zero in the jaxpr.
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         closed, shape = jax.make_jaxpr(derivative(function, arrays), return_shape=True)(argument)
@@ -70,11 +70,11 @@ def _staged(derivative: Callable[..., Any], function: Any, leaves: list[Any], ar
 
 
 def _reached_in_reverse(function: Callable[[list[Any]], Any], selected: list[Any], shape: Any) -> list[bool]:
-    """Tell of each leaf whether its cotangent is anything but a structural zero."""
+    """Tell for each leaf whether its cotangent is anything but a structural zero."""
     try:
         jaxpr, _ = _staged(_pullback, function, selected, shape)
     except ValueError:
-        # Reverse mode does not apply to the function, a `while_loop` for one; then the linear map is all there is.
+        # Reverse mode does not apply to the function (a `while_loop`, for example): only the linear map can tell.
         return [True] * len(selected)
     if any_equation(jaxpr, is_mutating):
         return [True] * len(selected)

@@ -1,4 +1,4 @@
-"""Trees: leaves, key paths, elements of leaves, equality; and what functions that users give say of themselves."""
+"""Trees: leaves, key paths, elements of leaves, equality; and the signatures of users' functions."""
 
 from .elements import (
     Elements as Elements,

@@ -1,4 +1,4 @@
-"""Elements of one leaf: which they are, how to take them out and put them back, and set operations on them.
+"""Elements of one leaf: which they are, how to take them out and put them back, and their set operations.
 
 A set of elements is an array of positions in the flattened leaf, in the shape that the elements have when taken out;
 None stands for the whole leaf.
@@ -20,11 +20,11 @@ _LARGE = 2**16
 
 
 def positions(shape: tuple[int, ...], index: Any) -> np.ndarray:
-    """The positions that an index selects, as NumPy indexes; an IndexError where there are none."""
+    """The positions that an index selects by NumPy's rules; an IndexError if there are none."""
     size = math.prod(shape)
     if size <= _LARGE:
         return np.asarray(np.arange(size).reshape(shape)[index])
-    # A number for each entry of a large leaf would take twice its memory and more.
+    # A number for each entry of a large leaf would take more than twice its memory.
     axes = (np.broadcast_to(axis, shape)[index] for axis in np.ogrid[tuple(map(slice, shape))])
     return np.asarray(np.ravel_multi_index(tuple(axes), shape))
 
@@ -38,9 +38,9 @@ def take(leaf: Any, elements: Elements) -> Any:
 
 
 def _window(shape: tuple[int, ...], elements: np.ndarray) -> tuple[tuple[slice, ...], tuple[int, ...]] | None:
-    """The slices that take elements out, and the shape of what they take; None if no slices do.
+    """The slices that take these elements, and the shape of the result; None if no slices do.
 
-    Devices that share a leaf take slices of their parts, and tell each other nothing.
+    Devices that share a leaf take slices of their parts without communication.
     """
     flat = elements.ravel()
     if not (flat.size and shape):
@@ -67,7 +67,7 @@ def put(leaf: Any, elements: Elements, value: Any) -> Any:
             )
         )
     if isinstance(leaf, np.ndarray) and not isinstance(value, jax.Array):
-        # Stays NumPy's: a jax array may have less precision.
+        # It stays a NumPy array: a JAX array may have less precision.
         new = leaf.astype(np.result_type(leaf, value))
         new.reshape(-1)[elements] = value
         return new
@@ -81,7 +81,7 @@ def put(leaf: Any, elements: Elements, value: Any) -> Any:
 
 
 def overlap(several: list[Elements]) -> bool:
-    """Whether an element is there twice."""
+    """Whether an element occurs twice."""
     if len(several) > 1 and any(elements is None for elements in several):
         return True
     flat = np.concatenate([elements.ravel() for elements in several if elements is not None] or [np.zeros(0, int)])
@@ -89,21 +89,21 @@ def overlap(several: list[Elements]) -> bool:
 
 
 def joined(several: list[Elements]) -> Elements:
-    """Disjoint sets of elements as one, in order of position if they are more than one."""
+    """The union of disjoint sets of elements, sorted by position if there are several."""
     if len(several) == 1:
         return several[0]
     return np.sort(np.concatenate([elements.ravel() for elements in several if elements is not None]))
 
 
 def common(first: Elements, second: Elements) -> Elements:
-    """The elements that are in both; an empty array where there are none."""
+    """The elements in both; an empty array if there are none."""
     if first is None or second is None:
         return second if first is None else first
     return np.intersect1d(first, second)
 
 
 def without(first: Elements, second: Elements, size: int) -> Elements:
-    """The elements of the first that are not in the second; an empty array where there are none."""
+    """The elements of the first that are not in the second; an empty array if there are none."""
     if second is None:
         return np.zeros(0, int)
     return np.setdiff1d(np.arange(size) if first is None else first, second)

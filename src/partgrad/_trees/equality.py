@@ -21,7 +21,7 @@ def trees_equal(first: Any, second: Any) -> bool:
     try:
         alike = bool(structure == other_structure)
     except Exception:
-        # Another library's auxiliary data holds an array, which has no single answer.
+        # Another library's auxiliary data may hold an array, whose comparison is not a single bool.
         return False
     return alike and all(map(_leaves_equal, leaves, other_leaves))
 

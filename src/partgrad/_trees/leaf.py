@@ -1,4 +1,4 @@
-"""What a leaf is: whether it can be differentiated, and how its type is written."""
+"""Leaves: whether they can be differentiated, and how their types are written."""
 
 import sys
 from typing import Any
@@ -26,23 +26,23 @@ def is_differentiable(leaf: Any) -> bool:
         return issubclass(type(leaf), float | complex)
     found = _DTYPES.get(dtype)
     if found is None:
-        # dtypes are few, so the table stays small.
+        # There are few dtypes, so the table stays small.
         _DTYPES[dtype] = found = bool(jnp.issubdtype(dtype, jnp.inexact))
     return found
 
 
 def _dtype(leaf: Any) -> np.dtype | None:
-    """The dtype of an array; None for what has none of numpy's, another library's arrays and mocks among it."""
+    """The dtype of an array; None for anything without a NumPy dtype, such as another library's array or a mock."""
     try:
         dtype = leaf.dtype
     except Exception:
-        # Not only AttributeError: a leaf may be anybody's object.
+        # Not only AttributeError: a leaf may be any object.
         return None
     return dtype if isinstance(dtype, np.dtype) else None
 
 
 def number_class(leaf: Any) -> type | None:
-    """The class of a Python number; JAX and others have classes of their own below them."""
+    """The class of a Python number, of which JAX and others have subclasses."""
     return (
         None if isinstance(leaf, np.generic) else next((cls for cls in _NUMBERS if issubclass(type(leaf), cls)), None)
     )
@@ -73,7 +73,7 @@ def describe(leaf: Any) -> str:
     except Exception:
         shape = None
     if not isinstance(shape, tuple):
-        # An object that answers to every name has a shape without end.
+        # An object that has every attribute has an endless shape.
         return type(leaf).__name__ if function_name(leaf) is None else "function"
     letters = name.rstrip("0123456789")
     return f"{_SHORT.get(letters, letters)}{name[len(letters) :]}[{','.join(map(str, shape))}]"
@@ -89,7 +89,7 @@ def function_name(value: Any) -> str | None:
 
 
 def written(value: Any) -> str:
-    """What `repr` says; where that raises, the name of the class."""
+    """The `repr` of a value or, if that raises, the name of its class."""
     try:
         return repr(value)
     except Exception:
@@ -97,7 +97,7 @@ def written(value: Any) -> str:
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
-    """The leaves and the structure of a tree, for trees that may be anything."""
+    """The leaves and the structure of a tree that may contain anything."""
     try:
         return jax.tree.flatten(tree)
     except (RecursionError, SystemError) as error:

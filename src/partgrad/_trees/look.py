@@ -1,4 +1,4 @@
-"""How what is known of a leaf looks wherever it is drawn: a symbol and a colour, each of which tells it alone."""
+"""The look of a leaf's status: a symbol and a colour, either of which is enough to recognise it."""
 
 from typing import NamedTuple
 
@@ -8,8 +8,8 @@ class Look(NamedTuple):
 
     Attributes:
         symbol: One character.
-        colour: As `#rrggbb`; of a lightness that is legible on a light and on a dark page.
-        style: What draws the symbol where fonts differ: a name of a class of the style sheet.
+        colour: As `#rrggbb`; light enough for a dark page and dark enough for a light one.
+        style: The class of the style sheet that draws the symbol, so that fonts do not matter.
     """
 
     symbol: str
@@ -24,7 +24,7 @@ LOOKS = {
     "held": Look("■", "#c8590b", "square"),
     "static": Look("◆", "#0b8a6f", "diamond"),
     "no derivative": Look("·", "#808080", "dot"),
-    # What a check says of a leaf.
+    # The verdicts of a check.
     "info": Look("i", "#71829a", "sign"),
     "ok": Look("✓", "#2d8a2d", "sign"),
     "error": Look("✕", "#dd3333", "sign"),

@@ -1,4 +1,4 @@
-"""What objects hold: whether an array is reached, which no cache may keep alive; and under which name."""
+"""What objects hold: whether they reach an array, which no cache may keep alive, and under which name."""
 
 import functools
 import types
@@ -20,11 +20,11 @@ _QUICK = frozenset({str, int, float, bool, type(None)})
 
 def reaches_array(value: Any) -> bool:
     """Whether an array or a tracer can be reached: in containers, attributes, closures, defaults, partial arguments."""
-    # Keeps what it has seen, or an id might be used again.
+    # Keeps the objects it has seen, or their ids might be used again.
     pending, seen = [value], {id(value): value}
     while pending:
         value = pending.pop()
-        # Last, for it takes longest to tell.
+        # Last, because it takes longest.
         if not isinstance(value, _NO_ARRAYS) and isinstance(value, _ARRAYS):
             return True
         for held in _inside(value):
@@ -54,7 +54,7 @@ def data_of(structure: Any) -> list[Any]:
 
 
 def held_by(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a function, a method, a partial application or an object holds, each with its name there."""
+    """What a function, a method, a partial application or an object holds, each with its name."""
     if isinstance(value, functools.partial):
         names = list(parameters_of(value.func) or ())
         yield from ((names[i] if i < len(names) else f"args[{i}]", arg) for i, arg in enumerate(value.args))
@@ -65,7 +65,7 @@ def held_by(value: Any) -> Iterator[tuple[str, Any]]:
         yield from held_by(value.__func__)
     elif isinstance(value, types.FunctionType):
         code, defaults = value.__code__, value.__defaults__ or ()
-        empty = types.CellType()  # of a variable that is assigned later
+        empty = types.CellType()  # A variable that is assigned later has an empty cell.
         cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
         yield from ((name, cell.cell_contents) for name, cell in cells if cell != empty)
         yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)

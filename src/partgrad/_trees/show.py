@@ -1,4 +1,4 @@
-"""How values are shown: on one line where that fits, else one line for each field."""
+"""The `repr` of values: on one line if that fits, or with one line per field."""
 
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ def show(value: Any, room: int = _COLUMNS) -> str:
 
 def _array(value: Any) -> str:
     if isinstance(value, jax.Array) and value.is_deleted():
-        # A donated buffer.
+        # The buffer was donated.
         return f"deleted {describe(value)}"
     if value.size > _LONGEST_ARRAY or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         return describe(value)
@@ -53,12 +53,12 @@ def _joined(start: str, texts: list[str], end: str, room: int) -> str:
 
 
 def show_wrapped(wrapper: str, value: Any, of: str = "") -> str:
-    """Write a wrapped value: `Wrapper(value)`, with the paths that it holds where it does not hold all."""
+    """Write a wrapped value: `Wrapper(value)`, with the held paths if it does not hold all of it."""
     return f"{wrapper}({show(value)}{of and f', of={of!r}'})"
 
 
 def show_fields(name: str, fields: Iterable[tuple[str, Any, str | None, str]]) -> str:
-    """Write an instance: `Name(field=value, ...)`; each field has its wrapper, if any, and what of it is held."""
+    """Write an instance: `Name(field=value, ...)`; each field with its wrapper, if any, and what it holds."""
     return _joined(f"{name}(", list(_fields(fields)), ")", _COLUMNS)
 
 

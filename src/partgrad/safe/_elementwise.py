@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from ._rule import SafeRule, arrays, call, check, moved, operand
 
-# One number or array, or one for each of two operands.
+# A number or array, or one for each of two operands.
 Pair: TypeAlias = "ArrayLike | tuple[ArrayLike, ArrayLike]"
 
 
@@ -61,7 +61,7 @@ def _pair(name: str, at_singular: Any, x1: Any, x2: Any) -> tuple[Any, Any]:
     pair = at_singular if isinstance(at_singular, tuple) and len(at_singular) == 2 else (at_singular, at_singular)
     try:
         shape = np.broadcast_shapes(np.shape(x1), np.shape(x2))
-    except ValueError:  # `jax.numpy` will say so
+    except ValueError:  # `jax.numpy` raises the error.
         return pair
     for one in pair:
         check(name, one, shape, not (jnp.iscomplexobj(x1) or jnp.iscomplexobj(x2)))
@@ -324,7 +324,7 @@ def _power_singular(x1: Any, x2: Any) -> jax.Array:
     real = jnp.real(x2)
     if not jnp.issubdtype(jnp.result_type(x2), jnp.inexact):
         return _zero(x1) & (real < 0)
-    # An infinite or NaN exponent is none of these: JAX's NaN stays.
+    # An infinite or NaN exponent is neither: JAX's NaN stays.
     rough = jnp.isfinite(real) & ((jnp.floor(real) != real) | (jnp.imag(x2) != 0))
     return _zero(x1) & ((real <= 1) | rough)
 

@@ -74,7 +74,7 @@ def norm(
     def smooth(mask: jax.Array, o: Operands, at: Any) -> jax.Array:
         if powers:
             return _power_norm(moved(mask, o["x"], 1), float(ord), axis, keepdims, at)  # type: ignore[arg-type]
-        # Elsewhere than at a diagonal of different numbers the singular values have no second derivatives.
+        # The singular values have second derivatives only at a diagonal of distinct numbers.
         away = _diagonal(np.shape(o["x"]), axes) if ord in ("nuc", 2, -2) and len(axes) == 2 else 1
         return jnp.linalg.norm(jnp.where(mask, away, o["x"]), ord, axis, keepdims)
 
@@ -241,7 +241,7 @@ def _chosen(o: Operands, **fill: int) -> Operands:
         return o
     chosen = {}
     for name, to in (fill or {"a": 0}).items():
-        # Where the mask is the larger one, axes count in its shape, and there is nothing to leave out.
+        # If the mask is larger, axes refer to its shape, and there is nothing to leave out.
         if name in o and np.broadcast_shapes(np.shape(o["where"]), np.shape(o[name])) == np.shape(o[name]):
             chosen[name] = moved(jnp.logical_not(o["where"]), o[name], to)
     return o | chosen
@@ -257,7 +257,7 @@ def _all_equal(o: Operands, value: jax.Array, axis: Any, dtype: Any) -> jax.Arra
             real = part if jnp.issubdtype(part.dtype, jnp.inexact) else part.astype(float)
             low = jnp.min(real, axis, keepdims=True, initial=jnp.inf, where=chosen)
             equal = equal & (low == jnp.max(real, axis, keepdims=True, initial=-jnp.inf, where=chosen))
-    # A deviation that is NaN or infinite is not at its singular point: it has no values, or overflowed.
+    # A deviation that is NaN or infinite is not at its singular point: it has no values or overflowed.
     return equal & jnp.isfinite(value).reshape(equal.shape)
 
 

@@ -1,8 +1,8 @@
 """The one rule behind the functions of `safe`: JAX's derivative, taken where JAX has one.
 
-The value is `jax.numpy`'s, called with the very operands. The derivative is that of the same function with its operands
-moved away from the singular points, by a selection before and a selection after, so that neither forward nor reverse
-mode brings anything out of a lane that was moved.
+The value is `jax.numpy`'s, called with the same operands. The derivative is that of the same function with its operands
+moved away from the singular points, with one selection before and one after it, so that nothing leaves a moved lane in
+forward or reverse mode.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def call(rule: SafeRule, operands: Operands, at_singular: Any) -> Any:
         operands, at_singular = primals
         # Not `rule.value`: at second order this value is differentiated again.
         out = function(operands, at_singular)
-        # A zero times an infinite partial is NaN, so operands that are constant must not take part.
+        # Zero times an infinite partial is NaN, so constant operands must not take part.
         moving = {name: t for name, t in tangents[0].items() if not isinstance(t, SymbolicZero)}
         # The tangent of a Python number is one as well.
         moving = {name: t for name, t in moving.items() if getattr(t, "dtype", None) != jax.dtypes.float0}
@@ -75,7 +75,7 @@ def _tangent(rule: SafeRule, operands: Operands, at_singular: Any, moving: Opera
     if mask is None:
         return regular
     outer = rule.outer(mask)
-    if isinstance(out, tuple):  # a value and its sign, which has no slope
+    if isinstance(out, tuple):  # A value and its sign, which has no slope.
         singular = _convention(rule, mask, operands, at_singular, moving, out[0])
         return jnp.where(outer, singular, regular[0]), jnp.where(outer, 0, regular[1])
     return jnp.where(outer, _convention(rule, mask, operands, at_singular, moving, out), regular)
@@ -92,13 +92,13 @@ def _convention(rule: SafeRule, mask: Any, operands: Operands, at_singular: Any,
 
 
 def operand(x: Any) -> Any:
-    """Take the array out of what stands for one, as `jax.numpy` does."""
-    # A tracer answers to the name, with None.
+    """Unwrap an object that converts to an array, as `jax.numpy` does."""
+    # A tracer has the attribute, which is None.
     return x if arrays(x) or not hasattr(x, "__jax_array__") else x.__jax_array__()
 
 
 def arrays(*operands: Any) -> bool:
-    """Whether all are arrays or numbers; else `jax.numpy` is left to word the refusal."""
+    """Whether all are arrays or numbers; if not, `jax.numpy` raises its own error."""
     return all(isinstance(x, jax.Array | np.ndarray | np.generic | int | float | complex) for x in operands)
 
 
@@ -109,7 +109,7 @@ def differentiable(x: Any) -> bool:
 
 def moved(mask: jax.Array, x: Any, to: int) -> jax.Array:
     """Give an operand another value where the mask is true, in its own dtype, weak or not."""
-    # A Python scalar takes the operand's dtype and its weak type, but makes an integer of a bool.
+    # A Python scalar takes the operand's dtype and weak type, but turns a bool into an integer.
     return jnp.where(mask, bool(to) if jnp.result_type(x) == jnp.bool_ else to, x)
 
 

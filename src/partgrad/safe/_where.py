@@ -73,7 +73,7 @@ def where(pred: ArrayLike, true_fun: Callable[..., Any], false_fun: Callable[...
 
 
 def _only(chosen: jax.Array, x: Any) -> jax.Array:
-    """Replace what is not chosen by what is chosen first, as a constant."""
+    """Replace the elements that are not chosen with the first chosen one, as a constant."""
     x = jnp.asarray(x)
     shape = np.broadcast_shapes(chosen.shape, x.shape)
     x = jnp.broadcast_to(x, shape)

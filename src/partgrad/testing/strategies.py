@@ -205,7 +205,7 @@ def selectors(tree: Any) -> Strategy:
         chosen.map(lambda names: mask(tree, _some(names))),
         chosen.map(lambda names: functools.reduce(operator.or_, map(path, sorted(names)))),
     ]
-    # Of a single leaf nothing would be left.
+    # Nothing would be left of a single leaf.
     return st.one_of(*some, *[st.sampled_from(paths).map(exclude)] * (len(paths) > 1))
 
 
