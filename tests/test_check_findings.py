@@ -183,7 +183,7 @@ def test_a_rule_that_is_checked_by_itself_has_the_line_of_its_function():
 def test_a_function_that_is_flat_on_both_sides_of_a_tie_is_honestly_zero():
     sinc = lambda x: jnp.where(x == 0, 1.0, jnp.sin(x) / jnp.where(x == 0, 1.0, x))
     (finding,) = findings(sinc, S(0.0)).values()
-    assert (finding.severity, "honestly zero" in finding.message) == ("info", True)
+    assert (finding.severity, "truly zero" in finding.message) == ("info", True)
 
 
 def test_a_conversion_beside_a_leaf_is_what_its_gradient_lost_digits_to():

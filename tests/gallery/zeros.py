@@ -152,7 +152,7 @@ def integer_cast_in_scan(p):
     return jax.lax.scan(step, S(0), F(1.2, 2.3, 3.4))[0]
 
 
-# --- saturated, and honestly zero --------------------------------------------------------------------------------
+# --- saturated, and truly zero -----------------------------------------------------------------------------------
 
 
 def saturated_tanh(p):

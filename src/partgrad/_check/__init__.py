@@ -87,7 +87,7 @@ def check(
     if any(isinstance(leaf, float | complex | np.ndarray | jax.Array) for leaf in jax.tree.leaves(wrt)):
         raise ArgumentError(
             word(
-                f"`check` got {describe(wrt)} as its selector: a value to differentiate, it seems.",
+                f"`check` got {describe(wrt)} as its selector, which looks like a value to differentiate.",
                 "Expected a function, and then a selector or nothing.",
                 fix="write partgrad.check(f)(x): the check is a function of the arguments of f.",
             )

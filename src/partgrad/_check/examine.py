@@ -70,7 +70,7 @@ def examine(
             word(
                 f"`{_name(f)}` returns nothing that has a derivative.",
                 "Expected at least one floating or complex array among its outputs.",
-                fix="return the number that is to be differentiated; of integers there is no derivative.",
+                fix="return the number to differentiate; integers have no derivative.",
             )
         )
     generator = np.random.default_rng(options.seed)
@@ -178,8 +178,8 @@ def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:
         raise ArgumentError(
             word(
                 f"`check` of `{_name(f)}` was called inside `jit`, `grad`, `vmap` or another transformation.",
-                "Expected arguments, and what the function closes over, with values: a check runs the function and "
-                "looks at numbers.",
+                "Expected concrete values, in the arguments and in what the function closes over: a check runs the "
+                "function and looks at numbers.",
                 fix="check the function outside, before it is transformed.",
             )
         )

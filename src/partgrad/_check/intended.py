@@ -24,8 +24,8 @@ def intended(findings: Sequence[Finding], meant: Sequence[Meant]) -> Iterator[Fi
         if i not in met:
             name = what if isinstance(what, str) else getattr(what, "__name__", repr(what))
             message = (
-                f"`intended` accepts what is found of `{name:.60}`, and nothing was. Fix: correct the name; or remove "
-                "it, so that it hides nothing later."
+                f"`intended` names `{name:.60}`, but no finding matches it. Fix: correct the name, or remove it so "
+                "that it hides nothing later."
             )
             yield Finding("intended", "warning", "", "", message)
 

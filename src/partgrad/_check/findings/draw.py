@@ -26,7 +26,7 @@ _TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
 # choice.
 _BIASED = frozenset({"wald"})
 _SCORE = (
-    "Fix: draw it by `partgrad.draw(..., gradient='score', log_prob=...)` in a `partgrad.expectation`, or say "
+    "Fix: draw with `partgrad.draw(..., gradient='score', log_prob=...)` in a `partgrad.expectation`, or write "
     "gradient='fixed'"
 )
 
@@ -106,7 +106,7 @@ def _of_draw(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, s
         return "info", f"{what}, and its gradient is pathwise: that of the draw at a fixed key."
     return (
         "warning",
-        f"{what}, and its gradient is silently zero: what it draws is discrete. {_SCORE} to mean the zero.",
+        f"{what}, and its gradient is silently zero: what it draws is discrete. {_SCORE} if the zero is intended.",
     )
 
 
@@ -127,10 +127,10 @@ def _of_decision(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[st
     # A leaf without another path to the output has no continuous one.
     is_only = not union(evidence.smooth.outputs) >> leaf & 1
     is_threshold = chain[-1].primitive.name in COMPARISONS and not (apart or is_only)
-    begin = f"a random draw and it together decide {name_of(chain[-1])}, through which the gradient is silently zero"
+    begin = f"together with a random draw it decides {name_of(chain[-1])}, whose gradient is silently zero"
     stops = [other for other in evidence.smooth.chains if _is_users_stop(other) and evidence.is_into(leaf, other)]
     if stops and not (is_only or apart):
-        return "info", f"{begin}; it has that of what stands in for it beside a `stop_gradient` (straight-through)."
+        return "info", f"{begin}; a `stop_gradient` beside it puts another gradient in its place (straight-through)."
     if is_threshold:
-        return "info", f"{begin}. If what it chooses between is continuous there, all is well."
-    return "warning", f"{begin}. {_SCORE} to mean the zero."
+        return "info", f"{begin}. If the alternatives agree there, all is well."
+    return "warning", f"{begin}. {_SCORE} if the zero is intended."

@@ -53,7 +53,7 @@ def mismatch(evidence: Evidence, rules: Rules, ties: Ties, found: list[LeafDeriv
             chain = derivative.excuses[0]
             message = (
                 f"the derivative of {at(chain)} is that of a symmetric matrix, and this one is moved element by "
-                "element; if it moves symmetrically, the two agree. Fix: nothing, or give it (a + a.T) / 2."
+                "element; for symmetric changes the two agree. Fix: none needed, or pass (a + a.T) / 2."
             )
             yield Finding("mismatch", "warning", path, line(chain), message)
         elif derivative.status == "rounding":
@@ -126,8 +126,8 @@ def _mismatch(evidence: Evidence, rules: Rules, ties: Ties, leaf: int, derivativ
     if tied:
         where = line(tied[0].chain)
         reason = (
-            f"{ties.described(tied[0])} decides here, and JAX differentiates the case that it takes. Fix: give that "
-            "case the slope of the points beside it (a term of the series instead of a constant), or a custom rule."
+            f"{ties.described(tied[0])} decides here, and JAX differentiates the branch it takes. Fix: give that "
+            "branch the slope of the points beside it (a series term instead of a constant), or write a custom rule."
         )
     elif wrong_values:
         where = line(wrong_values[0].chain)
@@ -136,9 +136,9 @@ def _mismatch(evidence: Evidence, rules: Rules, ties: Ties, leaf: int, derivativ
     elif unknown:
         where = line(unknown[0])
         named = ", ".join(map(at, unknown))
-        reason = f"on its way is the rule of {named}, which cannot be compared with its function. Fix: that rule."
+        reason = f"on its path is the rule of {named}, which cannot be compared with its function. Fix: that rule."
     else:
-        reason = "no custom rule is to blame. Fix: check the rules and the `stop_gradient`s on its way."
+        reason = "no custom rule is to blame. Fix: check the rules and the `stop_gradient`s on its path."
     yield Finding("mismatch", "error", path, where, f"{begin}; {reason}")
 
 
@@ -168,12 +168,12 @@ def _number(value: complex) -> str:
 
 
 def _slight(evidence: Evidence, rules: Rules, leaf: int, derivative: LeafDerivative) -> Iterator[Finding]:
-    """Whether an iteration may explain a disagreement: not if a rule without an iteration is wrong."""
+    """Findings for a disagreement that low precision or an iteration may explain, unless another rule is wrong."""
     path, off = evidence.program.paths[leaf], derivative.relative
     loops = [c for c in evidence.smooth.chains if _slack(c) and leaf in evidence.leaves_into(c)]
     if off <= _OF_CONSTANTS:
         why = "an iteration" if loops else "constants of low precision"
-        message = f"derivative and differences disagree by {off:.1e}, as {why} may explain."
+        message = f"derivative and differences disagree by {off:.1e}, which {why} may explain."
         yield Finding("precision", "info", path, "", message)
         return
     blamed = [blame for blame in rules.to_blame_for(leaf) if not _contains_iteration(blame.chain)]
@@ -197,10 +197,10 @@ def _inconclusive(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> 
     begin = "inconclusive: finite differences neither confirm nor refute the gradient"
     foreign = [c for c in _foreign(evidence) if leaf in evidence.leaves_into(c)]
     if derivative.kinks or derivative.jumps:
-        return f"{begin}, as the point is at a {'kink' if derivative.kinks else 'jump'}. Fix: check another point."
+        return f"{begin}, because the point is at a {'kink' if derivative.kinks else 'jump'}. Fix: check another point."
     if foreign:
-        return f"{begin}, as {at(foreign[0])} is evaluated in its own precision. Fix: check in float64."
-    return f"{begin}, as they do not settle: the function is noise at small steps. Fix: check in float64, or elsewhere."
+        return f"{begin}, because {at(foreign[0])} is evaluated in its own precision. Fix: check in float64."
+    return f"{begin}: the function is noise at small steps. Fix: check in float64, or at another point."
 
 
 def _foreign(evidence: Evidence) -> list[Chain]:
@@ -211,7 +211,7 @@ def _foreign(evidence: Evidence) -> list[Chain]:
 def _stopped(path: str, derivative: LeafDerivative) -> str:
     mark = mark_of(derivative.excuses[0])
     lines = ", ".join(dict.fromkeys(filter(None, map(line, derivative.excuses))))
-    by = f"`{path}` is held by {mark}" if mark else f"`stop_gradient` at {lines} stops a part of it"
+    by = f"`{path}` is held by {mark}" if mark else f"`stop_gradient` at {lines} stops part of it"
     remedy = REBUILT if mark else "remove it, unless it is intentional"
     got, expected = _number(derivative.got), _number(derivative.expected)
     return (

@@ -262,8 +262,8 @@ def _without_remedy(evidence: Evidence, leaf: int, chain: Chain, refuted: LeafDe
     if refuted is not None:
         return (
             f"The value does not take this path; without it the derivative would be {refuted.got:.6g}, and finite "
-            f"differences give {refuted.expected:.6g}: the function is smooth here, and the case that it takes does "
-            "not have its slope. Fix: give that case the slope of the points beside it, or write a custom rule."
+            f"differences give {refuted.expected:.6g}: the function is smooth here, and the branch it takes does "
+            "not have its slope. Fix: give that branch the slope of the points beside it, or write a custom rule."
         )
     slope = evidence.slope(leaf)
     if slope is None:
@@ -287,6 +287,7 @@ def _of_the_value(evidence: Evidence, leaf: int | None = None) -> Finding:
     """The message for a function whose value is not finite."""
     first = next(iter(_births(evidence.program.jaxpr, evidence.program.leaves, evidence.value)), None)
     by = f"; it first became so in {at(first.chain)}{steps_of([first.steps])}" if first else ""
-    message = f"the value of the function is not finite{by}. Fix: that first, no gradient means anything there."
+    remedy = "make the value finite first; no gradient is meaningful there."
+    message = f"the value of the function is not finite{by}. Fix: {remedy}"
     path = "" if leaf is None else evidence.program.paths[leaf]
     return Finding("nan", "error", path, line(first.chain) if first else "", message)

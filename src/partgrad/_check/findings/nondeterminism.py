@@ -28,11 +28,12 @@ def nondeterminism(evidence: Evidence, again: Operands) -> Iterator[Finding]:
     worst = max(((found.absolute, way) for way, runs in unlike.items() for found in apart(*runs)), default=None)
     if worst is None:
         largest = max(_largest_difference(*runs[:2]) for runs in unlike.values())
-        message = f"two runs at the same point differ by {largest:.1e}, by rounding: sums are not always in one order."
+        order = "sums do not always run in the same order"
+        message = f"two runs at the same point differ by {largest:.1e}, within rounding: {order}."
         yield Finding("nondeterminism", "info", "", "", message)
         return
     lines = list(dict.fromkeys(filter(None, map(line, foreign))))
-    by = f" It calls out of JAX in {', '.join(dict.fromkeys(map(at, foreign)))}." if foreign else ""
+    by = f" It leaves JAX in {', '.join(dict.fromkeys(map(at, foreign)))}." if foreign else ""
     message = (
         f"two runs of {worst[1]} at the same point differ by {worst[0]:.2g}, so no derivative can be compared with "
         f"anything.{by} Fix: pass in what changes, such as a key, as an argument."

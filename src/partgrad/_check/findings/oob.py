@@ -130,12 +130,12 @@ def _meaning(equation: JaxprEqn, wrong: bool) -> str:
     if wrong:
         return (
             "The gradient disagrees with the value because of it. Fix: correct the index; or differentiate "
-            "`partgrad.consistent_indexing(f)`, whose gradient is another."
+            "`partgrad.consistent_indexing(f)`, whose gradient agrees."
         )
     mode = equation.params.get("mode")
     if mode in _DELIBERATE:
         word = {GatherScatterMode.CLIP: "clipped"}.get(
             mode, "filled" if equation.primitive.name == "gather" else "dropped"
         )
-        return f"It is {word}, in the value and in the derivative alike. Fix: correct the index, unless that is meant."
-    return "It is moved inside, in the value and in the derivative alike. Fix: correct the index, unless that is meant."
+        return f"It is {word}, in both the value and the derivative. Fix: correct the index, unless that is intended."
+    return "It is moved inside, in both the value and the derivative. Fix: correct the index, unless that is intended."

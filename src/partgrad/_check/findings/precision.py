@@ -20,15 +20,15 @@ def precision(evidence: Evidence, found: list[LeafDerivative]) -> Iterator[Findi
     for leaf, derivative in enumerate(found):
         error, dtype, path = derivative.precision, evidence.program.leaves[leaf].dtype, evidence.program.paths[leaf]
         if derivative.cancels:
-            message = "the gradient is zero but for rounding errors: its parts cancel."
+            message = "the gradient is zero up to rounding errors: its terms cancel."
             yield Finding("zero", "info", path, "", message)
         if error is None or not error < float("inf"):
             continue
         narrow = _narrowing(evidence, leaf, error) if error > _TOLD * float(jnp.finfo(dtype).eps) else None
-        what = f"the gradient in {dtype} is off by {error:.1e} of its size from the exact one"
+        what = f"the gradient in {dtype} has a relative error of {error:.1e}"
         if narrow is not None:
             kind = narrow[-1].outvars[0].aval.dtype
-            message = f"{what}; it goes through {kind} at {line(narrow)}. Fix: nothing, if {kind} is enough."
+            message = f"{what}; it goes through {kind} at {line(narrow)}. Fix: none needed if {kind} is enough."
             yield Finding("precision", "warning", path, line(narrow), message)
         elif error > _LOST:
             message = f"{what}: digits cancel. Fix: rewrite what cancels, or compute it in a wider type."

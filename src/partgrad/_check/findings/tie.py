@@ -27,7 +27,7 @@ def tie(evidence: Evidence, ties: "Ties", found: list[LeafDerivative]) -> Iterat
         if tied:
             message = (
                 f"the point is on {ties.described(tied[0])}, where the derivative is a convention. "
-                "Fix: nothing, if any slope between those of the two sides will do; else another point."
+                "Fix: none needed if any slope between the two sides will do; otherwise use another point."
             )
             yield Finding("tie", "warning", path, line(tied[0].chain), message)
 

@@ -38,7 +38,7 @@ def value(evidence: Evidence, rules: Rules) -> Iterator[Finding]:
         for path in [evidence.program.paths[leaf] for leaf in evidence.leaves_into(blame.chain)] or [""]:
             yield Finding("value", "error", path, line(blame.chain), f"{what}; {reason}. {remedy}")
     if not wrong:
-        reason = "Python takes another path where it is traced, or a rule knows that it is"
+        reason = "Python takes another path while it is traced, or a rule detects that"
         yield Finding("value", "error", "", "", f"{what}; {reason}. Fix: compute the same value in every mode.")
 
 
@@ -76,9 +76,9 @@ def value_with_open_marks(plain: Operands, held: Operands) -> Iterator[Finding]:
     """One finding if opening the marks that `wrt` names changes the value of the function."""
     for found in apart(plain, held):
         message = (
-            f"the function depends on whether marks are open: it is {found.first:.8g} with those open that `wrt` "
-            f"names, and {found.second:.8g} without. Fix: differentiate inside by `partgrad.grad`, or give other "
-            "transforms and solvers `partgrad.partition(model)[0]`."
+            f"the function depends on whether marks are open: it is {found.first:.8g} with the marks open that "
+            f"`wrt` names, and {found.second:.8g} otherwise. Fix: differentiate inside it with `partgrad.grad`, or "
+            "pass `partgrad.partition(model)[0]` to other transforms and solvers."
         )
         yield Finding("value", "error", "", "", message)
 
@@ -87,14 +87,14 @@ def untraceable(error: Exception) -> Finding:
     """The finding for a function that needs concrete values while it is traced."""
     if isinstance(error, jax.errors.TracerArrayConversionError):
         message = (
-            "the function gives what is traced to NumPy or to other code outside JAX, which cannot differentiate "
-            f"it; only its gradient was computed ({type(error).__name__}). Fix: call the function of `jax.numpy`, or "
+            "the function passes traced values to NumPy or other code outside JAX, which cannot differentiate them; "
+            f"only its gradient was computed ({type(error).__name__}). Fix: call the function of `jax.numpy`, or "
             "`jax.pure_callback` with a custom rule."
         )
         return Finding("value", "error", "", raised_at(error), message)
     message = (
-        "the function needs to know the value of what is traced, as `if x > 0` does, and so runs neither under `jit` "
-        f"nor in a check; only its gradient was computed ({type(error).__name__}). Fix: write `jnp.where` or "
-        "`jax.lax.cond`, or mark as static what decides."
+        "the function needs the value of a traced array, as in `if x > 0`, so neither `jit` nor a full check can run "
+        f"it; only its gradient was computed ({type(error).__name__}). Fix: write `jnp.where` or `jax.lax.cond`, or "
+        "make static whatever decides."
     )
     return Finding("value", "error", "", raised_at(error), message)

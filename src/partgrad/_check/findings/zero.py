@@ -122,7 +122,7 @@ def _barrier(path: str, chain: Chain) -> str:
     if name == "stop_gradient":
         return f"`stop_gradient`{place} stops it. Fix: remove it, if the leaf is to be fitted."
     if name in TESTS:
-        return f"it is only compared, by {name_of(chain[-1])}{place}. Fix: choose smoothly, with a sigmoid for one."
+        return f"it is only compared, by {name_of(chain[-1])}{place}. Fix: choose smoothly, for example with a sigmoid."
     if name in ("floor", "ceil", "round", "sign"):
         return f"{name_of(chain[-1])}{place} rounds it to steps. Fix: leave the rounding out of what is differentiated."
     if name == "convert_element_type":
@@ -130,11 +130,11 @@ def _barrier(path: str, chain: Chain) -> str:
         return f"it is cast to {kind}{place}. Fix: leave the cast out of what is differentiated."
     # The values have a derivative.
     by = at(chain).replace("`sort`", "`argsort`")
-    return f"{by} makes integers of it. Fix: choose smoothly, with a softmax for one."
+    return f"{by} turns it into integers. Fix: choose smoothly, for example with a softmax."
 
 
 # A mark that holds a differentiated leaf belongs to something the function builds from it.
-REBUILT = "build the model in the function with `partgrad.Diff` round this field, or by `dataclasses.replace`"
+REBUILT = "build the model in the function with `partgrad.Diff` around this field, or by `dataclasses.replace`"
 
 
 def _where_cotangents_die(evidence: Evidence) -> list[tuple[Answer, int]]:
@@ -177,18 +177,18 @@ def _vanishing(evidence: Evidence, leaf: int, killed: list[tuple[Answer, int]], 
         if blocked:
             message = f"the gradient is zero: {_barrier(path, blocked[0])}"
             return Finding("zero", "warning", path, line(blocked[0]), message)
-        return Finding("zero", "info", path, "", "the gradient is zero here: its parts cancel, or a factor is zero.")
+        return Finding("zero", "info", path, "", "the gradient is zero here: its terms cancel, or a factor is zero.")
     chain = own[0][0]
     name, operation = chain[-1].primitive.name, at(chain)
     steps = steps_of([answer.steps for other, answer in own if other == chain])
     if name in _SATURATING:
-        message = f"{operation} is saturated{steps}. Fix: scale what goes into it."
+        message = f"{operation} is saturated{steps}. Fix: scale its operands."
     elif rule_name(chain[-1]) is not None:
-        message = f"the derivative of {operation} is zero at all that goes into it{steps}. Fix: start elsewhere."
+        message = f"the derivative of {operation} is zero for all of its operands{steps}. Fix: start elsewhere."
     elif name in _CHOOSING | _PLACING and not is_flat(leaf, line(chain)):
-        remedy = "start where it is taken, or choose smoothly" if name in _CHOOSING else "use it, or mark it NonDiff"
-        message = f"{operation} takes another value than what depends on it{steps}. Fix: {remedy}."
+        remedy = "start where it is selected, or choose smoothly" if name in _CHOOSING else "use it, or mark it NonDiff"
+        message = f"{operation} selects a value that does not depend on it{steps}. Fix: {remedy}."
     else:
-        message = f"the gradient is honestly zero here: the derivative of {operation} is zero at this point{steps}."
+        message = f"the gradient is truly zero here: the derivative of {operation} is zero at this point{steps}."
         return Finding("zero", "info", path, line(chain), message)
     return Finding("zero", "warning", path, line(chain), f"the gradient is zero: {message}")
