@@ -1,5 +1,8 @@
 """Errors of selectors and transforms: what they say, and that the remedy which they state is right."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -144,3 +147,12 @@ def test_an_error_about_many_leaves_writes_few_paths(wrt, fragments, monkeypatch
     monkeypatch.setattr(paths, "write_step", lambda step: written.append(step) or write_step(step))
     refused(lambda: pg.partition(WIDE, wrt), ValueError, *fragments)
     assert len(written) < 500
+
+
+@pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"])
+def test_an_error_survives_another_process(again):
+    with pytest.raises(pg.errors.NoMatchError) as caught:
+        pg.grad(lambda p: p["a"], wrt="b")({"a": 1.0})
+    assert type(again(caught.value)) is pg.errors.NoMatchError
+    assert str(again(caught.value)) == str(caught.value)
+    assert str(pg.errors.HeldError("What.", "Where.", fix="this.")) == "What.\n  Where.\n  Fix: this."

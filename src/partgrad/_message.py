@@ -12,9 +12,9 @@ _LONGER = 6
 _STRING_KEY = re.compile(r"\['(\w+)'\]")
 
 
-def word(what: str, *details: str, fix: str) -> str:
-    """A message: what went wrong, then where, what was expected and found, and the remedy."""
-    return "\n  ".join([what, *details, f"Fix: {fix}"])
+def word(what: str, *details: str, fix: str = "") -> str:
+    """A message: what went wrong, then where, what was expected and found, and the remedy if it has one."""
+    return "\n  ".join([what, *details, *([f"Fix: {fix}"] if fix else [])])
 
 
 def at(path: str) -> str:

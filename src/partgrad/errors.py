@@ -20,9 +20,20 @@ that order. Every class also derives from the builtin that a caller would catch:
     └── CheckError(AssertionError)          a gradient that did not pass its check
 """
 
+from ._message import word
+
 
 class PartgradError(Exception):
-    """Base class of every error that partgrad raises."""
+    """Base class of every error that partgrad raises.
+
+    Args:
+        what: What went wrong, or the whole message.
+        details: Where, and what was expected and found.
+        fix: The remedy.
+    """
+
+    def __init__(self, what: str, *details: str, fix: str = ""):
+        super().__init__(word(what, *details, fix=fix))
 
 
 class SelectionError(PartgradError, ValueError):

@@ -8,7 +8,6 @@ from typing import Any, ParamSpec
 import jax
 import numpy as np
 
-from .._message import word
 from .._transforms import Arguments, refuse_empty
 from .._trees import describe, flatten, refuse_uncallable
 from ..errors import ArgumentError
@@ -82,15 +81,13 @@ def check(
     refuse_uncallable("check", f)
     if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:
         raise ArgumentError(
-            word(f"`directions` is {directions!r:.80}.", "Expected an int of at least 1.", fix="omit it (it is 3).")
+            f"`directions` is {directions!r:.80}.", "Expected an int of at least 1.", fix="omit it (it is 3)."
         )
     if any(isinstance(leaf, float | complex | np.ndarray | jax.Array) for leaf in jax.tree.leaves(wrt)):
         raise ArgumentError(
-            word(
-                f"`check` got {describe(wrt)} as its selector, which looks like a value to differentiate.",
-                "Expected a function, and then a selector or nothing.",
-                fix="write partgrad.check(f)(x): the check is a function of the arguments of f.",
-            )
+            f"`check` got {describe(wrt)} as its selector, which looks like a value to differentiate.",
+            "Expected a function, and then a selector or nothing.",
+            fix="write partgrad.check(f)(x): the check is a function of the arguments of f.",
         )
     arguments = Arguments(f, wrt, argnums, argnames)
     shown = Progress(progress)

@@ -9,7 +9,6 @@ import numpy as np
 
 from .._display import status_of
 from .._marks import Layout
-from .._message import word
 from .._programs import Operands, line
 from .._selection import Target
 from .._transforms import OfSelected, selected
@@ -67,11 +66,9 @@ def examine(
     refuse_tracers(f, plain)
     if not plain:
         raise ArgumentError(
-            word(
-                f"`{_name(f)}` returns nothing that has a derivative.",
-                "Expected at least one floating or complex array among its outputs.",
-                fix="return the number to differentiate; integers have no derivative.",
-            )
+            f"`{_name(f)}` returns nothing that has a derivative.",
+            "Expected at least one floating or complex array among its outputs.",
+            fix="return the number to differentiate; integers have no derivative.",
         )
     generator = np.random.default_rng(options.seed)
     weights = _weights(plain, generator)
@@ -176,12 +173,10 @@ def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:
     """Raise if a value is a tracer."""
     if any(isinstance(value, jax.core.Tracer) for value in values):
         raise ArgumentError(
-            word(
-                f"`check` of `{_name(f)}` was called inside `jit`, `grad`, `vmap` or another transformation.",
-                "Expected concrete values, in the arguments and in what the function closes over: a check runs the "
-                "function and looks at numbers.",
-                fix="check the function outside, before it is transformed.",
-            )
+            f"`check` of `{_name(f)}` was called inside `jit`, `grad`, `vmap` or another transformation.",
+            "Expected concrete values, in the arguments and in what the function closes over: a check runs the "
+            "function and looks at numbers.",
+            fix="check the function outside, before it is transformed.",
         )
 
 

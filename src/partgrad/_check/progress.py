@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import TracebackType
 
 from .._display import columns, fitted, printable
-from .._message import word
 from ..errors import ArgumentError
 
 _SILENT = 2.0
@@ -21,11 +20,9 @@ class Progress:
     def __init__(self, progress: bool | Callable[[int, int, str], object] | None) -> None:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise ArgumentError(
-                word(
-                    f"`progress` is {type(progress).__name__} {progress!r:.60}.",
-                    "Expected None (shown after two seconds), True, False, or a function of (done, total, what).",
-                    fix="omit it, or write progress=False.",
-                )
+                f"`progress` is {type(progress).__name__} {progress!r:.60}.",
+                "Expected None (shown after two seconds), True, False, or a function of (done, total, what).",
+                fix="omit it, or write progress=False.",
             )
         self._call = progress if callable(progress) else None
         # How long to stay silent.

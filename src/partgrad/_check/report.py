@@ -21,7 +21,6 @@ from .._display import (
     table,
     within,
 )
-from .._message import word
 from ..errors import CheckError
 from .finding import SEVERITIES, Finding
 
@@ -101,11 +100,9 @@ class GradientReport:
         """
         if not self.ok:
             raise CheckError(
-                word(
-                    f"The gradient of `{self.function}` did not pass its check.\n\n{self}\n",
-                    "Expected no finding of severity error.",
-                    fix="start with the first error below the table; `partgrad.check` returns the report as data.",
-                )
+                f"The gradient of `{self.function}` did not pass its check.\n\n{self}\n",
+                "Expected no finding of severity error.",
+                fix="start with the first error below the table; `partgrad.check` returns the report as data.",
             )
         return self
 

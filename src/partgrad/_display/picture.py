@@ -5,7 +5,6 @@ import pathlib
 from collections import Counter
 from typing import Any
 
-from .._message import word
 from .._selection import Selection, Target, as_selection
 from .._trees import LOOKS
 from ..errors import ArgumentError
@@ -84,11 +83,9 @@ class Picture:
         writers = {".svg": self.svg, ".html": lambda: page(title, self.html()), ".txt": lambda: f"{self}\n"}
         if path.suffix not in writers:
             raise ArgumentError(
-                word(
-                    f"A picture cannot be saved as `{printable(str(path))}`.",
-                    "Expected a name that ends in .svg, .html or .txt.",
-                    fix="write another name; for a PNG, open the SVG in a browser or in Inkscape.",
-                )
+                f"A picture cannot be saved as `{printable(str(path))}`.",
+                "Expected a name that ends in .svg, .html or .txt.",
+                fix="write another name; for a PNG, open the SVG in a browser or in Inkscape.",
             )
         path.write_text(writers[path.suffix](), encoding="utf-8")
 

@@ -11,7 +11,6 @@ import jax
 from jax.tree_util import GetAttrKey
 from typing_extensions import dataclass_transform
 
-from .._message import word
 from ..errors import DataclassError
 from .code import compile_init, compile_tree_functions
 from .fields import MARKS, ORIGIN, SCHEMA, Marks, Schema, children_of, rebuild, static_and_nondiff
@@ -166,20 +165,16 @@ def dataclass(
     def decorate(cls: Any) -> Any:
         if not isinstance(cls, type):
             raise DataclassError(
-                word(
-                    f"`partgrad.dataclass` got {type(cls).__name__} {cls!r:.60}, which is not a class.",
-                    fix="write @partgrad.dataclass or @partgrad.dataclass(kw_only=True) above a class.",
-                )
+                f"`partgrad.dataclass` got {type(cls).__name__} {cls!r:.60}, which is not a class.",
+                fix="write @partgrad.dataclass or @partgrad.dataclass(kw_only=True) above a class.",
             )
         if slots or "__slots__" in cls.__dict__:
             raise _slots_refused(cls.__name__)
         if order:
             raise DataclassError(
-                word(
-                    f"`{cls.__name__}` asks for order=True.",
-                    "Models have no order: comparing arrays gives no single bool, and a traced value has none.",
-                    fix="leave order out; sort by a number, sorted(models, key=lambda m: float(m.a)).",
-                )
+                f"`{cls.__name__}` asks for order=True.",
+                "Models have no order: comparing arrays gives no single bool, and a traced value has none.",
+                fix="leave order out; sort by a number, sorted(models, key=lambda m: float(m.a)).",
             )
         return _decorate(cls, options, repr, eq)
 
@@ -195,11 +190,9 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
         dataclasses.dataclass(cls, repr=False, eq=False, **options)
     except (TypeError, ValueError, SyntaxError) as error:
         raise DataclassError(
-            word(
-                f"`{cls.__name__}` cannot be a partgrad dataclass: {error}.",
-                "Expected a class that dataclasses.dataclass accepts; partgrad's are frozen without frozen=False.",
-                fix="change the class; a base that is a plain dataclass must be frozen like this one.",
-            )
+            f"`{cls.__name__}` cannot be a partgrad dataclass: {error}.",
+            "Expected a class that dataclasses.dataclass accepts; partgrad's are frozen without frozen=False.",
+            fix="change the class; a base that is a plain dataclass must be frozen like this one.",
         ) from error
     cls.__dataclass_fields__[ORIGIN] = _Carrier.__dataclass_fields__[ORIGIN]
     schema = Schema(cls)
@@ -230,11 +223,9 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
 
 def _slots_refused(cls: str) -> DataclassError:
     return DataclassError(
-        word(
-            f"`{cls}` asks for slots=True (or defines __slots__).",
-            "Expected instances with a __dict__: that is where unflattening writes, without running __init__.",
-            fix="leave slots out; reading a field costs the same.",
-        )
+        f"`{cls}` asks for slots=True (or defines __slots__).",
+        "Expected instances with a __dict__: that is where unflattening writes, without running __init__.",
+        fix="leave slots out; reading a field costs the same.",
     )
 
 
@@ -245,21 +236,17 @@ def _refuse_descriptor(cls: type, name: str) -> None:
         raise _slots_refused(cls.__name__)
     if hasattr(kind, "__set__"):
         raise DataclassError(
-            word(
-                f"`{cls.__name__}.{name}` is a field, and a {kind.__name__} of the class as well.",
-                "Expected a field whose value is read from the instance: its derivative is that of the stored value.",
-                fix="give one of the two another name.",
-            )
+            f"`{cls.__name__}.{name}` is a field, and a {kind.__name__} of the class as well.",
+            "Expected a field whose value is read from the instance: its derivative is that of the stored value.",
+            fix="give one of the two another name.",
         )
 
 
 def _decorated_twice(cls: str) -> DataclassError:
     return DataclassError(
-        word(
-            f"`{cls}` is a dataclass already.",
-            "partgrad.dataclass makes a class a dataclass and registers it with JAX; another decorator does so too.",
-            fix="leave partgrad.dataclass as the only decorator.",
-        )
+        f"`{cls}` is a dataclass already.",
+        "partgrad.dataclass makes a class a dataclass and registers it with JAX; another decorator does so too.",
+        fix="leave partgrad.dataclass as the only decorator.",
     )
 
 

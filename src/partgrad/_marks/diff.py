@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 
-from .._message import word
 from ..errors import DataclassError
 
 T = TypeVar("T")
@@ -54,12 +53,10 @@ class Diff(Generic[T]):
 def diff_refused(where: str, fix: str) -> DataclassError:
     """The error for a `Diff` that is not the value of a field that can be held."""
     return DataclassError(
-        word(
-            f"A `Diff` was given to {where}.",
-            "Expected a field of a partgrad.dataclass that is not static: `Diff(x)` says that this field of this "
-            "instance is differentiated.",
-            fix=fix,
-        )
+        f"A `Diff` was given to {where}.",
+        "Expected a field of a partgrad.dataclass that is not static: `Diff(x)` says that this field of this "
+        "instance is differentiated.",
+        fix=fix,
     )
 
 

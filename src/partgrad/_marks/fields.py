@@ -11,7 +11,6 @@ from typing import Any
 
 from jax.tree_util import GetAttrKey
 
-from .._message import word
 from ..errors import DataclassError
 from .cover import Cover, hold_part
 from .static import StaticData
@@ -121,11 +120,9 @@ class Schema:
 def static_and_nondiff(owner: str) -> DataclassError:
     """The error for a field that is declared both static and nondiff."""
     return DataclassError(
-        word(
-            f"{owner} sets both static=True and nondiff=True.",
-            "Static data is in the structure, a nondiff value is a traced leaf; static data is never differentiated.",
-            fix="keep nondiff=True for numbers, static=True for what the compiler may specialise on.",
-        )
+        f"{owner} sets both static=True and nondiff=True.",
+        "Static data is in the structure, a nondiff value is a traced leaf; static data is never differentiated.",
+        fix="keep nondiff=True for numbers, static=True for what the compiler may specialise on.",
     )
 
 
@@ -142,19 +139,15 @@ def _refuse_options(cls: type, f: "dataclasses.Field[Any]") -> None:
     """Raise for a field option that would have no effect, or a wrong one."""
     if "converter" in f.metadata:
         raise DataclassError(
-            word(
-                f"The field `{cls.__name__}.{f.name}` has a converter, which a partgrad.dataclass would not call.",
-                "Expected a field of partgrad.field or dataclasses.field.",
-                fix=f"convert in __post_init__, which may assign: self.{f.name} = convert(self.{f.name}).",
-            )
+            f"The field `{cls.__name__}.{f.name}` has a converter, which a partgrad.dataclass would not call.",
+            "Expected a field of partgrad.field or dataclasses.field.",
+            fix=f"convert in __post_init__, which may assign: self.{f.name} = convert(self.{f.name}).",
         )
     if not f.compare:
         raise DataclassError(
-            word(
-                f"The field `{cls.__name__}.{f.name}` sets compare=False.",
-                "Every field is compared: jax.jit would reuse a program that was compiled for another value of it.",
-                fix="leave compare=False out.",
-            )
+            f"The field `{cls.__name__}.{f.name}` sets compare=False.",
+            "Every field is compared: jax.jit would reuse a program that was compiled for another value of it.",
+            fix="leave compare=False out.",
         )
 
 

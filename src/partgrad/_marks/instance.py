@@ -89,11 +89,9 @@ def _unwrapped(
 
 def _not_set(schema: Schema, name: str) -> DataclassError:
     return DataclassError(
-        word(
-            f"`{schema.labels[name]}` has no value once the instance is built.",
-            "Expected every field to be set by __init__ or __post_init__.",
-            fix=f"set self.{name} there, or give the field a default.",
-        )
+        f"`{schema.labels[name]}` has no value once the instance is built.",
+        "Expected every field to be set by __init__ or __post_init__.",
+        fix=f"set self.{name} there, or give the field a default.",
     )
 
 
@@ -132,11 +130,9 @@ def _refuse_undeclared(instance: Any) -> None:
         # A `cached_property` is an attribute of the class too.
         if name not in schema.names and name not in (MARKS, _BUILDING) and not hasattr(schema.cls, name):
             raise DataclassError(
-                word(
-                    f"`{schema.cls.__name__}` sets the attribute {name!r}, which is not a field.",
-                    f"It would be lost when JAX takes the instance apart. Fields: {listed(schema.names) or 'none'}.",
-                    fix=f"declare it, `{name}: ... = partgrad.field(init=False)`, or compute it in a property.",
-                )
+                f"`{schema.cls.__name__}` sets the attribute {name!r}, which is not a field.",
+                f"It would be lost when JAX takes the instance apart. Fields: {listed(schema.names) or 'none'}.",
+                fix=f"declare it, `{name}: ... = partgrad.field(init=False)`, or compute it in a property.",
             )
 
 
@@ -167,11 +163,9 @@ def check_decorated(instance: Any) -> None:
     if SCHEMA not in cls.__dict__:
         base = getattr(cls, SCHEMA).cls.__name__
         raise DataclassError(
-            word(
-                f"`{cls.__name__}` derives from the partgrad dataclass `{base}` but is not decorated itself.",
-                "JAX would not know how to take it apart, and its own fields would be lost.",
-                fix=f"write @partgrad.dataclass above `class {cls.__name__}`.",
-            )
+            f"`{cls.__name__}` derives from the partgrad dataclass `{base}` but is not decorated itself.",
+            "JAX would not know how to take it apart, and its own fields would be lost.",
+            fix=f"write @partgrad.dataclass above `class {cls.__name__}`.",
         )
 
 
@@ -208,11 +202,9 @@ def _store(instance: Any, fields: Mapping[str, Any]) -> None:
         if name not in names:
             near = near_misses(name, names)
             raise DataclassError(
-                word(
-                    f"`{type(instance).__name__}` has no field `{name}`.",
-                    f"Fields: {listed(names) or 'none'}.",
-                    fix=f"write `{near[0]}`." if near else "name one of these.",
-                )
+                f"`{type(instance).__name__}` has no field `{name}`.",
+                f"Fields: {listed(names) or 'none'}.",
+                fix=f"write `{near[0]}`." if near else "name one of these.",
             )
     instance.__dict__.update(fields)
 
@@ -247,11 +239,9 @@ def mutable_setattr(self: Any, name: str, value: Any) -> None:
 def mutable_delattr(self: Any, name: str) -> None:
     if name in getattr(self, SCHEMA).names:
         raise DataclassError(
-            word(
-                f"cannot delete field `{type(self).__name__}.{name}`.",
-                "Expected every field to have a value: it is part of the tree.",
-                fix=f"set it to None: instance.{name} = None.",
-            )
+            f"cannot delete field `{type(self).__name__}.{name}`.",
+            "Expected every field to have a value: it is part of the tree.",
+            fix=f"set it to None: instance.{name} = None.",
         )
     object.__delattr__(self, name)
 
@@ -259,10 +249,8 @@ def mutable_delattr(self: Any, name: str) -> None:
 def mutable_hash(self: Any) -> int:
     name = type(self).__name__
     raise DataclassError(
-        word(
-            f"`{name}` is mutable (frozen=False), so its instances have no hash, and `jax.jit(instance)` cannot cache.",
-            fix="pass it as an argument: jax.jit(lambda m, x: m(x))(instance, x), or leave out frozen=False.",
-        )
+        f"`{name}` is mutable (frozen=False), so its instances have no hash, and `jax.jit(instance)` cannot cache.",
+        fix="pass it as an argument: jax.jit(lambda m, x: m(x))(instance, x), or leave out frozen=False.",
     )
 
 

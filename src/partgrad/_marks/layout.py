@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
-from .._message import word
 from .._trees import paths
 from ..errors import DataclassError
 from .cover import Cover, KeyPath
@@ -241,12 +240,10 @@ def _refuse_ignored_marks(cls: type) -> None:
         if field.metadata.get("nondiff", False):
             name = f"{cls.__name__}.{field.name}"
             raise DataclassError(
-                word(
-                    f"`{name}` is declared by partgrad.field(nondiff=True), but `{cls.__name__}` is not a "
-                    "partgrad.dataclass, so nothing would hold it.",
-                    "Expected a class decorated by @partgrad.dataclass.",
-                    fix=f"decorate it so, or hold the leaf of an instance: partgrad.freeze(model, {field.name!r}).",
-                )
+                f"`{name}` is declared by partgrad.field(nondiff=True), but `{cls.__name__}` is not a "
+                "partgrad.dataclass, so nothing would hold it.",
+                "Expected a class decorated by @partgrad.dataclass.",
+                fix=f"decorate it so, or hold the leaf of an instance: partgrad.freeze(model, {field.name!r}).",
             )
     _without_marks.add(cls)
 

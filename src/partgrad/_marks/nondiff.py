@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from .._message import word
 from .._trees import show_wrapped
 from ..errors import ArgumentError
 from .cover import Cover, hold_part
@@ -67,11 +66,9 @@ class NonDiff(Generic[T]):
         # treat the wrapper as raw numbers.
         if name == "ndim" and _is_key(self.value):
             raise ArgumentError(
-                word(
-                    f"{self!r} is given to a function that takes a key, such as those of `jax.random`.",
-                    "Expected the key itself: they accept no wrapper.",
-                    fix="give it the `.value`, or store the key without a mark; it has no derivative to be held.",
-                )
+                f"{self!r} is given to a function that takes a key, such as those of `jax.random`.",
+                "Expected the key itself: they accept no wrapper.",
+                fix="give it the `.value`, or store the key without a mark; it has no derivative to be held.",
             )
         return getattr(self.value, name)
 

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from .._message import word
 from .._trees import flatten, is_array, show_wrapped, trees_equal, write, written
 from ..errors import StaticError
 from .hold import hold
@@ -34,11 +33,9 @@ class StaticData:
             paths_and_leaves, self._treedef = jax.tree_util.tree_flatten_with_path(value)
         except (TypeError, ValueError) as error:
             raise StaticError(
-                word(
-                    f"{where} holds a container that JAX cannot flatten: {str(error).splitlines()[0]:.100}",
-                    "Expected dicts whose keys can be sorted.",
-                    fix="use keys of one type, such as strings.",
-                )
+                f"{where} holds a container that JAX cannot flatten: {str(error).splitlines()[0]:.100}",
+                "Expected dicts whose keys can be sorted.",
+                fix="use keys of one type, such as strings.",
             ) from error
         leaves = [leaf for _, leaf in paths_and_leaves]
         self._positions = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
@@ -135,11 +132,9 @@ def _unhashable(where: str, path: str, value: Any) -> Any:
         return np.ndarray, value.dtype.str, value.shape, tuple(entries)
     inside = f" at `{path}`" if path else ""
     raise StaticError(
-        word(
-            f"{where} holds {type(value).__name__} {written(value):.60}{inside}, which cannot be static.",
-            "Expected data that can be hashed and compared, or a dict, list, set or array of such.",
-            fix="give its class __eq__ and __hash__, or store the data it is made from.",
-        )
+        f"{where} holds {type(value).__name__} {written(value):.60}{inside}, which cannot be static.",
+        "Expected data that can be hashed and compared, or a dict, list, set or array of such.",
+        fix="give its class __eq__ and __hash__, or store the data it is made from.",
     ) from None
 
 

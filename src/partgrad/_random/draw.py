@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from .._message import listed, near_misses, word
+from .._message import listed, near_misses
 from .._programs import evaluate
 from ..errors import ArgumentError, DrawError
 from .sampler import Drawing, is_parameter
@@ -74,11 +74,9 @@ def draw(
     if gradient not in _WORDS:
         near = near_misses(gradient, _WORDS) if isinstance(gradient, str) else []
         raise ArgumentError(
-            word(
-                f"`draw` got gradient={gradient!r:.60}.",
-                f"Expected one of {listed(map(repr, _WORDS))}.",
-                fix=f"write gradient={near[0]!r}." if near else "write gradient='pathwise' for JAX's own derivative.",
-            )
+            f"`draw` got gradient={gradient!r:.60}.",
+            f"Expected one of {listed(map(repr, _WORDS))}.",
+            fix=f"write gradient={near[0]!r}." if near else "write gradient='pathwise' for JAX's own derivative.",
         )
     drawing = Drawing(sampler, key, args, kwargs)
     if gradient == "pathwise":
@@ -89,12 +87,10 @@ def draw(
         return _refusing(drawing)
     if log_prob is None:
         raise ArgumentError(
-            word(
-                f"`{drawing.name}` is drawn with gradient='score' and no `log_prob`.",
-                f"At: {drawing.site}.",
-                "Expected a function of the draw and the sampler's arguments to the log-probability of the draw.",
-                fix="pass it: log_prob=jax.scipy.stats.bernoulli.logpmf, or log_prob=distribution.log_prob.",
-            )
+            f"`{drawing.name}` is drawn with gradient='score' and no `log_prob`.",
+            f"At: {drawing.site}.",
+            "Expected a function of the draw and the sampler's arguments to the log-probability of the draw.",
+            fix="pass it: log_prob=jax.scipy.stats.bernoulli.logpmf, or log_prob=distribution.log_prob.",
         )
     return _scored(drawing, log_prob)
 
@@ -125,13 +121,11 @@ def _refusing(drawing: Drawing) -> Any:
 
 def _differentiated(sampler: str, site: str, parameter: str) -> DrawError:
     return DrawError(
-        word(
-            f"`{sampler}` is drawn with gradient='error' and differentiated through {parameter}.",
-            f"At: {site}.",
-            "Expected no derivative through the parameters of this draw.",
-            fix="write gradient='fixed' to hold the draw, 'pathwise' for JAX's own derivative, or 'score' inside "
-            "`pg.expectation` for that of the mean.",
-        )
+        f"`{sampler}` is drawn with gradient='error' and differentiated through {parameter}.",
+        f"At: {site}.",
+        "Expected no derivative through the parameters of this draw.",
+        fix="write gradient='fixed' to hold the draw, 'pathwise' for JAX's own derivative, or 'score' inside "
+        "`pg.expectation` for that of the mean.",
     )
 
 
@@ -169,13 +163,11 @@ def _scored(drawing: Drawing, log_prob: Callable[..., Any]) -> Any:
 
 def _outside(sampler: str, site: str) -> DrawError:
     return DrawError(
-        word(
-            f"`{sampler}` is drawn with gradient='score' and differentiated outside `pg.expectation`.",
-            f"At: {site}.",
-            "Expected the expectation between the draw and the derivative: only the mean has this gradient.",
-            fix="differentiate the expectation, jax.grad(pg.expectation(f, samples=100), argnums=1)(key, params), also "
-            "where this is a derivative inside `f`.",
-        )
+        f"`{sampler}` is drawn with gradient='score' and differentiated outside `pg.expectation`.",
+        f"At: {site}.",
+        "Expected the expectation between the draw and the derivative: only the mean has this gradient.",
+        fix="differentiate the expectation, jax.grad(pg.expectation(f, samples=100), argnums=1)(key, params), also "
+        "where this is a derivative inside `f`.",
     )
 
 
@@ -186,13 +178,11 @@ def _total(drawing: Drawing, log_probability: Any, values: list[Any]) -> Any:
     if not parts or not all(jnp.issubdtype(part.dtype, jnp.floating) for part in parts) or sizes[0] > sizes[1]:
         found = [f"{part.dtype}{list(part.shape)}" for part in parts]
         raise DrawError(
-            word(
-                f"The `log_prob` of `{drawing.name}` does not return the log-probability of the draw.",
-                f"At: {drawing.site}.",
-                f"Expected a real floating array of at most {sizes[1]} elements, one for each number drawn; got "
-                f"{listed(found) or 'no array'}.",
-                fix="check that draw and parameters broadcast to the shape of the draw.",
-            )
+            f"The `log_prob` of `{drawing.name}` does not return the log-probability of the draw.",
+            f"At: {drawing.site}.",
+            f"Expected a real floating array of at most {sizes[1]} elements, one for each number drawn; got "
+            f"{listed(found) or 'no array'}.",
+            fix="check that draw and parameters broadcast to the shape of the draw.",
         )
     return sum(map(jnp.sum, parts), start=jnp.zeros((), parts[0].dtype))
 

@@ -10,7 +10,6 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from .._message import word
 from .._programs import (
     CALLS,
     CHECKPOINTS,
@@ -81,11 +80,9 @@ def expectation(f: Callable[P, Any], *, samples: int) -> Callable[P, Any]:
     refuse_uncallable("expectation", f)
     if isinstance(samples, bool) or not hasattr(samples, "__index__") or samples < 1:
         raise ArgumentError(
-            word(
-                f"`samples` is {type(samples).__name__} {samples!r:.60}.",
-                "Expected a positive integer, known when the function is built.",
-                fix="write samples=100.",
-            )
+            f"`samples` is {type(samples).__name__} {samples!r:.60}.",
+            "Expected a positive integer, known when the function is built.",
+            fix="write samples=100.",
         )
     count = samples.__index__()
     # The zero is replaced with the log-probability of what `f` draws.
@@ -106,11 +103,9 @@ def _mean(samples: Any, scores: Any) -> Any:
     """
     if not (jnp.issubdtype(samples.dtype, jnp.number) or samples.dtype == bool):
         raise DrawError(
-            word(
-                f"The function given to `expectation` returns {samples.dtype}, which has no mean.",
-                "Expected arrays of numbers or bools.",
-                fix="return what is to be averaged, a number.",
-            )
+            f"The function given to `expectation` returns {samples.dtype}, which has no mean.",
+            "Expected arrays of numbers or bools.",
+            fix="return what is to be averaged, a number.",
         )
     if not jnp.issubdtype(samples.dtype, jnp.inexact):
         samples = samples.astype(float)
@@ -177,11 +172,9 @@ def _score(tag: JaxprEqn, given: Operands) -> Any:
     score, *rest = given
     if key_axes and jnp.ndim(rest[0]) - int(key_axes) < jnp.ndim(score):
         raise DrawError(
-            word(
-                f"{text} is drawn with gradient='score' under `vmap` with one key for all elements.",
-                "Expected independent draws, hence a key for each: with one key the gradient is biased.",
-                fix="map over keys as well: jax.vmap(draw_one)(jax.random.split(key, n), params).",
-            )
+            f"{text} is drawn with gradient='score' under `vmap` with one key for all elements.",
+            "Expected independent draws, hence a key for each: with one key the gradient is biased.",
+            fix="map over keys as well: jax.vmap(draw_one)(jax.random.split(key, n), params).",
         )
     parameters = rest[bool(key_axes) + int(values) :]
     return jnp.sum(_depending(score, parameters, lambda: _independent(text))).astype(float)
@@ -189,11 +182,9 @@ def _score(tag: JaxprEqn, given: Operands) -> Any:
 
 def _independent(draw: str) -> DrawError:
     return DrawError(
-        word(
-            f"{draw} is drawn with gradient='score', and its `log_prob` does not depend on what is differentiated.",
-            "Expected the log-probability as a function of the parameters that the sampler gets; its gradient is zero.",
-            fix="compute it from those parameters, without stop_gradient; or write gradient='fixed' for a zero.",
-        )
+        f"{draw} is drawn with gradient='score', and its `log_prob` does not depend on what is differentiated.",
+        "Expected the log-probability as a function of the parameters that the sampler gets; its gradient is zero.",
+        fix="compute it from those parameters, without stop_gradient; or write gradient='fixed' for a zero.",
     )
 
 
@@ -237,11 +228,9 @@ def _refuse_hidden(equation: JaxprEqn) -> None:
                 "function that follows the draw."
             )
         raise DrawError(
-            word(
-                f"{text} is drawn with gradient='score' inside {place}.",
-                "Expected draws where `pg.expectation` can count them: in calls, vmap, scan, cond and checkpoints.",
-                fix=fix,
-            )
+            f"{text} is drawn with gradient='score' inside {place}.",
+            "Expected draws where `pg.expectation` can count them: in calls, vmap, scan, cond and checkpoints.",
+            fix=fix,
         )
 
 

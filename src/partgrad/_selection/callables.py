@@ -7,7 +7,7 @@ import jax
 
 from .._compat import refuses_argument_of
 from .._marks import Place, refuse_forgotten
-from .._message import listed, near_misses, word
+from .._message import listed, near_misses
 from ..errors import ElementError, NoMatchError, SelectionError, SlotError
 from .choose import LEAF
 from .patterns import names_of
@@ -42,7 +42,7 @@ def answer_of(function: Callable[[Any], Any], structure: Structure, *, everywher
         what = "A callable cannot be asked here: a class in the tree does not keep the slots that stand for its leaves."
         reason = f"{type(structure.failure).__name__}: {structure.failure}".splitlines()[0]
         details = reason, f"Leaves: {structure.listed_leaves()}."
-        raise SelectionError(word(what, *details, fix="write a path or a glob.")) from structure.failure
+        raise SelectionError(what, *details, fix="write a path or a glob.") from structure.failure
     # Copied before the function can change any.
     containers = structure.containers
     try:
@@ -89,11 +89,9 @@ def _misfit(error: Exception) -> _Misfit:
         raise computed("a leaf", "it gives it to a function of JAX") from None
     if isinstance(error, _TRACED):
         raise SlotError(
-            word(
-                "The selector uses a traced value where Python needs a number, an index for one.",
-                "What is selected is part of the program; it cannot depend on what is traced.",
-                fix="index with a Python int, or select the whole and mask its gradient.",
-            )
+            "The selector uses a traced value where Python needs a number, an index for one.",
+            "What is selected is part of the program; it cannot depend on what is traced.",
+            fix="index with a Python int, or select the whole and mask its gradient.",
         ) from None
     name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
     return _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None)
@@ -108,11 +106,9 @@ def _parts(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, ...
         places, containers = jax.tree.flatten(_to_places(returned, structure))
     except (TypeError, ValueError) as error:
         raise SelectionError(
-            word(
-                f"The selector returned a container that JAX cannot flatten: {str(error).splitlines()[0]:.80}",
-                "Expected slots or nodes of the tree, or tuples, lists or dicts of them.",
-                fix="use dict keys of one type, such as strings.",
-            )
+            f"The selector returned a container that JAX cannot flatten: {str(error).splitlines()[0]:.80}",
+            "Expected slots or nodes of the tree, or tuples, lists or dicts of them.",
+            fix="use dict keys of one type, such as strings.",
         ) from error
     return tuple(places), containers
 
@@ -152,4 +148,4 @@ def _fits_nowhere(structure: Structure, misfit: _Misfit, nodes: int) -> NoMatchE
         fix = f"write `{near[0]}` for `{misfit.name}`."
     if misfit.is_static:
         fix = "make it a field of its own, without static=True and without `Static`, or return one of the leaves."
-    return NoMatchError(word("The selector fits no part of the tree.", *details, fix=fix))
+    return NoMatchError("The selector fits no part of the tree.", *details, fix=fix)

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 
 from .._marks import Place
-from .._message import at, listed, word
+from .._message import at, listed
 from .._trees import Elements, describe, is_differentiable, joined, overlap
 from ..errors import NoMatchError, NotDifferentiableError, SelectionError
 from .plans import Node, Part, Plan
@@ -66,11 +66,9 @@ def _refuse_foreign_mark(place: Place) -> None:
     mark = place.foreign_mark
     if mark is not None:
         raise SelectionError(
-            word(
-                f"The selector names {at(place.path)}, which a `{type(mark.value).__name__}` of another library holds.",
-                "Expected a mark of partgrad: that library would hold it all the same.",
-                fix=f"`pg.thaw` first: partgrad.thaw(tree, {place.path!r}) takes it off.",
-            )
+            f"The selector names {at(place.path)}, which a `{type(mark.value).__name__}` of another library holds.",
+            "Expected a mark of partgrad: that library would hold it all the same.",
+            fix=f"`pg.thaw` first: partgrad.thaw(tree, {place.path!r}) takes it off.",
         )
 
 
@@ -116,30 +114,24 @@ def nothing_selected(
     """The error for a selection that is empty, or empty because marks hold all its leaves."""
     if not held:
         return NoMatchError(
-            word(
-                f"The selector {wrt} selects nothing to differentiate.",
-                reason,
-                f"Leaves: {structure.listed_leaves()}.",
-                fix="select a floating or complex leaf, or a node that holds one.",
-            )
+            f"The selector {wrt} selects nothing to differentiate.",
+            reason,
+            f"Leaves: {structure.listed_leaves()}.",
+            fix="select a floating or complex leaf, or a node that holds one.",
         )
     paths = [structure.path(i) for i in held]
     if all(structure.layout.leaves[i].is_static for i in held):
         return NoMatchError(
-            word(
-                f"All that the selector {wrt} selects is in static data.",
-                f"Static: {listed(f'`{p}`' for p in paths)}.",
-                "What is static is never differentiated.",
-                fix="make it a field of its own, without static=True and without `Static`.",
-            )
+            f"All that the selector {wrt} selects is in static data.",
+            f"Static: {listed(f'`{p}`' for p in paths)}.",
+            "What is static is never differentiated.",
+            fix="make it a field of its own, without static=True and without `Static`.",
         )
     return NoMatchError(
-        word(
-            f"All that the selector {wrt} selects is held by a mark.",
-            f"Held: {listed(f'`{p}`' for p in paths)}.",
-            "Describing leaves never reaches through a mark.",
-            fix=f"name the leaf itself, wrt={paths[0]!r}, or remove the mark first: partgrad.thaw(tree, {paths[0]!r}).",
-        )
+        f"All that the selector {wrt} selects is held by a mark.",
+        f"Held: {listed(f'`{p}`' for p in paths)}.",
+        "Describing leaves never reaches through a mark.",
+        fix=f"name the leaf itself, wrt={paths[0]!r}, or remove the mark first: partgrad.thaw(tree, {paths[0]!r}).",
     )
 
 
@@ -152,22 +144,18 @@ def refuse_undifferentiable(structure: Structure, place: Place, purpose: Purpose
     leaf = describe(structure.leaves[place.start])
     remedy = "store a float (1.0 for 1)" if leaf in ("int", "bool") or leaf[:1] in "iu" else "select a floating leaf"
     raise NotDifferentiableError(
-        word(
-            f"The selector names {at(place.path)}, which cannot be differentiated.",
-            f"Expected a floating or complex leaf, got {leaf}.",
-            fix=f"{remedy}, or select the node around it: non-differentiable leaves inside are skipped.",
-        )
+        f"The selector names {at(place.path)}, which cannot be differentiated.",
+        f"Expected a floating or complex leaf, got {leaf}.",
+        fix=f"{remedy}, or select the node around it: non-differentiable leaves inside are skipped.",
     )
 
 
 def static_refused(path: str) -> NotDifferentiableError:
     """The error for naming what is static."""
     return NotDifferentiableError(
-        word(
-            f"The selector names {at(path)}, which is static.",
-            "Expected a floating or complex leaf; what is static is never differentiated.",
-            fix="make it a field of its own, without static=True and without `Static`.",
-        )
+        f"The selector names {at(path)}, which is static.",
+        "Expected a floating or complex leaf; what is static is never differentiated.",
+        fix="make it a field of its own, without static=True and without `Static`.",
     )
 
 
@@ -181,9 +169,7 @@ def refuse_twice(structure: Structure, leaves: Sequence[int], elements: Sequence
     for i, parts in several.items():
         if overlap(parts):
             raise SelectionError(
-                word(
-                    f"The selector returns {at(structure.path(i))} twice.",
-                    "A leaf may appear once: its gradient has one place to go.",
-                    fix="return it once, or the node around it alone.",
-                )
+                f"The selector returns {at(structure.path(i))} twice.",
+                "A leaf may appear once: its gradient has one place to go.",
+                fix="return it once, or the node around it alone.",
             )

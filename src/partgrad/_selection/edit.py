@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._marks import Place, remarked
-from .._message import word
 from .._trees import is_differentiable, shape_of
 from ..errors import PartsError
 from .choose import static_refused
@@ -202,11 +201,9 @@ def _stopped(leaf: Any, when: Any) -> Any:
         return leaf
     if when is not True and not _broadcasts(jnp.shape(when), leaf.shape):
         raise PartsError(
-            word(
-                "The condition of `stop_gradient` does not fit a selected leaf.",
-                f"Expected a bool, or bools that broadcast to shape {leaf.shape}, got shape {jnp.shape(when)}.",
-                fix="give one bool, or a tree of conditions in the shape of the gradient.",
-            )
+            "The condition of `stop_gradient` does not fit a selected leaf.",
+            f"Expected a bool, or bools that broadcast to shape {leaf.shape}, got shape {jnp.shape(when)}.",
+            fix="give one bool, or a tree of conditions in the shape of the gradient.",
         )
     stopped = jax.lax.stop_gradient(leaf)
     return stopped if when is True else jnp.where(when, stopped, leaf)

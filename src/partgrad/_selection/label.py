@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from .._message import at, listed, word
+from .._message import at, listed
 from ..errors import SelectionError
 from .plans import Target
 from .selectors import Selector, as_selection
@@ -39,20 +39,16 @@ def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSIN
         for i in chosen.plan.indices:
             if i in labels:
                 raise SelectionError(
-                    word(
-                        f"Two groups select {at(target.structure.path(i))}: {labels[i]!r} and {name!r}.",
-                        "Expected every leaf in at most one group.",
-                        fix="take it out of one of them, as in partgrad.path('layers') - 'layers[1]'.",
-                    )
+                    f"Two groups select {at(target.structure.path(i))}: {labels[i]!r} and {name!r}.",
+                    "Expected every leaf in at most one group.",
+                    fix="take it out of one of them, as in partgrad.path('layers') - 'layers[1]'.",
                 )
             labels[i] = name
     without = [i for i in range(len(target.leaves)) if i not in labels]
     if without and default is _MISSING:
         raise SelectionError(
-            word(
-                f"No group selects {listed(at(target.structure.path(i)) for i in without)}.",
-                "Expected a label for every leaf, the held ones and those without a derivative too.",
-                fix="give the others a label: default=...",
-            )
+            f"No group selects {listed(at(target.structure.path(i)) for i in without)}.",
+            "Expected a label for every leaf, the held ones and those without a derivative too.",
+            fix="give the others a label: default=...",
         )
     return target.treedef.unflatten([labels.get(i, default) for i in range(len(target.leaves))])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._marks import Layout, Place
-from .._message import at, word
+from .._message import at
 from ..errors import SelectionError
 from .slots import Structure
 
@@ -47,9 +47,7 @@ def _class_name(value: Any, other: Any) -> str:
 
 def _other_structure(path: str, expected: str, found: str) -> SelectionError:
     return SelectionError(
-        word(
-            f"The mask has a different structure from the tree, at {at(path)}.",
-            f"Expected {expected}, got {found}.",
-            fix="build the mask from the tree, jax.tree.map(lambda leaf: ..., tree), or from a prefix of it.",
-        )
+        f"The mask has a different structure from the tree, at {at(path)}.",
+        f"Expected {expected}, got {found}.",
+        fix="build the mask from the tree, jax.tree.map(lambda leaf: ..., tree), or from a prefix of it.",
     )

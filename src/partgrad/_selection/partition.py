@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .._marks import Layout, alike, first_difference, united
-from .._message import at, word
+from .._message import at
 from .._trees import describe
 from ..errors import PartsError
 from .plans import Target, unflatten_part
@@ -66,9 +66,7 @@ def combine(*parts: T) -> T:
         {'count': 3, 'w': 1.0}
     """
     if not parts:
-        raise PartsError(
-            word("`combine` got no parts.", fix="pass what `partition` returned: combine(selected, rest).")
-        )
+        raise PartsError("`combine` got no parts.", fix="pass what `partition` returned: combine(selected, rest).")
     whole, treedef = jax.tree.flatten(parts[0], is_leaf=_is_none)
     for number, part in enumerate(parts[1:], start=1):
         leaves, structure = jax.tree.flatten(part, is_leaf=_is_none)
@@ -96,11 +94,9 @@ def _filled(part: Any) -> Any:
 def _differ(first: Any, number: int, part: Any) -> PartsError:
     path, expected, found = first_difference(_filled(first), _filled(part))
     return PartsError(
-        word(
-            f"Part {number} has a different structure from part 0, at {at(path)}.",
-            f"Expected {expected}, got {found}.",
-            fix="combine parts of one tree; a mark that was added or removed on one side alone counts as a difference.",
-        )
+        f"Part {number} has a different structure from part 0, at {at(path)}.",
+        f"Expected {expected}, got {found}.",
+        fix="combine parts of one tree; a mark that was added or removed on one side alone counts as a difference.",
     )
 
 
@@ -108,11 +104,9 @@ def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> PartsError:
     earlier = [jax.tree.leaves(part, is_leaf=_is_none)[leaf] is not None for part in parts[:number]]
     path = Layout(_filled(parts[0])).leaves[leaf].path
     return PartsError(
-        word(
-            f"Parts {earlier.index(True)} and {number} both hold {at(path)}.",
-            "Expected every leaf in exactly one part, and None in the others.",
-            fix="combine what one `partition` returned, or what `partgrad.mask` marks apart.",
-        )
+        f"Parts {earlier.index(True)} and {number} both hold {at(path)}.",
+        "Expected every leaf in exactly one part, and None in the others.",
+        fix="combine what one `partition` returned, or what `partgrad.mask` marks apart.",
     )
 
 
@@ -157,9 +151,7 @@ def apply_updates(tree: T, updates: Any) -> T:
 
 def _misfit(path: str, expected: str, found: str) -> PartsError:
     return PartsError(
-        word(
-            f"The updates have a different structure from the tree, at {at(path)}.",
-            f"Expected {expected}, got {found}.",
-            fix="give updates for the tree that the optimiser was given: the selected part, or the tree with None.",
-        )
+        f"The updates have a different structure from the tree, at {at(path)}.",
+        f"Expected {expected}, got {found}.",
+        fix="give updates for the tree that the optimiser was given: the selected part, or the tree with None.",
     )

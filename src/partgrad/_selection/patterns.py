@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import GetAttrKey, SequenceKey
 
 from .._marks import Layout, Place, refuse_forgotten
-from .._message import at, listed, near_misses, word
+from .._message import at, listed, near_misses
 from .._trees import written
 from ..errors import NoMatchError
 from .slots import Pick, Structure
@@ -91,11 +91,9 @@ def parse(pattern: str) -> tuple[PatternStep, ...]:
 
 def _unreadable(pattern: str, position: int, expected: str) -> NoMatchError:
     return NoMatchError(
-        word(
-            f"The path {pattern!r} cannot be read at position {position}: {pattern[position:]!r}.",
-            f"Expected {expected}.",
-            fix="write it as Python would: kernels[0].variance, ['w'].scale; `*` is one step, `**` any number.",
-        )
+        f"The path {pattern!r} cannot be read at position {position}: {pattern[position:]!r}.",
+        f"Expected {expected}.",
+        fix="write it as Python would: kernels[0].variance, ['w'].scale; `*` is one step, `**` any number.",
     )
 
 
@@ -208,7 +206,7 @@ def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) 
             details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
         fix = f"write {near[0]!r}." if near else "start at the tree itself, not with the argument's name."
     what = f"The path '{pattern}' matches nothing in the tree."
-    return NoMatchError(word(what, *details, f"Leaves: {structure.listed_leaves()}.", fix=fix))
+    return NoMatchError(what, *details, f"Leaves: {structure.listed_leaves()}.", fix=fix)
 
 
 def _instead(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> tuple[list[str], str]:

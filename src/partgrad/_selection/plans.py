@@ -22,7 +22,7 @@ from .._marks import (
     remarked,
     without_marks,
 )
-from .._message import at, word
+from .._message import at
 from .._trees import Elements, flatten, is_differentiable, put, reaches_array, shape_of, take
 from ..errors import PartsError, SelectionError
 from .slots import Structure, structure_of
@@ -318,13 +318,9 @@ class Target(Form):
         for i, elements in zip(self.plan.indices, self.plan.elements, strict=True):
             if elements is not None:
                 raise SelectionError(
-                    word(
-                        f"`{what}` works on whole leaves, and the selector takes elements of "
-                        f"{at(self.structure.path(i))}.",
-                        "Expected leaves or nodes.",
-                        fix="select the whole leaf; for single elements use grad, select, replace, ravel or "
-                        "stop_gradient.",
-                    )
+                    f"`{what}` works on whole leaves, and the selector takes elements of {at(self.structure.path(i))}.",
+                    "Expected leaves or nodes.",
+                    fix="select the whole leaf; for single elements use grad, select, replace, ravel or stop_gradient.",
                 )
 
 
@@ -334,12 +330,9 @@ def values_like(template: Any, shaped: Any, what: str) -> list[Any]:
     if not alike(structure, jax.tree.structure(template)):
         path, expected, found = first_difference(template, shaped)
         raise PartsError(
-            word(
-                f"{what} has a different structure from the selection, at {at(path)}.",
-                f"Expected {expected}, got {found}.",
-                fix="give it the shape of the gradient: the selected part, or the tree with None at what is not "
-                "selected.",
-            )
+            f"{what} has a different structure from the selection, at {at(path)}.",
+            f"Expected {expected}, got {found}.",
+            fix="give it the shape of the gradient: the selected part, or the tree with None at what is not selected.",
         )
     return leaves
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._message import word
 from .._trees import dtype_of, shape_of
 from ..errors import PartsError
 from .plans import Target, entry_names
@@ -49,11 +48,9 @@ class Unravel:
         vector = jnp.asarray(vector)
         if vector.shape != (self.size,):
             raise PartsError(
-                word(
-                    "The vector does not fit the selected entries.",
-                    f"Expected shape ({self.size},), got {vector.shape}.",
-                    fix="give one entry for each of `unravel.names`.",
-                )
+                "The vector does not fit the selected entries.",
+                f"Expected shape ({self.size},), got {vector.shape}.",
+                fix="give one entry for each of `unravel.names`.",
             )
         values, start = [], 0
         for shape, dtype, sharding in zip(self._shapes, self._dtypes, self._shardings, strict=True):

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from .._marks import Layout, Place, refuse_forgotten
-from .._message import at, listed, word
+from .._message import at, listed
 from .._trees import common, is_differentiable, joined, shape_of, without
 from ..errors import NoMatchError, SelectionError, SelectorTypeError
 from .callables import answer_of
@@ -269,11 +269,9 @@ class Path(Selection):
         if len(places) > 1:
             one, other = (place.place if isinstance(place, Pick) else place for place in places[:2])
             raise SelectionError(
-                word(
-                    f"The path '{self._pattern}' names two leaves that differ only in the kind of a step.",
-                    f"Found {at(one.path)} and {at(other.path)}.",
-                    fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
-                )
+                f"The path '{self._pattern}' names two leaves that differ only in the kind of a step.",
+                f"Found {at(one.path)} and {at(other.path)}.",
+                fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
             )
         return (places[0],), LEAF
 
@@ -321,7 +319,7 @@ class OfType(Selection):
         ):
             details = [f"It has nodes of another class `{name}`: the class was defined anew after the tree was built."]
             fix = f"build the tree again, with the new `{name}`."
-        return NoMatchError(word(f"The class {name} selects nothing: the tree has no node of it.", *details, fix=fix))
+        return NoMatchError(f"The class {name} selects nothing: the tree has no node of it.", *details, fix=fix)
 
 
 class _Mask(Selection):
@@ -428,4 +426,4 @@ def not_a_selector(wrt: Any) -> SelectorTypeError:
         details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
         fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."
     what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
-    return SelectorTypeError(word(what, *details, fix=fix))
+    return SelectorTypeError(what, *details, fix=fix)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from .._marks import Cover, Layout, Marks, Place, StaticData, flatten_one_level, schema_of, typed_structure
-from .._message import at, listed, word
+from .._message import at, listed
 from .._trees import data_of, describe, dtype_of, is_differentiable, positions, reaches_array, shape_of
 from ..errors import ElementError, SlotError
 
@@ -46,11 +46,9 @@ class Slot:
         leaves = self._owner.leaves
         if leaves is None:
             raise SlotError(
-                word(
-                    f"The slot of {at(self.path)} is used after its selector has returned.",
-                    "A slot stands for a leaf only while the selector runs.",
-                    fix="ask for shape and dtype inside the selector.",
-                )
+                f"The slot of {at(self.path)} is used after its selector has returned.",
+                "A slot stands for a leaf only while the selector runs.",
+                fix="ask for shape and dtype inside the selector.",
             )
         return leaves[self._number]
 
@@ -98,11 +96,9 @@ class Slot:
             return np.asarray(take())
         except IndexError as error:
             raise ElementError(
-                word(
-                    f"The selector takes element {index!r} of {at(self.path)}, which is out of range.",
-                    f"Expected an index into shape {shape}.",
-                    fix="select an element that is there, or the whole leaf.",
-                )
+                f"The selector takes element {index!r} of {at(self.path)}, which is out of range.",
+                f"Expected an index into shape {shape}.",
+                fix="select an element that is there, or the whole leaf.",
             ) from error
 
     def __repr__(self) -> str:
@@ -132,11 +128,9 @@ class ElementSlot(Slot):
 def computed(path: str, operation: str) -> SlotError:
     """The error for a selector that computes on a slot."""
     return SlotError(
-        word(
-            f"The selector computes on {at(path)}: {operation}.",
-            "A selector points at parts of the tree; it sees slots (path, shape, dtype), never values.",
-            fix="return the part itself, and compute in the function that is differentiated.",
-        )
+        f"The selector computes on {at(path)}: {operation}.",
+        "A selector points at parts of the tree; it sees slots (path, shape, dtype), never values.",
+        fix="return the part itself, and compute in the function that is differentiated.",
     )
 
 
@@ -331,11 +325,9 @@ def refuse_changes(containers: list[tuple[Any, Any]]) -> None:
         (node.extend if isinstance(node, list) else node.update)(copy)
     if changed:
         raise SlotError(
-            word(
-                "The selector changes a list or a dict of the tree.",
-                "A selector only points at parts of the tree.",
-                fix="copy it first: list(m.layers), dict(m.params).",
-            )
+            "The selector changes a list or a dict of the tree.",
+            "A selector only points at parts of the tree.",
+            fix="copy it first: list(m.layers), dict(m.params).",
         )
 
 

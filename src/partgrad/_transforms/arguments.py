@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
 
-from .._message import listed, near_misses, word
+from .._message import listed, near_misses
 from .._selection import Form, Selection, Target, as_selection
 from .._trees import parameters_of, refuse_uncallable
 from ..errors import ArgumentError, NotDifferentiableError
@@ -53,11 +53,9 @@ class Arguments:
         except TypeError:
             named = isinstance(argnums, str) or (numbers and all(isinstance(number, str) for number in numbers))
             raise ArgumentError(
-                word(
-                    f"`argnums` is {argnums!r}.",
-                    "Expected the position of an argument, or several.",
-                    fix=f"write argnames={argnums!r}." if named else "write argnums=0, or argnums=(0, 1).",
-                )
+                f"`argnums` is {argnums!r}.",
+                "Expected the position of an argument, or several.",
+                fix=f"write argnames={argnums!r}." if named else "write argnums=0, or argnums=(0, 1).",
             ) from None
         # A single int or string gives a single gradient.
         one = isinstance(argnames, str) if argnums is None else argnames is None and not isinstance(argnums, Sequence)
@@ -88,11 +86,9 @@ class Arguments:
         if name not in known:
             near = near_misses(name, known)
             raise ArgumentError(
-                word(
-                    f"argnames names `{name}`, which is not a parameter of the function.",
-                    f"Parameters: {listed(known) or 'none'}.",
-                    fix=f"write {near[0]!r}." if near else "name one of these.",
-                )
+                f"argnames names `{name}`, which is not a parameter of the function.",
+                f"Parameters: {listed(known) or 'none'}.",
+                fix=f"write {near[0]!r}." if near else "name one of these.",
             )
 
     def targets(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Target]:
@@ -106,11 +102,9 @@ class Arguments:
         if len(positions) > 1 and len(set(positions)) < len(positions):
             twice = next(p for p in positions if positions.count(p) > 1)
             raise ArgumentError(
-                word(
-                    f"`argnums` and `argnames` name argument {twice} twice.",
-                    "Expected every argument at most once: one of the two would be a constant of the other.",
-                    fix="select several parts of one argument with one selector: wrt=lambda m: (m.a, m.b).",
-                )
+                f"`argnums` and `argnames` name argument {twice} twice.",
+                "Expected every argument at most once: one of the two would be a constant of the other.",
+                fix="select several parts of one argument with one selector: wrt=lambda m: (m.a, m.b).",
             )
         return [
             Target(kwargs[position] if isinstance(position, str) else args[position], selection, position)
@@ -123,12 +117,10 @@ class Arguments:
         parameters = [p.name for p in self._parameters or () if p.kind is p.POSITIONAL_OR_KEYWORD]
         name = f", `{parameters[number]}`," if 0 <= number < len(parameters) else ""
         return ArgumentError(
-            word(
-                f"differentiating with respect to argnums={self._argnums} requires at least {needed} positional "
-                f"arguments to be passed by the caller, but got only {given} positional arguments.",
-                f"There is no argument {number}{name} among them.",
-                fix="pass it by position, or name it by argnames." if name else "correct argnums; it counts from 0.",
-            )
+            f"differentiating with respect to argnums={self._argnums} requires at least {needed} positional "
+            f"arguments to be passed by the caller, but got only {given} positional arguments.",
+            f"There is no argument {number}{name} among them.",
+            fix="pass it by position, or name it by argnames." if name else "correct argnums; it counts from 0.",
         )
 
     def _position_of(self, name: str, given: int, kwargs: dict[str, Any]) -> Position:
@@ -138,11 +130,9 @@ class Arguments:
         if name in positional and positional.index(name) < given:
             return positional.index(name)
         raise ArgumentError(
-            word(
-                f"argnames names `{name}`, which the caller did not pass.",
-                "A default value is not differentiated.",
-                fix=f"pass it: f(..., {name}=...).",
-            )
+            f"argnames names `{name}`, which the caller did not pass.",
+            "A default value is not differentiated.",
+            fix=f"pass it: f(..., {name}=...).",
         )
 
     def shaped(self, targets: Sequence[Target], values: Sequence[Any]) -> Any:
@@ -155,11 +145,9 @@ def wrong_number_of_selectors(wrt: object, arguments: Sequence[object]) -> Argum
     """The error for a `wrt` without exactly one selector per argument."""
     count = f"{len(wrt)} selectors" if isinstance(wrt, tuple) else f"one selector ({wrt!r:.60})"
     return ArgumentError(
-        word(
-            f"`wrt` and the arguments do not go together: {count} for {len(arguments)} arguments, {list(arguments)}.",
-            "Expected a tuple of one selector for each argument.",
-            fix="write wrt=(selector, None) beside argnums=(0, 1); None is every unmarked differentiable leaf.",
-        )
+        f"`wrt` and the arguments do not go together: {count} for {len(arguments)} arguments, {list(arguments)}.",
+        "Expected a tuple of one selector for each argument.",
+        fix="write wrt=(selector, None) beside argnums=(0, 1); None is every unmarked differentiable leaf.",
     )
 
 
@@ -194,13 +182,10 @@ def refuse_empty(targets: Sequence[Target]) -> None:
     for target in targets:
         if target.is_empty:
             raise NotDifferentiableError(
-                word(
-                    f"There is nothing to differentiate in argument {target.position}.",
-                    "Expected a floating or complex leaf that is not held by a mark, got: "
-                    f"{target.structure.listed_leaves(target.leaves)}.",
-                    fix="store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by "
-                    "argnums.",
-                )
+                f"There is nothing to differentiate in argument {target.position}.",
+                "Expected a floating or complex leaf that is not held by a mark, got: "
+                f"{target.structure.listed_leaves(target.leaves)}.",
+                fix="store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by argnums.",
             )
 
 

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
-from .._message import listed, word
+from .._message import listed
 from .._selection import Selector
 from ..errors import ArgumentError, SelectionError
 from .arguments import (
@@ -168,11 +168,9 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
     taken = taken_paths(f, double_where)
     if unused not in ("zero", "none", "error"):
         raise ArgumentError(
-            word(
-                f"`unused` is {unused!r}.",
-                "Expected 'zero', 'none' or 'error'.",
-                fix="omit it for JAX's zeros, or write unused='error' to be told what the output cannot depend on.",
-            )
+            f"`unused` is {unused!r}.",
+            "Expected 'zero', 'none' or 'error'.",
+            fix="omit it for JAX's zeros, or write unused='error' to be told what the output cannot depend on.",
         )
 
     def value_and_grad(*args: Any, **kwargs: Any) -> Any:
@@ -218,9 +216,7 @@ def _is_real_scalar(value: Any) -> bool:
 
 def _unused(unused: Iterable[str]) -> SelectionError:
     return SelectionError(
-        word(
-            f"The output cannot depend on {listed(f'`{path}`' for path in unused)}.",
-            "Expected a path to the output for every selected leaf; stop_gradient and conversion to int cut paths.",
-            fix="select what the function uses, or write unused='none' for None at these leaves.",
-        )
+        f"The output cannot depend on {listed(f'`{path}`' for path in unused)}.",
+        "Expected a path to the output for every selected leaf; stop_gradient and conversion to int cut paths.",
+        fix="select what the function uses, or write unused='none' for None at these leaves.",
     )

@@ -8,7 +8,6 @@ from typing import Any, Literal, Self, TypeVar, TypeVarTuple, overload
 import jax
 
 from .._marks import alike, close
-from .._message import word
 from .._selection import Form, Selector, Target, as_selection
 from ..errors import ArgumentError, PartsError
 from .arguments import forms_of, refuse_empty, refuse_no_function, shaped, taken_paths, wrong_number_of_selectors
@@ -26,11 +25,9 @@ def _called(
     refuse_no_function(transform, f)
     if not isinstance(primals, tuple | list):
         raise ArgumentError(
-            word(
-                f"`partgrad.{transform}` got {type(primals).__name__} {primals!r:.60} as primals.",
-                "Expected a tuple of the arguments of the function.",
-                fix="write (x,) for one argument.",
-            )
+            f"`partgrad.{transform}` got {type(primals).__name__} {primals!r:.60} as primals.",
+            "Expected a tuple of the arguments of the function.",
+            fix="write (x,) for one argument.",
         )
     if wrt is None:
         wrt = (None,) * len(primals)
@@ -49,11 +46,9 @@ def _directions(forms: Sequence[Form], tangents: Any) -> list[Any]:
     if not isinstance(tangents, tuple | list) or len(tangents) != len(forms):
         found = len(tangents) if isinstance(tangents, tuple | list) else type(tangents).__name__
         raise ArgumentError(
-            word(
-                f"Expected {len(forms)} tangents, one for each selected primal, got {found}.",
-                "Without wrt every primal is selected; one selector is for the first primal alone.",
-                fix="give a tuple with one tree for each selected primal, or select more by wrt=(selector, None, ...).",
-            )
+            f"Expected {len(forms)} tangents, one for each selected primal, got {found}.",
+            "Without wrt every primal is selected; one selector is for the first primal alone.",
+            fix="give a tuple with one tree for each selected primal, or select more by wrt=(selector, None, ...).",
         )
     return [
         value
@@ -98,20 +93,16 @@ class Pullback(_OfJax):
         forms, output, opened = self._rest
         if len(cotangents) != 1:
             raise ArgumentError(
-                word(
-                    f"The function that `vjp` returns takes one cotangent, and got {len(cotangents)}.",
-                    "Expected a tree in the structure of the output.",
-                    fix="if the output is a tuple, give a tuple: pull((a, b)).",
-                )
+                f"The function that `vjp` returns takes one cotangent, and got {len(cotangents)}.",
+                "Expected a tree in the structure of the output.",
+                fix="if the output is a tuple, give a tuple: pull((a, b)).",
             )
         leaves, structure = jax.tree.flatten(cotangents[0])
         if not alike(structure, output):
             raise PartsError(
-                word(
-                    "The cotangent has a different structure from the output of the function.",
-                    f"Expected {output}, got {structure}.",
-                    fix="give a tree like the value, with a cotangent in the place of every array.",
-                )
+                "The cotangent has a different structure from the output of the function.",
+                f"Expected {output}, got {structure}.",
+                fix="give a tree like the value, with a cotangent in the place of every array.",
             )
         return shaped(forms, self._function(opened.unflatten(leaves))[0])
 

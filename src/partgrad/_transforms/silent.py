@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from .._marks import EXPLICIT, Watch, mark_in
-from .._message import word
 from .._programs import Chain, arrivals, line, reaching, running_line
 from ..errors import HeldError
 
@@ -53,13 +52,11 @@ def _met_while_running(f: Callable[[list[Any]], Any], values: list[Any], named: 
 def _held_again(mark: str, where: str, opened: str) -> HeldError:
     field = mark.rpartition(".")[2] if "." in mark else "field"
     return HeldError(
-        word(
-            f"The derivative of {opened}, which `wrt` names, ends at another mark: {mark}"
-            f"{f' at {where}' if where else ''}.",
-            "Expected the derivative to reach the output; this part of it would be a zero that nobody asked for.",
-            fix=f"build the model by dataclasses.replace(model, {field}=...), which keeps its marks, or "
-            f"with {field}=partgrad.Diff(x), without the mark; jax.lax.stop_gradient(x) if a zero is meant.",
-        )
+        f"The derivative of {opened}, which `wrt` names, ends at another mark: {mark}"
+        f"{f' at {where}' if where else ''}.",
+        "Expected the derivative to reach the output; this part of it would be a zero that nobody asked for.",
+        fix=f"build the model by dataclasses.replace(model, {field}=...), which keeps its marks, or "
+        f"with {field}=partgrad.Diff(x), without the mark; jax.lax.stop_gradient(x) if a zero is meant.",
     )
 
 

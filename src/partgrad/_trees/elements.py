@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._message import word
 from ..errors import PartsError
 
 Elements: TypeAlias = np.ndarray | None
@@ -60,11 +59,9 @@ def put(leaf: Any, elements: Elements, value: Any) -> Any:
         return value
     if jnp.shape(value) != elements.shape:
         raise PartsError(
-            word(
-                "The new elements do not fit the selected ones.",
-                f"Expected shape {elements.shape}, got {jnp.shape(value)}.",
-                fix="give one value for each selected element, in their shape.",
-            )
+            "The new elements do not fit the selected ones.",
+            f"Expected shape {elements.shape}, got {jnp.shape(value)}.",
+            fix="give one value for each selected element, in their shape.",
         )
     if isinstance(leaf, np.ndarray) and not isinstance(value, jax.Array):
         # It stays a NumPy array: a JAX array may have less precision.

@@ -3,7 +3,6 @@
 import inspect
 from typing import Any
 
-from .._message import word
 from ..errors import ArgumentError
 
 
@@ -24,9 +23,7 @@ def refuse_uncallable(
     """Raise if what `partgrad.<wrapper>` was given cannot be called; `{0}` in the fix is the wrapper."""
     if not callable(found):
         raise ArgumentError(
-            word(
-                f"`partgrad.{wrapper}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
-                f"Expected {expected}.",
-                fix=fix.format(wrapper),
-            )
+            f"`partgrad.{wrapper}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
+            f"Expected {expected}.",
+            fix=fix.format(wrapper),
         )

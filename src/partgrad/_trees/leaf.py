@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._message import word
 from ..errors import ArgumentError
 
 _SCALARS: dict[type, bool] = {float: True, complex: True, int: False, bool: False, str: False}
@@ -102,9 +101,7 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
         return jax.tree.flatten(tree)
     except (RecursionError, SystemError) as error:
         raise ArgumentError(
-            word(
-                f"A tree is nested too deeply for JAX to flatten: it is, or begins with, {type(tree).__name__}.",
-                f"Expected at most the {sys.getrecursionlimit()} levels of sys.getrecursionlimit().",
-                fix="look for a container that contains itself; put a long chain of nodes into one list.",
-            )
+            f"A tree is nested too deeply for JAX to flatten: it is, or begins with, {type(tree).__name__}.",
+            f"Expected at most the {sys.getrecursionlimit()} levels of sys.getrecursionlimit().",
+            fix="look for a container that contains itself; put a long chain of nodes into one list.",
         ) from error

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from .._message import word
 from ..errors import ArgumentError
 
 Operands = dict[str, Any]
@@ -117,11 +116,9 @@ def check(name: str, at_singular: Any, shape: tuple[int, ...], real: bool) -> No
     """Refuse an `at_singular` of the function `name` that is not a number or an array that fits."""
     if not arrays(at_singular) or (real and jnp.iscomplexobj(at_singular)):
         raise ArgumentError(
-            word(
-                f"`at_singular` of `safe.{name}` is {type(at_singular).__name__} {at_singular!r:.60}.",
-                f"Expected a {'real ' if real else ''}number or array{'' if real else ', real or complex'}.",
-                fix=f"write safe.{name}(..., at_singular=0.0).",
-            )
+            f"`at_singular` of `safe.{name}` is {type(at_singular).__name__} {at_singular!r:.60}.",
+            f"Expected a {'real ' if real else ''}number or array{'' if real else ', real or complex'}.",
+            fix=f"write safe.{name}(..., at_singular=0.0).",
         )
     try:
         fits = np.broadcast_shapes(np.shape(at_singular), shape) == shape
@@ -129,9 +126,7 @@ def check(name: str, at_singular: Any, shape: tuple[int, ...], real: bool) -> No
         fits = False
     if not fits:
         raise ArgumentError(
-            word(
-                f"`at_singular` of `safe.{name}` has shape {np.shape(at_singular)}.",
-                f"Expected a shape that broadcasts to {shape}.",
-                fix="give one number, or one for each element.",
-            )
+            f"`at_singular` of `safe.{name}` has shape {np.shape(at_singular)}.",
+            f"Expected a shape that broadcasts to {shape}.",
+            fix="give one number, or one for each element.",
         )

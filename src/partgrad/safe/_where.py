@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._message import word
 from ..errors import ArgumentError
 
 
@@ -48,12 +47,10 @@ def where(pred: ArrayLike, true_fun: Callable[..., Any], false_fun: Callable[...
     for which, function in (("true_fun", true_fun), ("false_fun", false_fun)):
         if not callable(function):
             raise ArgumentError(
-                word(
-                    f"`{which}` of `safe.where` is {type(function).__name__} {function!r:.60}, which is not callable.",
-                    "Expected a function of the operands.",
-                    fix="write safe.where(pred, lambda x: ..., lambda x: ..., x); for arrays that exist there is "
-                    "jnp.where.",
-                )
+                f"`{which}` of `safe.where` is {type(function).__name__} {function!r:.60}, which is not callable.",
+                "Expected a function of the operands.",
+                fix="write safe.where(pred, lambda x: ..., lambda x: ..., x); for arrays that exist there is "
+                "jnp.where.",
             )
     pred = jnp.asarray(pred).astype(bool)
     true, false = (
@@ -63,11 +60,9 @@ def where(pred: ArrayLike, true_fun: Callable[..., Any], false_fun: Callable[...
     trees = jax.tree.structure(true), jax.tree.structure(false)
     if trees[0] != trees[1]:
         raise ArgumentError(
-            word(
-                "the functions of `safe.where` return trees of different structures.",
-                f"`true_fun` returned {trees[0]!s:.200}, `false_fun` returned {trees[1]!s:.200}.",
-                fix="return the same containers from both.",
-            )
+            "the functions of `safe.where` return trees of different structures.",
+            f"`true_fun` returned {trees[0]!s:.200}, `false_fun` returned {trees[1]!s:.200}.",
+            fix="return the same containers from both.",
         )
     return jax.tree.map(lambda t, f: jnp.where(pred, t, f), true, false)
 

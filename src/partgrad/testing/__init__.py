@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._check import check
-from .._message import word
 from .._trees import parameters_of
 from ..errors import ArgumentError
 from .strategies import (
@@ -80,10 +79,8 @@ def assert_gradients(
     for name in options:
         if name in parameters:
             raise ArgumentError(
-                word(
-                    f"`{name}` is an option of `assert_gradients`, and a parameter of the function as well.",
-                    "Expected names that say which of the two is meant.",
-                    fix=f"give the function its own beforehand, `functools.partial(f, {name}=...)`, in a lambda.",
-                )
+                f"`{name}` is an option of `assert_gradients`, and a parameter of the function as well.",
+                "Expected names that say which of the two is meant.",
+                fix=f"give the function its own beforehand, `functools.partial(f, {name}=...)`, in a lambda.",
             )
     check(f, **options, progress=False)(*args, **kwargs).raise_if_failed()
