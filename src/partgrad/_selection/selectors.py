@@ -7,6 +7,7 @@ gradient is the tree with None elsewhere. It answers for a structure with places
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeAlias
 
@@ -391,7 +392,8 @@ def as_selection(wrt: Any) -> Selection:
         return Path(wrt)
     if isinstance(wrt, type):
         return OfType(wrt)
-    bools = _bools(wrt)
+    # A function is no tree, and is asked on every call.
+    bools = [] if isinstance(wrt, types.FunctionType) else _bools(wrt)
     if bools and all(bools):
         return _Mask(wrt)
     if callable(wrt) and not any(bools):

@@ -205,7 +205,8 @@ class Structure:
         self.plans: dict[str, dict[Hashable, Plan]] = collections.defaultdict(dict)
         self.failure: Exception | None = None
         self.holds_arrays = False
-        data = data_of(treedef)
+        # Nodes of a kind share theirs.
+        data = list({id(own): own for own in data_of(treedef)}.values())
         try:
             self.layout = Layout(self._build(tree, treedef), treedef)
             self.holds_arrays = self.holds_arrays or reaches_array(data)
