@@ -69,6 +69,16 @@ def test_numbers_convert_as_their_value_does():
     assert hash(NonDiff(2.5)) == hash(2.5)
 
 
+def test_around_a_node_without_powers_the_exponent_gets_the_wrapper():
+    """equinox's `tree**ω`, with which optimistix computes, takes what is before the power for a whole tree."""
+    tree = lambda value: value
+    omega = type("Meta", (type,), {"__rpow__": lambda cls, value: tree(value)})("Omega", (), {})
+    wrapper = NonDiff({"a": 1.0})
+    assert wrapper**omega is wrapper
+    with pytest.raises(TypeError, match="NonDiff"):
+        wrapper**2
+
+
 def test_jnp_functions_and_numpy_take_it():
     np.testing.assert_array_equal(jnp.sin(NonDiff(ARRAY)), jnp.sin(ARRAY))
     np.testing.assert_array_equal(jnp.where(NonDiff(ARRAY) > 2, NonDiff(ARRAY), 0.0), [0.0, 0.0, 3.0])

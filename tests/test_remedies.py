@@ -392,9 +392,14 @@ ROWS = {
         [2.0, 3.0],
     ),
     "a tuple of selectors": (
-        lambda: pg.grad(value, wrt=("a", "b"))(TREE),
+        lambda: pg.grad(value, wrt=(lambda m: m["a"], lambda m: m["b"]))(TREE),
         lambda: pg.grad(value, wrt=lambda m: (m["a"], m["b"]))(TREE),
         [15.0, 10.0, 6.0],
+    ),
+    "a list of paths": (
+        lambda: pg.freeze(TREE, ["a", "b"]),
+        lambda: pg.select(TREE, pg.path("a") | pg.path("b")),
+        [2.0, 3.0, 5.0],
     ),
     "a condition of another shape": (
         lambda: jax.grad(lambda t: pg.stop_gradient(t, "w", when=jnp.array([True, False]))["w"].sum())(VECTOR),

@@ -27,6 +27,25 @@ def test_optimistix_minimise_and_least_squares(solver):
     assert_fitted(pg.combine(solution.value, rest))
 
 
+@pytest.mark.library("optimistix", lines="selected, rest = pg.partition(start())")
+def test_optimistix_over_a_frozen_equinox_module():
+    """`least_squares` over an equinox module, of which a part is frozen"""
+    optx, eqx = pytest.importorskip("optimistix"), pytest.importorskip("equinox")
+
+    class Line(eqx.Module):
+        slope: jax.Array
+        offset: jax.Array
+
+    x = jnp.arange(4.0)
+    line = pg.freeze(Line(jnp.array(1.0), jnp.array(0.5)), "offset")
+    misfit = lambda line: line.slope * x + line.offset - (3.0 * x + 0.5)
+    selected, rest = pg.partition(line)
+    of = lambda selected, rest: misfit(pg.combine(selected, rest))
+    solution = optx.least_squares(of, optx.LevenbergMarquardt(1e-6, 1e-6), selected, rest)
+    fitted = pg.combine(solution.value, rest)
+    np.testing.assert_allclose((fitted.slope, fitted.offset), (3.0, 0.5), rtol=1e-5)
+
+
 @pytest.mark.library("optimistix")
 def test_optimistix_implicit_derivative():
     """the derivative of a root by a named parameter (implicit differentiation)"""

@@ -102,6 +102,9 @@ class NonDiff(Generic[T]):
         return round(self.value, digits)
 
     def __pow__(self, exponent: Any, modulus: Any = None) -> Any:
+        if not hasattr(type(self.value), "__pow__"):
+            # The whole wrapper is for the exponent: in `tree**ω`, as equinox has it, it is a node.
+            return NotImplemented
         return pow(self.value, _plain(exponent), *(() if modulus is None else (modulus,)))
 
     def __jax_array__(self) -> Any:

@@ -427,5 +427,7 @@ def not_a_selector(wrt: Any) -> SelectorTypeError:
     elif isinstance(wrt, tuple | list):
         details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
         fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."
+        if wrt and all(isinstance(item, str) for item in wrt):
+            fix = f"join the paths: {' | '.join(f'partgrad.path({item!r})' for item in wrt)}."
     what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
     return SelectorTypeError(what, *details, fix=fix)
