@@ -38,12 +38,14 @@ class _Derivative(NamedTuple):
     """A derivative with respect to some operands.
 
     Attributes:
-        values: From the operands to the outputs, followed by the coefficients.
+        values: From constants and the operands to the outputs, followed by the coefficients.
+        consts: These constants.
         linear: From the coefficients and the tangents to the tangents of the reached outputs.
         reached: For each output, whether a tangent reaches it.
     """
 
-    values: "Program"
+    values: "_Core"
+    consts: Operands
     linear: Jaxpr
     reached: list[bool]
 
@@ -58,16 +60,15 @@ class Program:
 
     Args:
         jaxpr: The traced function, as an open or a closed jaxpr.
-        numbers: What is known of its inputs, or None for each of which nothing is.
     """
 
-    def __init__(self, jaxpr: Any, numbers: Sequence[Numbers | None] = ()):
+    def __init__(self, jaxpr: Any):
         # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
         inner, self._consts = opened(jaxpr)
         self._jaxpr = without_dead_code(with_constants_as_inputs(inner))
         self._is_mutating = any_equation(inner, is_mutating)
         self._structure = structure_of(self._jaxpr, exact=True)
-        self._numbers = numbers or [None] * len(inner.invars)
+        self._nothing: list[Numbers | None] = [None] * len(inner.invars)
         self._cores: dict[Hashable, _Core] = {}
 
     def __call__(self, *operands: Any) -> Operands:
@@ -76,14 +77,13 @@ class Program:
 
     def run(self, consts: Operands, operands: Operands) -> Operands:
         """The outputs, given the values of the constants too."""
-        given = [*consts, *operands]
-        if not self._is_mutating and any(isinstance(operand, jax.core.Tracer) for operand in given):
-            return list(self._core(consts).function(*map(_unfolded, consts), *operands))
+        if not self._is_mutating:
+            return self._core(consts).run(consts, operands)
         # Only JAX can follow what goes through a mutable reference.
-        return evaluate(self._jaxpr, [], given)
+        return evaluate(self._jaxpr, [], [*consts, *operands])
 
     def _core(self, consts: Operands) -> "_Core":
-        numbers = [*map(captured, consts), *self._numbers]
+        numbers = [*map(captured, consts), *self._nothing]
         key = tuple(None if known is None else (known.shape, known.dtype, known.tobytes()) for known in numbers)
         if key not in self._cores:
             # Masks that were captured once may change.
@@ -96,14 +96,24 @@ class _Core:
     """What programs of equal structure share: an open jaxpr as a function, and its derivatives.
 
     Derivatives are traced once for each set of differentiated operands.
+
+    Args:
+        jaxpr: An open jaxpr without constants.
+        numbers: What is known of its inputs, or None for each of which nothing is.
     """
 
     def __init__(self, jaxpr: Jaxpr, numbers: Sequence[Numbers | None]):
-        self.jaxpr, self._numbers = jaxpr, numbers
+        self._jaxpr, self._numbers = jaxpr, numbers
         self._floating = [is_floating(variable.aval) for variable in jaxpr.outvars]
         self._derivatives: dict[Any, _Derivative] = {}
-        self.function = jax.custom_jvp(lambda *operands: evaluate(jaxpr, [], list(operands)))
-        self.function.defjvp(self._rule, symbolic_zeros=True)
+        self._function = jax.custom_jvp(lambda *operands: evaluate(jaxpr, [], list(operands)))
+        self._function.defjvp(self._rule, symbolic_zeros=True)
+
+    def run(self, consts: Operands, operands: Operands) -> Operands:
+        """The outputs, given the inputs, of which the first ones are constants."""
+        if any(isinstance(operand, jax.core.Tracer) for operand in (*consts, *operands)):
+            return list(self._function(*map(_unfolded, consts), *operands))
+        return evaluate(self._jaxpr, [], [*consts, *operands])
 
     def _rule(self, operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[Operands, list[Any]]:
         # The primal of `jax.grad(f)(1.0)` is a number, but rules of other libraries may ask for attributes of arrays.
@@ -114,10 +124,10 @@ class _Core:
             if not isinstance(tangent, SymbolicZero) and is_floating(jax.typeof(operand))
         )
         if not moving:
-            outputs = list(self.function(*operands))
+            outputs = list(self._function(*operands))
             return outputs, [zero_from_primal(output, symbolic_zeros=True) for output in outputs]
         derivative = self._derivative(operands, moving)
-        results = derivative.values(*operands)
+        results = derivative.values.run(derivative.consts, operands)
         outputs, coefficients = results[: len(self._floating)], results[len(self._floating) :]
         pushed_tangents = iter(pushed(derivative.linear, coefficients, [tangents[number] for number in moving]))
         return outputs, [
@@ -131,15 +141,17 @@ class _Core:
             linear: list[Any] = []
             # What is remembered holds tracers, and must not outlive the trace.
             linearize = remembering()(functools.partial(self._linearized, moving, linear))
-            values = jax.make_jaxpr(linearize)(*operands)
-            self._derivatives[key] = _Derivative(Program(values, self._numbers), *linear)
+            jaxpr, consts = opened(jax.make_jaxpr(linearize)(*operands))
+            jaxpr = without_dead_code(with_constants_as_inputs(jaxpr))
+            values = _Core(jaxpr, [*map(captured, consts), *self._numbers])
+            self._derivatives[key] = _Derivative(values, consts, *linear)
         return self._derivatives[key]
 
     def _linearized(self, moving: tuple[int, ...], linear: list[Any], *operands: Any) -> Operands:
         """The outputs and the coefficients of the derivative; the derivative itself goes into a list."""
         for operand, numbers in zip(operands, self._numbers, strict=True):
             remember(operand, numbers)
-        outputs, program = linearized(self.jaxpr, list(operands), moving)
+        outputs, program = linearized(self._jaxpr, list(operands), moving)
         fed = feed(program, [True] * len(moving))
         reached = [isinstance(wire, Wire) and fed[wire] is not False for wire in program.outputs]
         program = dataclasses.replace(

@@ -75,6 +75,25 @@ def remember(value: Any, numbers: Numbers | None) -> None:
         _learn(value, numbers=numbers)
 
 
+def everywhere(shape: Sequence[int]) -> jax.Array:
+    """A mask of all elements that is an array."""
+    mask = jax.lax.full(shape, True)
+    remember(mask, np.ones(shape, bool))
+    return mask
+
+
+def padded(mask: Any, pads: Sequence[tuple[int, int, int]]) -> Any:
+    """A mask of more elements, `False` for those that `jax.lax.pad` adds."""
+
+    def pad(m: Numbers) -> Numbers:
+        axes = list(zip(m.shape, pads, strict=True))
+        result = np.zeros([low + high + size + max(size - 1, 0) * inside for size, (low, high, inside) in axes], bool)
+        result[tuple(slice(low, low + size * (inside + 1), inside + 1) for size, (low, _, inside) in axes)] = m
+        return result
+
+    return lifted(pad, lambda m: jax.lax.pad(m, False, pads))(mask)
+
+
 def _learn(value: Any, **facts: Any) -> None:
     knowledge = _knowledge.get()
     if knowledge is not None and isinstance(value, jax.core.Tracer):
@@ -115,7 +134,7 @@ def reshaped(mask: Any, shape: Sequence[int]) -> Any:
         return root
 
     def make() -> Any:
-        new = lifted(lambda m: m.reshape(shape))(root)
+        new = lifted(lambda m: m.reshape(shape), lambda m: jax.lax.reshape(m, shape))(root)
         _learn(new, root=root)
         return new
 
@@ -172,20 +191,21 @@ def captured(value: Any) -> Numbers | None:
     return np.asarray(value) if small and getattr(value, "is_fully_addressable", True) else None
 
 
-def lifted(function: Callable[..., Any]) -> Callable[..., Any]:
+def lifted(function: Callable[..., Any], of_traced: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """A function of masks that does the same to their known numbers.
 
-    It may only use what arrays of NumPy and JAX have in common.
+    It may only use what arrays of NumPy and JAX have in common, unless there is another function for traced masks.
     """
+    traced_by = of_traced or function
 
     def of_masks(*masks: Any) -> Any:
         numbers = [numbers_of(mask) for mask in masks]
         if any(known is None for known in numbers):
-            return function(*masks)
+            return traced_by(*masks)
         result = np.asarray(function(*numbers))
         if result.size and (result.all() or not result.any()):
             return bool(result.flat[0])
-        traced = function(*masks)
+        traced = traced_by(*masks)
         remember(traced, result)
         return traced
 

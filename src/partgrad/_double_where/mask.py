@@ -141,7 +141,12 @@ def any_along(mask: Mask, axes: Iterable[int], keepdims: bool = False) -> Mask:
         sizes = [size for axis, size in enumerate(mask.shape) if axis not in axes]
         return mask if keepdims else reshaped(mask, sizes)
     key = "any", axes, keepdims
-    return once(key, mask, lambda: lifted(lambda m: m.any(axes, keepdims=keepdims))(mask))
+
+    def of_traced(m: Any) -> Any:
+        reduced = jax.lax.reduce_or(m, axes)
+        return jax.lax.expand_dims(reduced, axes) if keepdims else reduced
+
+    return once(key, mask, lambda: lifted(lambda m: m.any(axes, keepdims=keepdims), of_traced)(mask))
 
 
 def expanded(mask: Mask, axes: Iterable[int]) -> Mask:
@@ -160,16 +165,14 @@ def permuted(mask: Mask, permutation: Sequence[int]) -> Mask:
     along = [axis for axis in permutation if mask.shape[axis] != 1]
     if along == sorted(along):
         return reshaped(mask, [mask.shape[axis] for axis in permutation])
-    return lifted(lambda m: m.transpose(permutation))(mask)
+    return lifted(lambda m: m.transpose(permutation), lambda m: jax.lax.transpose(m, permutation))(mask)
 
 
 def filled_out(mask: Mask, shape: Shape) -> Mask:
     """A mask in its full shape, unless it is known to be equal for all elements."""
     if isinstance(mask, bool) or tuple(mask.shape) == tuple(shape):
         return mask
-    return lifted(lambda m: np.broadcast_to(m, shape) if isinstance(m, np.ndarray) else jnp.broadcast_to(m, shape))(
-        mask
-    )
+    return lifted(lambda m: np.broadcast_to(m, shape), lambda m: jnp.broadcast_to(m, shape))(mask)
 
 
 def arrays_in(masks: Iterable[Mask]) -> list[jax.Array]:

@@ -1,15 +1,16 @@
 """Masks through maps without coefficients: elementwise, moves, selections, and communication between devices."""
 
 import dataclasses
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import Operands, bind, is_floating, is_reshape, named
-from .known import reshaped, taken
+from .._programs import ASSEMBLIES, Operands, Window, bind, is_floating, is_reshape, named, windows_of
+from .known import everywhere, lifted, padded, reshaped, taken
 from .mask import (
     Mask,
     Shape,
@@ -106,6 +107,9 @@ def _moved(step: Step, fed: list[Mask]) -> list[Mask]:
         return [_BY_AXES[step.name][0](step, fed[0])]
     if is_reshape(step.equation) and not isinstance(fed[0], bool):
         return [_reshaped(fed[0], step.wires[0].shape, step.shape)]
+    windows = _windows(step)
+    if windows is not None:
+        return _put_together(fed, windows, step.shape) if step.name in ASSEMBLIES else _cut_up(fed[0], windows)
     numbers = _as_numbers(step, fed)
     if step.name == "scatter-sub":
         # So that two masks add up.
@@ -170,6 +174,11 @@ def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
         return [_BY_AXES[step.name][1](step, demanded[0])]
     if is_reshape(step.equation) and not isinstance(demanded[0], bool):
         return [_reshaped(demanded[0], step.shape, step.wires[0].shape)]
+    windows = _windows(step)
+    if windows is not None:
+        if step.name not in ASSEMBLIES:
+            return _put_together(demanded, windows, step.wires[0].shape)
+        return [mask for mask, linear in zip(_cut_up(demanded[0], windows), step.linear, strict=False) if linear]
     if step.name == "scatter" and not step.equation.params["unique_indices"]:
         # In a custom backward pass. JAX does not say which of several writes to one position remains.
         return [True] * len(step.wires)
@@ -187,6 +196,39 @@ def _reshaped(mask: jax.Array, old: Shape, new: Shape) -> Mask:
         return reshaped(filled_out(mask, old), new)
     sizes = iter(size for size, whole in zip(mask.shape, old, strict=True) if whole != 1)
     return reshaped(mask, [1 if size == 1 else next(sizes) for size in new])
+
+
+def _windows(step: Step) -> list[Window] | None:
+    # The padding of a `pad` lies everywhere.
+    return windows_of(step.equation) if step.name != "pad" or step.linear == [True, False] else None
+
+
+def _cut_up(mask: Mask, windows: Sequence[Window]) -> list[Mask]:
+    """The masks of the parts of an array."""
+    if isinstance(mask, bool):
+        return [mask] * len(windows)
+    at = lambda window: tuple(slice(None) if size == 1 else w for size, w in zip(mask.shape, window, strict=True))
+    return [lifted(operator.itemgetter(at(window)))(mask) for window in windows]
+
+
+def _put_together(masks: Sequence[Mask], windows: Sequence[Window], shape: Shape) -> list[Mask]:
+    """The mask of an array, from the masks of its parts."""
+    return [either(*(_put_in(mask, window, shape) for mask, window in zip(masks, windows, strict=False)))]
+
+
+def _put_in(mask: Mask, window: Window, shape: Shape) -> Mask:
+    if mask is False:
+        return False
+    sizes, pads = [1] * len(shape) if mask is True else list(mask.shape), [(0, 0, 0)] * len(shape)
+    for axis, size in enumerate(shape):
+        place = range(*window[axis].indices(size))
+        # Along an axis that it fills, a part need not be written out.
+        if len(place) != size:
+            sizes[axis] = len(place)
+            pads[axis] = (place.start, size - 1 - place[-1], place.step - 1) if place else (0, size, 0)
+    if not any(map(any, pads)):
+        return mask
+    return padded(everywhere(sizes) if mask is True else filled_out(mask, tuple(sizes)), pads)
 
 
 def _drops_nothing(step: Step) -> bool:

@@ -48,6 +48,7 @@ from .lines import (
     sampler_of as sampler_of,
 )
 from .primitives import (
+    ASSEMBLIES as ASSEMBLIES,
     CALLS as CALLS,
     CHECKPOINTS as CHECKPOINTS,
     COMPARISONS as COMPARISONS,
@@ -68,6 +69,7 @@ from .primitives import (
     WRITES as WRITES,
     Chain as Chain,
     Operands as Operands,
+    Window as Window,
     any_equation as any_equation,
     branches_of as branches_of,
     checkpoint_settings as checkpoint_settings,
@@ -97,6 +99,7 @@ from .primitives import (
     solve_parts as solve_parts,
     varying_axes as varying_axes,
     while_parts as while_parts,
+    windows_of as windows_of,
     written_window as written_window,
 )
 from .same import Recent as Recent, structure_of as structure_of

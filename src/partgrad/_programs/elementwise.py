@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
-from .primitives import KINDS, reshape_order
+from .primitives import KINDS, reshape_order, windows_of
 
 # Larger arrays are followed as a whole.
 _MOST_ELEMENTS = 1024
@@ -92,10 +92,8 @@ def _reversed(equation: JaxprEqn, given: list[Any]) -> list[Any]:
     return [np.flip(given[0], equation.params["dimensions"])]
 
 
-def _sliced(equation: JaxprEqn, given: list[Any]) -> list[Any]:
-    p = equation.params
-    strides = p["strides"] or [1] * len(p["start_indices"])
-    return [given[0][tuple(map(slice, p["start_indices"], p["limit_indices"], strides))]]
+def _cut_up(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+    return [given[0][window] for window in windows_of(equation) or ()]
 
 
 def _broadcast(equation: JaxprEqn, given: list[Any]) -> list[Any] | None:
@@ -122,21 +120,12 @@ def _unstacked(equation: JaxprEqn, given: list[Any]) -> list[Any]:
     return list(np.moveaxis(given[0], equation.params["axis"], 0))
 
 
-def _split(equation: JaxprEqn, given: list[Any]) -> list[Any]:
-    p = equation.params
-    return np.split(given[0], np.cumsum(p["sizes"])[:-1], p["axis"])
-
-
 def _padded(equation: JaxprEqn, given: list[Any]) -> list[Any] | None:
-    operand, config = _full(given[0], equation.invars[0].aval.shape), equation.params["padding_config"]
-    if any(low < 0 or high < 0 for low, high, _ in config):
+    windows = windows_of(equation)
+    if windows is None:
         return None
     result = np.full(equation.outvars[0].aval.shape, np.asarray(given[1]).item(), object)
-    places = (
-        slice(low, low + (size - 1) * (inner + 1) + 1 if size else low, inner + 1)
-        for (low, _, inner), size in zip(config, operand.shape, strict=True)
-    )
-    result[tuple(places)] = operand
+    result[windows[0]] = _full(given[0], equation.invars[0].aval.shape)
     return [result]
 
 
@@ -154,12 +143,11 @@ MOVED: dict[str, Callable[[JaxprEqn, list[Any]], list[Any] | None]] = {
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshaped),
     "transpose": _transposed,
     "rev": _reversed,
-    "slice": _sliced,
+    **dict.fromkeys(("slice", "split"), _cut_up),
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenated,
     "stack": _stacked,
     "unstack": _unstacked,
-    "split": _split,
     "pad": _padded,
     "dynamic_slice": _sliced_at,
 }

@@ -206,15 +206,15 @@ class source_of:
         names = source_info_util.current_name_stack() + source.name_stack
         # A trace begins with the lines inside it. If none of them is the user's, those running now may be.
         traceback = source.traceback if has_line(equation) else None
-        self._contexts = (equation.ctx.manager, source_info_util.user_context(traceback, name_stack=names))
+        self._settings, self._line = equation.ctx.manager, source_info_util.user_context(traceback, name_stack=names)
 
     def __enter__(self) -> None:
-        for context in self._contexts:
-            context.__enter__()
+        self._settings.__enter__()
+        self._line.__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(*raised)
+        self._line.__exit__(*raised)
+        self._settings.__exit__(*raised)
 
 
 def with_constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
@@ -396,7 +396,7 @@ def zeros_like_aval(aval: Any) -> Any:
         zeros = lax.full(aval.shape, 0j if jnp.issubdtype(aval.dtype, jnp.complexfloating) else 0.0)
         zeros = zeros if zeros.dtype == aval.dtype else jnp.zeros(aval.shape, aval.dtype)
     else:
-        zeros = jnp.zeros(aval.shape, aval.dtype)
+        zeros = lax.full(aval.shape, 0, aval.dtype)
     return varying_like(zeros, aval)
 
 

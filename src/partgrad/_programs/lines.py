@@ -11,6 +11,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.extend import source_info_util
@@ -122,7 +123,13 @@ def sampler_of(equation: JaxprEqn) -> str | None:
 
 def has_line(equation: JaxprEqn) -> bool:
     """Whether the user's code was running when an equation was traced."""
-    return any(map(is_users, files_of(equation.source_info.traceback)))
+    return _shows_line(equation.source_info.traceback)
+
+
+# Of the equations of one derivative, many have the traceback of the same operation.
+@functools.lru_cache(maxsize=256)
+def _shows_line(traceback: Any) -> bool:
+    return any(map(is_users, files_of(traceback)))
 
 
 def _sites(call: JaxprEqn) -> list[_Frame]:

@@ -4,6 +4,7 @@ Names and parameters move between versions of JAX. Every set of names is here, o
 is read here.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -309,6 +310,29 @@ def reshape_order(equation: JaxprEqn) -> tuple[int, ...] | None:
 def is_reshape(equation: JaxprEqn) -> bool:
     """Whether an equation changes the shape of an array, and nothing else."""
     return equation.primitive.name in {"reshape", "squeeze", "expand_dims"} and reshape_order(equation) is None
+
+
+# Where a part lies in a larger array, axis by axis.
+Window = tuple[slice, ...]
+# They put parts together.
+ASSEMBLIES = named("concatenate pad")
+
+
+def windows_of(equation: JaxprEqn) -> list[Window] | None:
+    """Where the parts lie of an array that an equation cuts up or puts together; None for any other equation."""
+    p, name, shape = equation.params, equation.primitive.name, equation.invars[0].aval.shape
+    if name == "slice":
+        return [tuple(map(slice, p["start_indices"], p["limit_indices"], p["strides"] or [1] * len(shape)))]
+    if name == "pad" and all(low >= 0 and high >= 0 for low, high, _ in p["padding_config"]):
+        axes = zip(shape, p["padding_config"], strict=True)
+        return [tuple(slice(low, low + size * (inside + 1), inside + 1) for size, (low, _, inside) in axes)]
+    if name not in {"split", "concatenate"}:
+        return None
+    axis = p["axis"] if name == "split" else p["dimension"]
+    sizes = p["sizes"] if name == "split" else [atom.aval.shape[axis] for atom in equation.invars]
+    stops = itertools.accumulate(sizes)
+    along = [slice(int(stop - size), int(stop)) for size, stop in zip(sizes, stops, strict=True)]
+    return [tuple(one if n == axis else slice(None) for n in range(len(shape))) for one in along]
 
 
 # --- reads and writes by index ---------------------------------------------------------------------------------------

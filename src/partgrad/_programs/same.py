@@ -1,9 +1,12 @@
 """When two jaxprs are the same program, so that what was made of the first serves for the second."""
 
 import contextlib
+import functools
+import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from types import CodeType
 from typing import Any, TypeVar
 
 import jax
@@ -155,7 +158,14 @@ def _line(equation: JaxprEqn) -> Hashable:
     if frames is None:
         return names
     pairs = zip(*frames(), strict=True)
-    return names, next(((code, place) for code, place in pairs if not _is_jax(code.co_filename)), None)
+    return names, next((_position(code, place) for code, place in pairs if not _is_jax(code.co_filename)), None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _position(code: CodeType, place: int) -> Hashable:
+    """A code object, and the lines and columns of an instruction."""
+    # Python rewrites instructions that run often, and one that it rewrote may be elsewhere.
+    return code, next(itertools.islice(code.co_positions(), place // 2, None), None)
 
 
 _JAX = str(jax.__file__).removesuffix("__init__.py")
