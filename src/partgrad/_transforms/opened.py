@@ -1,5 +1,6 @@
 """The function that a transform differentiates: of the selected leaves alone, with the named marks open."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ class OfSelected:
     it. The mark is closed again in what leaves the function, so whatever a transform returns goes through `closed`.
     This call opens marks at `level`, which is 0 if it opens none.
     """
+
+    # JAX asks for it on every call, and Python would look for a while.
+    __signature__ = inspect.Signature([inspect.Parameter("values", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
     def __init__(self, f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], targets: Sequence[Target]):
         self._f, self._args, self._kwargs, self._targets = f, args, kwargs, targets
