@@ -53,8 +53,6 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
-    "pygments_light_style": "tango",
-    "pygments_dark_style": "github-dark",
     # Each version stands in a folder of its own, with one switcher.json beside them all.
     "switcher": {
         "json_url": os.environ.get("DOCS_SWITCHER", "_static/switcher.json"),
