@@ -267,6 +267,7 @@ def test_an_object_keeps_no_tracer_of_the_draw():
     pg.draw(flip.sample, KEY, gradient="error")
     assert flip.probability == jax.nn.sigmoid(0.4)
     with jax.checking_leaks():
+        pg.draw(Flip(flip.logits).sample, KEY, gradient="error")
         assert jax.jit(jax.grad(lambda p: p * bernoulli(KEY, lax.stop_gradient(p), gradient="error")))(0.3) in (
             0.0,
             1.0,

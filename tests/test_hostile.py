@@ -126,6 +126,7 @@ OPERATIONS = {
     "wrapper": lambda t: "NonDiff" in repr(pg.NonDiff([t["h"]])),
     "model": lambda t: "RBF(" in repr(RBF(t["h"], 2.0)),
     "static": lambda t: "Static" in repr(pg.Static([t["h"]])),
+    "diff": lambda t: "Diff([" in repr(pg.Diff([t["h"]])),
 }
 NOT_STATIC = ("eq", "hash", "objects", "record", "date", "float0", "strings", "getattribute")
 
@@ -150,6 +151,26 @@ def test_a_subclass_of_float_is_a_number():
     assert vector.tolist() == [3.0, 2.0]
     assert unravel(vector)["h"] == 3.0
     assert pg.grad(lambda t: t["h"] ** 2)(tree)["h"] == 6.0
+
+
+class Mute(float):
+    def __repr__(self):
+        raise RuntimeError("hostile")
+
+
+class Alike(float):
+    def __repr__(self):
+        return "?"
+
+
+def test_static_numbers_are_told_apart_by_value_whatever_they_print():
+    assert repr(pg.Diff(Mute(1.0))) == "Diff(<Mute>)"
+    for kind in (Mute, Alike):
+        assert pg.Static(kind(1.0)) == pg.Static(kind(1.0)) != pg.Static(kind(2.0))
+        assert pg.Static(kind(0.0)) != pg.Static(kind(-0.0))
+        assert pg.Static(kind("nan")) == pg.Static(kind("nan"))
+    scaled = jax.jit(lambda static, x: x * static.value)
+    assert [scaled(pg.Static(Alike(number)), 1.0) for number in (1.0, 2.0)] == [1.0, 2.0]
 
 
 def test_a_donated_array_is_shown():
@@ -411,23 +432,50 @@ def test_marks_inside_of_marks_take_no_exponential_time(wrap):
     assert time.process_time() - start < 20
 
 
-@pytest.mark.parametrize("depth", [200, 3000])
+ON_ANY_TREE = {
+    "grad": pg.grad(lambda t: 1.0),
+    "double_where": lambda t: pg.double_where(lambda t, x: x**2)(t, 2.0) == 4.0,
+    "summary": pg.summary,
+    "partition": pg.partition,
+    "freeze": lambda t: pg.freeze(t, None),
+    "thaw": lambda t: pg.thaw(t, None),
+    "NonDiff": pg.NonDiff,
+    "Static": pg.Static,
+}
+
+
+@pytest.mark.parametrize("depth", [200, 900, 3000])
 def test_depth(depth):
     tree = nested(depth, lambda t: [t])
-    leaf = lambda t: jax.tree.leaves(t)[0] ** 2
-    for use in (pg.grad(leaf), pg.summary, pg.partition, lambda t: pg.freeze(t, None), pg.NonDiff, pg.Static):
+    for use in ON_ANY_TREE.values():
         # How deep is too deep for JAX differs between versions of Python.
-        refusal = (errors.ArgumentError, errors.StaticError, RecursionError) if depth > 500 else ()
+        refusal = (errors.ArgumentError, errors.StaticError) if depth > 500 else ()
         with contextlib.suppress(*refusal):
             assert use(tree) is not None
+    assert "..." in repr(RBF(tree, 1.0))
 
 
-def test_a_list_that_contains_itself():
+@pytest.mark.parametrize("name", [*ON_ANY_TREE, "check"])
+def test_a_list_that_contains_itself(name):
+    # Not a dict or a model: after those JAX leaves the interpreter with no levels to call anything.
     tree = [1.0]
     tree.append(tree)
-    for use in (pg.grad(lambda t: t[0]), pg.partition, lambda t: pg.check(lambda t: t[0])(t)):
-        with pytest.raises(errors.ArgumentError, match="contains itself"):
-            use(tree)
+    use = ON_ANY_TREE.get(name) or (lambda t: pg.check(lambda t: t[0])(t))
+    with pytest.raises(errors.ArgumentError, match="contains itself"):
+        use(tree)
+
+
+class Losing:
+    """Registered, by a function that forgets to return what it builds."""
+
+
+jax.tree_util.register_pytree_node(Losing, lambda node: ((1.0, 2.0), None), lambda data, children: None)
+
+
+def test_a_class_that_loses_its_leaves():
+    assert pg.items(Losing()) == [("[0]", 1.0), ("[1]", 2.0)]
+    with pytest.raises(errors.SelectionError, match="does not keep the slots"):
+        pg.select(Losing(), lambda t: t.a)
 
 
 @pytest.mark.long

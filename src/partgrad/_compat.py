@@ -106,10 +106,12 @@ def without_remat3(equation: "JaxprEqn", run: Callable[..., Any]) -> Callable[..
         options = {"policy": primitive.policy, "prevent_cse": getattr(primitive, "prevent_cse", True)}
         return ordinary_checkpoint(functools.partial(run, primitive.jaxpr), **options)
 
-    def named(value: Any) -> Any:
-        from jax.ad_checkpoint import checkpoint_name
+    return (lambda value: [ordinary_name(value, primitive.name)]) if kind == "CheckpointName" else None
 
-        with _config.remat3(False):
-            return [checkpoint_name(value, primitive.name)]
 
-    return named if kind == "CheckpointName" else None
+def ordinary_name(value: Any, name: str) -> Any:
+    """`checkpoint_name`, as a primitive that can be batched: with the flag `jax_remat3`, JAX makes one that cannot."""
+    from jax.ad_checkpoint import checkpoint_name
+
+    with _config.remat3(False):
+        return checkpoint_name(value, name)

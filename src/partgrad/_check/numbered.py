@@ -19,6 +19,7 @@ from .._programs import (
     CALLS,
     CUSTOM_LINEAR,
     ENTERED,
+    HIGH_LINEAR,
     TRANSPARENT,
     Chain,
     Dependence,
@@ -86,7 +87,7 @@ class NumberedProgram:
         forward = lambda leaves, tangents: jax.jvp(self.run, (leaves,), (tangents,))[1]
         jaxpr = jax.make_jaxpr(forward)(self.leaves, self.leaves)
         # Where `jax.jvp` would refuse a `custom_vjp`, its trace leaves an equation that only reverse mode can use.
-        if any_equation(jaxpr.jaxpr, lambda equation: equation.primitive.name in CUSTOM_LINEAR):
+        if any_equation(jaxpr.jaxpr, lambda equation: equation.primitive.name in CUSTOM_LINEAR | HIGH_LINEAR):
             raise TypeError("A function with a `custom_vjp` has no forward derivative.")
         return jaxpr
 

@@ -128,9 +128,11 @@ class _Run:
     def _send(self, body: _Body) -> None:
         starts = np.cumsum([0, *(one.length for one in body.asked)])[:-1]
         everything = jnp.concatenate(body.vectors)
+        # Not the body, which has tracers: JAX keeps what it calls.
+        asked = body.asked
 
         def record(everything: Any, *steps: Any) -> None:
-            self._record(body.asked, starts, np.asarray(everything), tuple(map(int, steps)))
+            self._record(asked, starts, np.asarray(everything), tuple(map(int, steps)))
 
         send = lambda: jax.debug.callback(record, everything, *body.steps)
         lax.cond(jnp.any(everything[starts] >= 0), send, lambda: None)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 
+from .._trees import show_wrapped
 from ..errors import DataclassError
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class Diff(Generic[T]):
             self.value = value
 
     def __repr__(self) -> str:
-        return f"Diff({self.value!r})"
+        return show_wrapped("Diff", self.value)
 
 
 def diff_refused(where: str, fix: str) -> DataclassError:

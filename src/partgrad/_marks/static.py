@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from .._trees import flatten, is_array, show_wrapped, trees_equal, write, written
+from .._trees import is_array, show_wrapped, too_deep, trees_equal, write, written
 from ..errors import StaticError
 from .hold import hold
 from .scope import render_wrapper
@@ -29,7 +29,12 @@ class StaticData:
 
     def __init__(self, value: Any, where: str = "`Static`"):
         try:
-            flatten(value)
+            self._take_apart(value, where)
+        except (RecursionError, SystemError) as error:
+            raise too_deep(value) from error
+
+    def _take_apart(self, value: Any, where: str) -> None:
+        try:
             paths_and_leaves, self._treedef = jax.tree_util.tree_flatten_with_path(value)
         except (TypeError, ValueError) as error:
             raise StaticError(
@@ -113,9 +118,11 @@ def _typed(value: Any, unhashable: Callable[[Any], Any] = type) -> Any:
         return type(value), frozenset(map(typed, value))
     if isinstance(value, dict):
         return type(value), tuple((typed(key), typed(item)) for key, item in value.items())
-    if isinstance(value, float | complex | np.inexact):
+    if issubclass(type(value), float | complex | np.inexact):
         # 0.0 differs from -0.0, but NaN equals itself, or every call would compile again.
-        return type(value), repr(value)
+        # A subclass may print all of its values alike.
+        kind: Any = next((kind for kind in (float, complex) if issubclass(type(value), kind)), type(value))
+        return type(value), kind.__repr__(value)
     try:
         hash(value)
     except Exception:

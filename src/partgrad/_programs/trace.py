@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import Jaxpr
 
 from .._compat import is_staging
-from .._trees import held_by
+from .._trees import flatten, held_by
 from .interpreter import as_array
 from .primitives import Operands, opened
 from .same import structure_of
@@ -51,7 +51,7 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
 
     @functools.wraps(function, updated=())
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        leaves, treedef = jax.tree.flatten((args, kwargs))
+        leaves, treedef = flatten((args, kwargs))
         if not (is_staging() or _closes_over_tracers(function) or any(map(_is_tracer, leaves))):
             result = _called(function, args, kwargs, leaves, treedef)
             # Nothing is being transformed, unless the function closes over a tracer.
@@ -88,7 +88,7 @@ def _is_tracer(leaf: Any) -> bool:
 def _closes_over_tracers(function: Any) -> bool:
     """Whether a function closes over a tracer, as far as can be told without running it."""
     try:
-        return any(map(_is_tracer, jax.tree.leaves([held for _, held in held_by(function)])))
+        return any(map(_is_tracer, flatten([held for _, held in held_by(function)])[0]))
     except (TypeError, ValueError):
         # A dict may have keys that cannot be sorted.
         return False

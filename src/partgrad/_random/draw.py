@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
+from .._compat import ordinary_custom_vjp, ordinary_name
 from .._message import listed, near_misses
 from .._programs import evaluate
 from ..errors import ArgumentError, DrawError
@@ -108,7 +108,7 @@ def _refusing(drawing: Drawing) -> Any:
     error = functools.partial(_differentiated, drawing.name, drawing.site)
     guard = lambda parameter, name: _guarded(parameter, functools.partial(error, name))
     try:
-        staged, shape = jax.make_jaxpr(drawing.isolated().run, return_shape=True)()
+        staged, shape = jax.make_jaxpr(lambda: drawing.isolated().run(), return_shape=True)()
     except (TypeError, jax.errors.NonConcreteBooleanIndexError):
         # It cannot be traced, because of values it branches on or of what it returns. What it closes over stays unseen,
         # unless it reaches the draw.
@@ -137,7 +137,7 @@ def _refusing_tangents(function: Callable[..., Any], error: Callable[[], Excepti
     """The function, which raises if any of its arguments has a tangent or, when traced, may have one."""
     # Not a `custom_jvp`: partial evaluation of a scan replaces it with its body, and an outer derivative slips through.
     # `jax.jvp` calls the rule of a `custom_vjp` too.
-    guarded = jax.custom_vjp(function)
+    guarded = ordinary_custom_vjp(function)
 
     def forward(*args: Any) -> tuple[Any, None]:
         if any(leaf.perturbed for leaf in jax.tree.leaves(args, is_leaf=lambda leaf: hasattr(leaf, "perturbed"))):
@@ -194,7 +194,7 @@ def _tagged(
 
     def tag(total: Any, key: Any, values: list[Any], parameters: list[Any]) -> list[Any]:
         # The values must depend on the log-probability, or dead code elimination removes it from a jaxpr.
-        marked = checkpoint_name(total, label) > 0
+        marked = ordinary_name(total, label) > 0
         return [lax.select_n(marked, value, value) for value in values]
 
     return list(_refusing_tangents(tag, error)(total, key, values, parameters))

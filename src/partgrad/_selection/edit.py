@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._marks import Place, remarked
-from .._trees import is_differentiable, shape_of
+from .._trees import is_differentiable, shape_of, too_deep
 from ..errors import PartsError
 from .choose import static_refused
 from .plans import Target, entry_names, values_like
@@ -278,7 +278,11 @@ def _remarked(tree: T, wrt: Any, held: bool) -> T:
     routes = [place.route for place in target.plan.nodes if _is_whole(place, target.leaves, chosen)] if held else []
     # `freeze` states explicitly what a mark does silently: the derivative of a leaf that is open here ends.
     leaves = [_stopped(leaf, held and i in chosen) for i, leaf in enumerate(target.leaves)]
-    return cast(T, remarked(tree, chosen, held, routes).unflatten(leaves))
+    try:
+        structure = remarked(tree, chosen, held, routes)
+    except RecursionError as error:
+        raise too_deep(tree) from error
+    return cast(T, structure.unflatten(leaves))
 
 
 def _is_whole(place: Place, leaves: list[Any], chosen: Collection[int]) -> bool:

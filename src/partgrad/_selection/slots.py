@@ -235,14 +235,15 @@ class Structure:
     def _build(self, tree: Any, treedef: Any) -> Any:
         try:
             built = treedef.unflatten(self.slots)
-            if all(map(operator.is_, jax.tree.leaves(built), self.slots)):
+            if list(map(id, jax.tree.leaves(built))) == list(map(id, self.slots)):
                 return built
         except Exception:
             # A constructor that checks or converts its arguments may reject slots.
             pass
         built = _with_leaves(tree, iter(self.slots))
-        # An error here may also come from a lookup of a place.
-        jax.tree_util.tree_flatten_with_path(built)
+        # Flattened here, as a lookup of a place will.
+        if len(jax.tree_util.tree_flatten_with_path(built)[0]) != len(self.slots):
+            raise TypeError("What its class builds has other leaves.")
         # It has all attributes of the tree's own nodes, including those that are not part of the structure.
         self.holds_arrays = self.holds_arrays or reaches_array(built)
         return built

@@ -19,6 +19,7 @@ from .leaf import (
     is_array as is_array,
     is_differentiable as is_differentiable,
     shape_of as shape_of,
+    too_deep as too_deep,
     written as written,
 )
 from .look import LOOKS as LOOKS

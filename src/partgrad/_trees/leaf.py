@@ -100,8 +100,13 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
     try:
         return jax.tree.flatten(tree)
     except (RecursionError, SystemError) as error:
-        raise ArgumentError(
-            f"A tree is nested too deeply for JAX to flatten: it is, or begins with, {type(tree).__name__}.",
-            f"Expected at most the {sys.getrecursionlimit()} levels of sys.getrecursionlimit().",
-            fix="look for a container that contains itself; put a long chain of nodes into one list.",
-        ) from error
+        raise too_deep(tree) from error
+
+
+def too_deep(tree: Any) -> ArgumentError:
+    """The error for a tree in which JAX, or a function that calls itself at every node, reached Python's limit."""
+    return ArgumentError(
+        f"A tree is nested too deeply: it is, or begins with, {type(tree).__name__}.",
+        f"Expected fewer levels than sys.getrecursionlimit(), which is {sys.getrecursionlimit()}.",
+        fix="look for a container that contains itself; put a long chain of nodes into one list.",
+    )

@@ -26,6 +26,9 @@ def show(value: Any, room: int = _COLUMNS) -> str:
         return describe(value)
     if isinstance(value, jax.Array | np.ndarray):
         return _array(value)
+    if room <= 0 and type(value) in (dict, list, tuple):
+        # Sixty levels down: what is shown may even contain itself.
+        return "..."
     if type(value) is dict:
         return _joined("{", [f"{written(key)}: {show(item, room - 2)}" for key, item in value.items()], "}", room)
     if type(value) in (list, tuple):
