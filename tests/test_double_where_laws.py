@@ -174,3 +174,24 @@ def test_masks_go_through_moves_as_numbers_do(name):
             ours = pg.double_where(lambda a: function(a, False, is_by_place))
             for derivative in (jax.grad, jax.jacfwd):
                 np.testing.assert_allclose(evaluated(derivative(ours))(POINT), expected, rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_the_matrix_of_a_solve_in_a_loop_is_replaced_at_dead_steps_alone(length):
+    """Also where there are as many steps as rows."""
+
+    def function(x, is_by_hand):
+        def step(carry, number):
+            dead = jnp.where(number > 1, float(is_by_hand), 2.0)
+            matrix = dead * jnp.eye(3) + carry[0] * jnp.tril(jnp.ones((3, 3)), -1)
+            solved = jax.scipy.linalg.solve_triangular(matrix, carry, lower=True)
+            return jnp.where(number > 1, 1.1 * carry, solved), None
+
+        return jnp.sum(lax.scan(step, x, jnp.arange(length))[0] ** 2)
+
+    with jax.enable_x64(True):
+        x = np.array([0.3, 0.5, 0.7])
+        expected = evaluated(jax.grad(lambda x: function(x, True)))(x)
+        for derivative in (jax.grad, jax.jacfwd):
+            found = evaluated(derivative(pg.double_where(lambda x: function(x, False))))(x)
+            np.testing.assert_allclose(found, expected, rtol=1e-12)

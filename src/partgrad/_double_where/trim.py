@@ -20,7 +20,7 @@ import numpy as np
 
 from .._programs import KINDS, Operands, is_floating, mesh_elsewhere, named, varying_like, zeros_like_aval
 from .known import is_safe_outside, numbers_of
-from .mask import Mask, Shape, either, full_like, gathered, on_all_devices, on_mesh_of
+from .mask import Mask, Shape, either, full_like, gathered, on_all_devices, on_mesh_of, spread
 from .program import LinearProgram, Step, Wire
 
 Emit = Callable[[Sequence[Any]], Operands]
@@ -94,7 +94,8 @@ class Recorder(Guard):
         number = self._number.get(id(value))
         if number is None or is_constant(value):
             return super().coefficient(value, needed, filler)
-        needed, old = gathered(needed, jnp.shape(value)), self.fillers[number]
+        # What is scanned gets an axis in front.
+        needed, old = spread(gathered(needed, jnp.shape(value)), jnp.shape(value)), self.fillers[number]
         if filler is CUT:
             filler = CUT if self.needed[number] is False else old
         elif filler is None and old is not CUT:
