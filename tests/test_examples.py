@@ -1,5 +1,6 @@
 """The examples. Mauna Loa: its kernels, its gradients, and a whole run on the real data. Fits on many devices."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -110,6 +111,21 @@ def test_log_marginal_likelihood_at_the_values_of_the_book():
     t, y = data()
     assert len(t) == 521
     assert abs(mauna_loa.log_marginal_likelihood(mauna_loa.book_kernel(), t, y) - -116.98344547) < 1e-7
+
+
+def test_the_derivative_of_the_density_is_that_through_its_cholesky_factor():
+    r = np.arange(4.0)
+    vector = np.cos(r)
+
+    def density(of, a):
+        return of(jnp.exp(-a * (r[:, None] - r) ** 2) + a * jnp.eye(4), a**2 * vector)
+
+    plain = lambda covariance, y: mauna_loa._log_normal_density(jnp.linalg.cholesky(covariance), y)
+    for differentiate in (jax.value_and_grad, jax.hessian):
+        by_rule, through = (
+            jax.jit(differentiate(functools.partial(density, of)))(0.7) for of in (mauna_loa.log_normal_density, plain)
+        )
+        np.testing.assert_allclose(by_rule, through, rtol=1e-9)
 
 
 @pytest.mark.long

@@ -43,13 +43,13 @@ Selector: TypeAlias = Callable[[Any], Any] | object
 class Selection:
     """A selector: `each`, `path`, `of_type`, `matching` and `exclude` return one, and every `wrt=` becomes one.
 
-    Attributes:
-        is_fixed: Whether its answer depends only on the structure (and on shapes, if it takes elements). Then
-            selections that compare equal give equal answers.
-        takes_everything: Whether it is `None`, which must not ignore what only looks like a leaf.
+    Selections combine with each other and with any other selector: `a | b`, `a & b`, `a - b`, `~a`.
     """
 
+    # Whether its answer depends only on the structure (and on shapes, if it takes elements). Then selections that
+    # compare equal give equal answers.
     is_fixed: bool = True
+    # Whether it is `None`, which must not ignore what only looks like a leaf.
     takes_everything = False
 
     def answer(self, structure: Structure, purpose: Purpose) -> Any:
