@@ -166,6 +166,8 @@ def test_aux_is_handed_through():
     assert pg.jvp(g, (tree,), (1.0,), wrt="a", has_aux=True) == (9.0, 6.0, {"aux": "kept"})
     value, pull, aux = pg.vjp(g, tree, wrt="a", has_aux=True)
     assert (value, pull(1.0), aux) == (9.0, (6.0,), {"aux": "kept"})
+    value, along, aux = pg.linearize(lambda p: (p["a"] ** 2, 2 * p["a"]), tree, wrt="a", has_aux=True)
+    assert (value, along(1.0), aux) == (9.0, 6.0, 6.0)
     h = lambda p: (p["a"] ** 2, {"aux": 2 * p["a"]})
     for transform, derivative in ((pg.jacfwd, 6.0), (pg.jacrev, 6.0), (pg.hessian, 2.0)):
         assert transform(h, wrt="a", has_aux=True)(tree) == (derivative, {"aux": 6.0})

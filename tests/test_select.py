@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import math
 import operator
 import re
 import weakref
@@ -9,6 +10,7 @@ import weakref
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import messages
@@ -72,6 +74,7 @@ TREE = {"dec": [{"w": 1.0, "b": 2.0}, {"w": 3.0, "b": NonDiff(4.0)}], "enc": Lin
         (Linear | pg.path("dec[0].w"), ["['dec'][0]['w']", "['enc'].weight", "['enc'].bias"]),
         ((lambda t: t["dec"]) - pg.each(lambda t: t["w"]), ["['dec'][0]['b']"]),
         (pg.path("**.w") & (lambda t: t["dec"][0]), ["['dec'][0]['w']"]),
+        ("**.w" & pg.path("dec[0]"), ["['dec'][0]['w']"]),
         ("**.w" - pg.path("dec[0]") | Linear, ["['dec'][1]['w']", "['enc'].weight", "['enc'].bias"]),
     ],
 )
@@ -416,27 +419,38 @@ def test_the_same_leaf_twice():
 
 
 @pytest.mark.parametrize(
-    "leaf", [3, True, "x", len, jnp.arange(2), jax.random.key(0)], ids=lambda leaf: type(leaf).__name__
+    ("leaf", "words", "fix"),
+    [
+        (3, "got int", "store a float"),
+        (True, "got bool", "store a float"),
+        (jnp.arange(2), "got i32[2]", "store a float"),
+        (jnp.ones(2, bool), "got bool[2]", "store a float"),
+        (np.uint8(2), "got u8[]", "store a float"),
+        ("x", "got str", "select a floating leaf"),
+        (len, "got function", "select a floating leaf"),
+        (jax.random.key(0), "got k", "select a floating leaf"),
+    ],
+    ids=["int", "bool", "ints", "bools", "uint", "str", "function", "key"],
 )
-def test_a_leaf_without_a_derivative(leaf):
-    words = {int: "int", bool: "bool", str: "str"}.get(type(leaf)) or (
-        "function" if callable(leaf) else str(leaf.dtype)[:1]
-    )
+def test_a_leaf_without_a_derivative(leaf, words, fix):
     for wrt in (lambda t: t["n"], lambda t: (t["x"], t["n"]), "n"):
-        refused({"x": 1.0, "n": leaf}, wrt, TypeError, "names `['n']`, which cannot be differentiated", f"got {words}")
+        refused({"x": 1.0, "n": leaf}, wrt, TypeError, "names `['n']`, which cannot be differentiated", words, fix)
 
 
 @pytest.mark.parametrize(
     ("compute", "operation"),
     [
-        (lambda s: s * 2, "uses `*`"),
-        (lambda s: 2 - s, "uses `-`"),
-        (lambda s: -s, "calls `neg`"),
         (lambda s: s == 1, "compares with `==`"),
+        (lambda s: s != 1, "compares with `!=`"),
+        (lambda s: s < 1, "compares with `<`"),
+        (lambda s: s <= 1, "compares with `<=`"),
+        (lambda s: s > 1, "compares with `>`"),
+        (lambda s: s >= 1, "compares with `>=`"),
         (lambda s: [s] if s else s, "asks whether it is true"),
+        (lambda s: 1 in s, "uses `in`"),
+        (np.asarray, "converts it to an array"),
         (list, "iterates it"),
         (len, "calls `len`"),
-        (float, "calls `float`"),
         (lambda s: s(1.0), "calls it"),
         (lambda s: s.T, "reads `.T`"),
         (lambda s: s.sum(), "reads `.sum`"),
@@ -449,6 +463,39 @@ def test_computing_on_a_slot(compute, operation):
         pg.grad(lambda t: 0.0, wrt=lambda t: compute(t["a"]))({"a": jnp.ones(2)})
     assert operation in str(caught.value)
     assert isinstance(caught.value, TypeError)
+
+
+OPERATORS = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.matmul: "@",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.and_: "&",
+    operator.or_: "|",
+    operator.xor: "^",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
+    divmod: "divmod",
+}
+
+
+@pytest.mark.parametrize(("compute", "symbol"), OPERATORS.items(), ids=OPERATORS.values())
+def test_an_operator_on_a_slot(compute, symbol):
+    refused({"a": 1.0}, lambda t: compute(t["a"], 2), errors.SlotError, f"it uses `{symbol}`")
+    refused({"a": 1.0}, lambda t: compute(2, t["a"]), errors.SlotError, f"it uses `{symbol}`")
+
+
+CONVERSIONS = [abs, round, int, float, complex, math.trunc, math.floor, math.ceil]
+CONVERSIONS += [operator.neg, operator.pos, operator.invert, operator.index]
+
+
+@pytest.mark.parametrize("compute", CONVERSIONS, ids=lambda compute: compute.__name__)
+def test_a_conversion_of_a_slot(compute):
+    refused({"a": 1.0}, lambda t: compute(t["a"]), errors.SlotError, f"it calls `{compute.__name__}`")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Static: data for the compiler, arrays carried as held leaves."""
 
 import copy
+import dataclasses
 import enum
 import functools
 import pickle
@@ -17,6 +18,11 @@ from partgrad import Static
 
 class Colour(enum.Enum):
     RED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    width: float
 
 
 def counted(function):
@@ -50,6 +56,8 @@ def test_python_values_are_constants_of_the_compiler():
         ({1: 2}, {True: 2}),
         ((1, 2), [1, 2]),
         ({1}, {True}),
+        (Size(1), Size(True)),
+        ({"of": (Size(0.0),)}, {"of": (Size(-0.0),)}),
     ],
 )
 def test_it_compares_by_type_and_value_recursively(first, second):
@@ -168,5 +176,7 @@ def test_what_cannot_be_static_is_refused_where_it_is_built():
     assert isinstance(caught.value, TypeError)
     for words in ("Expected data that can be hashed and compared", "Fix: give its class __eq__ and __hash__"):
         assert words in str(caught.value)
+    with pytest.raises(pg.errors.StaticError, match=r"holds Odd .* at `\['a'\]`, which cannot be static"):
+        Static({"a": np.array(["x", Odd()], object)})
     with pytest.raises(pg.errors.StaticError, match="keys can be sorted"):
         Static({1: 2, "a": 3})

@@ -231,10 +231,10 @@ def trim(
         given = [fed[operand] if isinstance(operand, Wire) else False for operand in step.operands]
         dead = all(mask is False for mask in wanted) or all(mask is False for mask in given)
         emits.append(None if dead else trimming.step(step, given, wanted))
-    known = [output if isinstance(output, Wire) else guard.coefficient(output, True) for output in program.outputs]
+    outputs = [guard.coefficient(output, True) for output in program.outputs]
     masks = [trimming.masks.get(wire, False) for wire in program.inputs]
     unclean = [wire in trimming.unclean for wire in program.inputs]
-    run = _runner(program, emits[::-1], known)
+    run = _runner(program, emits[::-1], outputs)
     loose = trimming.loosened(program)
     if not loose.isdisjoint(output for output in program.outputs if isinstance(output, Wire)):
         pairs = zip(program.outputs, demanded, strict=True)

@@ -142,7 +142,7 @@ def refuse_undifferentiable(structure: Structure, place: Place, purpose: Purpose
     if purpose == "edit" or not place.is_leaf or is_differentiable(structure.leaves[place.start]):
         return
     leaf = describe(structure.leaves[place.start])
-    remedy = "store a float (1.0 for 1)" if leaf in ("int", "bool") or leaf[:1] in "iu" else "select a floating leaf"
+    remedy = "store a float (1.0 for 1)" if leaf.startswith(("bool", "i", "u")) else "select a floating leaf"
     raise NotDifferentiableError(
         f"The selector names {at(place.path)}, which cannot be differentiated.",
         f"Expected a floating or complex leaf, got {leaf}.",
