@@ -67,6 +67,12 @@ def vjp_is_ordinary():
     return float(jax.linearize(jax.grad(f), 1.0)[0]) == 3.0
 
 
+def names_are_ordinary():
+    with flag_set("jax_remat3"):
+        (ordinary,) = traced(lambda x: compat.ordinary_name(x, "n"), 1.0)
+    return ordinary.primitive.name == "name"
+
+
 def checkpoints_are_ordinary():
     with flag_set("jax_remat3"):
         (ordinary,) = traced(compat.ordinary_checkpoint(jnp.sin), 1.0)
@@ -120,6 +126,10 @@ PIECES = {
     "ordinary_checkpoint": (
         "`jax._src.config.remat3` is no longer a context that switches the new `jax.checkpoint` off.",
         checkpoints_are_ordinary,
+    ),
+    "ordinary_name": (
+        "`jax._src.config.remat3` is no longer a context that switches the new `checkpoint_name` off.",
+        names_are_ordinary,
     ),
     "without_remat3": (
         "A checkpoint under `jax_remat3` is no longer a RematTraced with `jaxpr` and `policy`, or its name a CheckpointName.",
