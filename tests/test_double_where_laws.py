@@ -195,3 +195,24 @@ def test_the_matrix_of_a_solve_in_a_loop_is_replaced_at_dead_steps_alone(length)
         for derivative in (jax.grad, jax.jacfwd):
             found = evaluated(derivative(pg.double_where(lambda x: function(x, False))))(x)
             np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("inside", ["cond", "scan"])
+def test_a_divisor_that_is_live_elsewhere(inside):
+    """A zero by which dead lanes divide, and with which live ones multiply."""
+
+    def function(x, is_by_hand):
+        def body(x):
+            total = jnp.sum(jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, 1.0) if is_by_hand else x), 0.0))
+            return jnp.cumsum(x * total)
+
+        if inside == "cond":
+            return jnp.sum(lax.cond(x[0] > 0, body, jnp.sin, x))
+        return jnp.sum(lax.scan(lambda carry, _: (body(carry), None), x, length=2)[0])
+
+    with jax.enable_x64(True):
+        x = np.array([1.2, -1.0, 0.0, 0.3])
+        expected = evaluated(jax.grad(lambda x: function(x, True)))(x)
+        for derivative in (jax.grad, jax.jacfwd):
+            found = evaluated(derivative(pg.double_where(lambda x: function(x, False))))(x)
+            np.testing.assert_allclose(found, expected, rtol=1e-12)

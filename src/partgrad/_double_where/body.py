@@ -110,7 +110,7 @@ def trimmed_body(
         guard: The guard of the program that the body belongs to.
         cuts: Whether a value from outside may stay as it is where no live edge needs it.
     """
-    recorder = Recorder(guard, outside, cuts)
+    recorder = Recorder(guard, outside, cuts, program)
     operands, emit = trim(program, feed(program, fed), demanded, recorder)
     jaxpr, coefficients = split(emit, [wire.aval for wire in program.inputs])
     numbers = {id(value): number for number, value in enumerate(outside)}

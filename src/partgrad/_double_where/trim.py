@@ -52,6 +52,10 @@ class Guard:
         filler = 1 if filler is None else varying_like(filler, jax.typeof(value))
         return jnp.where(needed, value, filler)
 
+    def divisor(self, value: Any, needed: Mask, filler: Any = None) -> Any:
+        """As `coefficient`, for what a zero makes infinite."""
+        return self.coefficient(value, needed, filler)
+
     def cut(self, value: Any, needed: Mask) -> Any:
         """A known operand, unchanged, whose own derivative is followed only where a live edge needs it."""
         if isinstance(needed, bool) or is_constant(value):
@@ -76,14 +80,17 @@ class Recorder(Guard):
         outside: The guard of the program that the loop or branch belongs to.
         values: The values that come from outside.
         cuts: Whether a value from outside may stay as it is where no live edge needs it.
+        program: The program inside.
 
     Attributes:
         needed: For each of them, the mask of the elements that a live edge needs.
         fillers: For each of them, what stands for the others: None for ones, or `CUT`.
     """
 
-    def __init__(self, outside: Guard, values: Sequence[Any], cuts: bool = False):
+    def __init__(self, outside: Guard, values: Sequence[Any], cuts: bool = False, program: LinearProgram | None = None):
         super().__init__(outside.protected, cuts)
+        read = [] if program is None else [*program.outputs, *(value for step in program.steps for value in step.known)]
+        self._uses = Counter(map(id, read))
         self._values = values
         self._number = {id(value): number for number, value in enumerate(values)}
         self.needed: list[Mask] = [False] * len(values)
@@ -103,6 +110,11 @@ class Recorder(Guard):
         self.fillers[number] = filler
         self.needed[number] = either(self.needed[number], needed)
         return value
+
+    def divisor(self, value: Any, needed: Mask, filler: Any = None) -> Any:
+        """Replace here what another step needs as it is: there a zero may be live."""
+        is_shared = needed is not True and self._uses[id(value)] > 1
+        return super().coefficient(value, needed, filler) if is_shared else self.coefficient(value, needed, filler)
 
     def cut(self, value: Any, needed: Mask) -> Any:
         """Record the need for a value from outside; cut any other at once."""
