@@ -250,6 +250,13 @@ def test_under_a_transfer_guard():
         assert check(lambda x: (x**2).sum(), x).ok
 
 
+def test_under_strict_promotion():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        report = check(masked_log, jnp.array([0.0, 1.0]))
+        assert check(lambda x: (x**2).sum(), jnp.ones((2, 2))).ok
+    assert found(report, "error") == [("nan", "")]
+
+
 class Counter(eqx.Module):
     index: eqx.nn.StateIndex
 

@@ -108,10 +108,14 @@ def check(
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A context in which NaN, infinity and transfers to and from the host raise no error: the check looks for them.
+    """A context in which NaN, infinity, transfers and promotion raise no error: the check looks for them or has them.
 
     By default, an accelerator multiplies matrices with fewer digits than the dtype has.
     """
     products = jax.default_matmul_precision("highest") if is_rounding_products() else contextlib.nullcontext()
-    with np.errstate(all="ignore"), jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"), products:
+    promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+    refusals = jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"), *promotion
+    with np.errstate(all="ignore"), contextlib.ExitStack() as contexts:
+        for context in (*refusals, products):
+            contexts.enter_context(context)
         yield
