@@ -351,6 +351,16 @@ def test_every_transform_tells_of_an_implicit_hold(derivative):
         derivative()
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_parts_combine_if_marks_are_open_in_one_of_them(in_order):
+    def loss(m):
+        parts = [pg.partition(M, "a")[0], pg.partition(m, "a")[1]]
+        whole = pg.combine(*parts if in_order else parts[::-1])
+        return whole.a * whole.p
+
+    assert float(pg.grad(loss, wrt="p")(M)) == 2.0
+
+
 def test_a_hold_that_is_on_no_way_is_no_error():
     np.testing.assert_allclose(pg.grad(lambda m: K(m.a, m.p).a * m.p, wrt="p")(M), 2.0)
     slope, model = pg.grad(lambda m: (m.a * m.p, K(m.a, m.p)), wrt="p", has_aux=True)(M)

@@ -499,10 +499,21 @@ def test_a_conversion_of_a_slot(compute):
 
 
 @pytest.mark.parametrize(
-    "wrt", [3, 1.5, b"x", (lambda t: t,), ["a"], {"a": 3}, object()], ids=lambda w: type(w).__name__
+    ("wrt", "fix"),
+    [
+        (3, "write argnums=3"),
+        ((lambda t: t,), "return the parts from one callable"),
+        (["a"], "join the paths: partgrad.path('a')"),
+        ({"a": True, "b": 3}, "make every leaf of the mask True or False"),
+        ({"a": 3}, "write wrt=lambda m: m.the_part"),
+        (1.5, "write wrt=lambda m: m.the_part"),
+        (b"x", "write wrt=lambda m: m.the_part"),
+        (object(), "write wrt=lambda m: m.the_part"),
+    ],
+    ids=["int", "tuple", "list", "mixed mask", "dict", "float", "bytes", "object"],
 )
-def test_a_selector_of_the_wrong_type(wrt):
-    refused({"a": 1.0}, wrt, TypeError, f"`wrt` is {type(wrt).__name__}", "which is not a selector")
+def test_a_selector_of_the_wrong_type(wrt, fix):
+    refused({"a": 1.0}, wrt, TypeError, f"`wrt` is {type(wrt).__name__}", "which is not a selector", fix)
 
 
 def test_selectors_on_an_equinox_model():
