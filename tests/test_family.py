@@ -242,6 +242,14 @@ def test_argument_names_that_do_not_fit():
     )
 
 
+@pytest.mark.parametrize("transform", [pg.grad, pg.value_and_grad, pg.jacfwd, pg.jacrev, pg.hessian])
+def test_a_decorator_keeps_its_options(transform):
+    f = lambda x, y: x * y**3
+    decorated, direct = transform(argnums=1)(f)(2.0, 3.0), transform(f, argnums=1)(2.0, 3.0)
+    assert jax.tree.leaves(decorated) == jax.tree.leaves(direct)
+    assert jax.tree.leaves(transform(f, argnums=0)(2.0, 3.0)) != jax.tree.leaves(direct)
+
+
 def test_decorators():
     @pg.jacfwd(wrt="a")
     def jacobian(p):
