@@ -216,3 +216,11 @@ def test_a_divisor_that_is_live_elsewhere(inside):
         for derivative in (jax.grad, jax.jacfwd):
             found = evaluated(derivative(pg.double_where(lambda x: function(x, False))))(x)
             np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_branch_among_devices_in_forward_mode():
+    """The number of the branch differs from device to device, and a batch of tangents selects by it."""
+    f = program([("set drop before", ("switch", "across"), 0, 0)], "weights")
+    with jax.enable_x64(True):
+        x = jnp.array([-0.5, 1.0, 0.0, 0.3])
+        np.testing.assert_allclose(evaluated(jax.jacfwd(pg.double_where(f)))(x), evaluated(jax.jacfwd(f))(x))

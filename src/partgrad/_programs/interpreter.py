@@ -157,6 +157,9 @@ def evaluate(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
 
 def bind(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
     """Run an equation on other operands, and with other parameters if given, under its own source line."""
+    if equation.primitive.name == "pvary":
+        # What has been selected by a varying predicate varies already.
+        return [varying_like(value, variable.aval) for value, variable in zip(operands, equation.outvars, strict=True)]
     is_foreign = kind_of(equation.primitive.name) is None
     if is_foreign or equation.primitive.name in _RULED:
         # The rule of another library may ask its operands for attributes of arrays, and take anything else for static
