@@ -344,7 +344,8 @@ def program(steps, end):
             if name in ALL_TWO and CUSTOM.issuperset(wrappers):
                 operands.append(read(second))
             elif name in ALL_TWO:
-                wrappers = [wrapper for wrapper in wrappers if wrapper not in CUSTOM]
+                # These may not close over what is differentiated.
+                wrappers = [wrapper for wrapper in wrappers if wrapper not in CUSTOM | REVERSE_ONLY]
                 operation = functools.partial(_with_second, operation, read(second))
             for wrapper in wrappers:
                 operation = ALL_WRAPPERS[wrapper](operation)
