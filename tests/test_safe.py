@@ -101,7 +101,8 @@ def test_functions_of_two_operands(name, x64):
                 np.testing.assert_array_equal(np.asarray(slope[singular], float), 0)
             one = (lambda x, y=y: function(x, y)) if i == 0 else lambda y, x=x: function(x, y)
             tangent = jax.jvp(one, ((x, y)[i],), (jnp.ones_like(x),))[1]
-            np.testing.assert_array_equal(np.asarray(tangent, float), np.asarray(slope, float))
+            # Compiled at the lowest level (conftest.py), a quotient may differ in its last place between the modes.
+            assert_same(tangent, jnp.asarray(slope), ulps=2)
 
 
 @pytest.mark.share
