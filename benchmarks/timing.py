@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -26,14 +27,14 @@ class Effort:
     """How long is measured.
 
     Attributes:
-        rounds: How often each function takes its turn.
+        rounds: How often each function takes its turn; many short turns, since a shared machine changes its speed.
         seconds: How long a turn takes at least, where one call takes less.
         clock: What tells the time; the processor's seconds count less of what else a busy machine does.
         is_quick: Whether sizes are small: to see that everything runs, not to quote.
     """
 
-    rounds: int = 15
-    seconds: float = 0.02
+    rounds: int = 75
+    seconds: float = 0.004
     clock: Callable[[], float] = time.perf_counter
     is_quick: bool = False
 
@@ -85,16 +86,19 @@ class Row:
 
 
 def compared(effort: Effort, title: str, functions: Functions, limits: dict[str, float] | None = None) -> Row:
-    """Time functions in turns; the costs are medians."""
+    """Time functions in turns, in another order each round; the costs are medians."""
     numbers = {}
     for name, function in functions.items():
         function()
         once = max(effort.time(function, 3), 1e-8)
         numbers[name] = max(1, int(effort.seconds / once))
     times: dict[str, list[float]] = {name: [] for name in functions}
+    # Whoever follows a slow neighbour finds the caches cold.
+    order, draw = list(functions), random.Random(0)
     for _ in range(effort.rounds):
-        for name, function in functions.items():
-            times[name].append(effort.time(function, numbers[name]))
+        draw.shuffle(order)
+        for name in order:
+            times[name].append(effort.time(functions[name], numbers[name]))
     return Row(title, {name: statistics.median(values) for name, values in times.items()}, limits or {})
 
 
