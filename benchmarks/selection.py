@@ -25,7 +25,7 @@ def selecting(effort: Effort) -> Iterator[Row]:
     """One leaf, by its path: of a structure that is new, and of one that is known."""
     for power in range(2, 4 if effort.is_quick else 7):
         leaves = 10**power
-        yield _first(effort, leaves, rounds=3 if power > 4 else 5)
+        yield _first(effort, leaves, rounds=25 if power < 4 else 3)
         known = tree(leaves)
         again = {
             "partgrad": lambda known=known: pg.select(known, PATH),

@@ -235,7 +235,8 @@ class Structure:
     def _build(self, tree: Any, treedef: Any) -> Any:
         try:
             built = treedef.unflatten(self.slots)
-            if list(map(id, jax.tree.leaves(built))) == list(map(id, self.slots)):
+            leaves = jax.tree.leaves(built)
+            if len(leaves) == len(self.slots) and all(map(operator.is_, leaves, self.slots)):
                 return built
         except Exception:
             # A constructor that checks or converts its arguments may reject slots.

@@ -20,13 +20,19 @@ def is_differentiable(leaf: Any) -> bool:
     known = _SCALARS.get(type(leaf))
     if known is not None:
         return known
+    try:
+        # Asked of every leaf in every call: nearly all are arrays of a dtype that was met before.
+        return _DTYPES[leaf.dtype]
+    except Exception:
+        return _is_inexact(leaf)
+
+
+def _is_inexact(leaf: Any) -> bool:
     dtype = _dtype(leaf)
     if dtype is None:
         return issubclass(type(leaf), float | complex)
-    found = _DTYPES.get(dtype)
-    if found is None:
-        # There are few dtypes, so the table stays small.
-        _DTYPES[dtype] = found = bool(jnp.issubdtype(dtype, jnp.inexact))
+    # There are few dtypes, so the table stays small.
+    _DTYPES[dtype] = found = bool(jnp.issubdtype(dtype, jnp.inexact))
     return found
 
 
