@@ -75,6 +75,12 @@ def custom_vjp_sqrt(x):
     return f(x)
 
 
+def ruled(function):
+    f = jax.custom_vjp(function)
+    f.defvjp(lambda x: jax.vjp(function, x), lambda pull, c: pull(c))
+    return f
+
+
 def clipped(clip):
     f = jax.custom_vjp(lambda x: 1.0 * x)
     f.defvjp(lambda x: (1.0 * x, None), lambda _, c: (clip(c),))
@@ -283,6 +289,12 @@ CASES = [
         lambda x: jax.checkpoint(lambda x: kept_sum(x > 0, custom_vjp_sqrt(x)))(x),
         [0, 4],
         [0, 0.25],
+    ),
+    Case(
+        "custom_vjp in a cond, whose residual multiplies and divides",
+        lambda x: lax.cond(x[1] > 0, ruled(lambda x: x @ x + kept_sum(x > 0, x * jnp.log(x))), jnp.sum, x),
+        [0, 4],
+        [0, 9 + np.log(4)],
     ),
     Case(
         "subtract out of bounds",

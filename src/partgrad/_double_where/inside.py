@@ -200,7 +200,6 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
 
 def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
     """A custom backward pass as a linear program from cotangents: it is fed where its result is demanded."""
-    step = guard.whole(step)
     # The cotangent of a result that nothing demands is a symbolic zero, which the pass may test for.
     pairs = enumerate(zip(step.results, demanded, strict=True))
     live = [number for number, (wire, mask) in pairs if mask is not False and is_floating(wire.aval)]
@@ -217,7 +216,8 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
         # For example, a pass that clips cotangents. Whatever it computes from a zero is part of the answer.
         of_nothing = pull([zeros_like_aval(aval) for aval in avals])
         operands = [either(mask, value != 0) for mask, value in zip(operands, of_nothing, strict=True)]
-        return operands, _masked(step, step.of_wires(fed), demanded, guard)
+        return operands, _masked(guard.whole(step), step.of_wires(fed), demanded, guard)
+    guard.opened(step, program)
     _, emit = trim(program, found, step.of_wires(fed), guard)
 
     def push(tangents: Sequence[Any]) -> Operands:

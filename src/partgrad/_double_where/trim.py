@@ -72,6 +72,14 @@ class Guard:
         """A step all of whose known operands are needed as they are."""
         return step.with_known([self.coefficient(value, True) for value in step.known])
 
+    def opened(self, step: Step, program: LinearProgram) -> None:
+        """Learn that a step is trimmed as a program."""
+
+
+def _uses(program: LinearProgram) -> Counter[int]:
+    """How often a program reads each value."""
+    return Counter(map(id, [*program.outputs, *(value for step in program.steps for value in step.known)]))
+
 
 class Recorder(Guard):
     """A guard inside a loop or a branch: what comes from outside is replaced there, once, by what is recorded here.
@@ -89,8 +97,7 @@ class Recorder(Guard):
 
     def __init__(self, outside: Guard, values: Sequence[Any], cuts: bool = False, program: LinearProgram | None = None):
         super().__init__(outside.protected, cuts)
-        read = [] if program is None else [*program.outputs, *(value for step in program.steps for value in step.known)]
-        self._uses = Counter(map(id, read))
+        self._uses = Counter[int]() if program is None else _uses(program)
         self._values = values
         self._number = {id(value): number for number, value in enumerate(values)}
         self.needed: list[Mask] = [False] * len(values)
@@ -115,6 +122,11 @@ class Recorder(Guard):
         """Replace here what another step needs as it is: there a zero may be live."""
         is_shared = needed is not True and self._uses[id(value)] > 1
         return super().coefficient(value, needed, filler) if is_shared else self.coefficient(value, needed, filler)
+
+    def opened(self, step: Step, program: LinearProgram) -> None:
+        """Count what the program reads, and not the step."""
+        self._uses.subtract(map(id, step.known))
+        self._uses.update(_uses(program))
 
     def cut(self, value: Any, needed: Mask) -> Any:
         """Record the need for a value from outside; cut any other at once."""
