@@ -14,7 +14,7 @@ _STYLE = """\
 .pgb text{fill:var(--ink)}.pgb .quiet{opacity:.75;font-size:12px}
 .pgb .line{stroke:var(--line);fill:none}.pgb .paper{fill:var(--paper);stroke:var(--line)}
 """
-_LEFT, _WIDTH, _LINE, _TOP = 300, 520, 24, 96
+_LEFT, _WIDTH, _LINE = 350, 520, 24
 
 
 def page(groups: dict[str, list[Row]], environment: str, picture: str, command: str) -> str:
