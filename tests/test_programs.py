@@ -328,6 +328,24 @@ def test_a_jaxpr_with_a_custom_rule_has_no_key():
     assert structure_of(jax.make_jaxpr(cubed)(1.0).jaxpr, exact=False) is None
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_rule_of_jax_that_reads_only_its_operands_has_a_key(exact):
+    def key(f):
+        # A new function, since JAX keeps traces.
+        return structure_of(jax.make_jaxpr(lambda x: jnp.sum(f(x * 2)))(jnp.ones(3)).jaxpr, exact=exact)
+
+    @jax.custom_jvp
+    def relu(x):
+        return jnp.maximum(x, 0)
+
+    relu.defjvp(lambda primals, tangents: (relu(*primals), 3 * tangents[0]))
+    functions = [jax.nn.relu, jax.nn.relu6, jax.nn.softplus, lambda x: jax.scipy.special.xlog1py(x, x)]
+    keys = [key(f) for f in functions]
+    assert None not in keys
+    assert keys == [key(f) for f in functions]
+    assert len({*keys, key(relu), key(lambda x: jnp.maximum(x, 0))}) == len(keys) + 2
+
+
 def test_bind_runs_an_equation_with_other_parameters():
     (equation,) = jax.make_jaxpr(lambda x: jnp.sum(x, 0))(jnp.ones((2, 3))).eqns
     np.testing.assert_array_equal(bind(equation, [jnp.ones((2, 3))], axes=(1,))[0], [3.0, 3.0])

@@ -13,10 +13,12 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .primitives import CUSTOM_RULES, HIGH, opened
+from .primitives import CUSTOM_RULES, HIGH, custom_rule_body, opened
 
 R = TypeVar("R")
 _LARGEST_LITERAL = 64
+# Functions of JAX whose custom rules read only the operands: each call makes its rule anew, but it is the same rule.
+_PLAIN_RULES = frozenset({"relu", "relu6", "logaddexp", "logaddexp2", "xlogy", "xlog1py", "_xlogx"})
 # JAX hands out the same jaxpr for each call of a function under `jit`.
 _keys: dict[bool, weakref.WeakKeyDictionary[Jaxpr, Hashable]] = {
     exact: weakref.WeakKeyDictionary() for exact in (False, True)
@@ -104,15 +106,25 @@ def _new_key(jaxpr: Jaxpr, exact: bool) -> Hashable:
         return _literal(atom) if isinstance(atom, Literal) else numbers.setdefault(atom, len(numbers))
 
     def key(equation: JaxprEqn) -> Hashable:
-        if not exact and equation.primitive.name in CUSTOM_RULES | HIGH:
+        body = _body_of_jax(equation, exact)
+        if body is None and not exact and equation.primitive.name in CUSTOM_RULES | HIGH:
             raise TypeError
         operands = tuple(map(named, equation.invars))
         results = tuple((named(variable), variable.aval) for variable in equation.outvars)
-        parameters = _parameters(equation.params, exact)
+        parameters = _parameters(equation.params, exact) if body is None else body
         return equation.primitive, operands, results, parameters, equation.ctx, _line(equation) if exact else None
 
     inputs = tuple((named(variable), variable.aval) for variable in (*jaxpr.constvars, *jaxpr.invars))
     return len(jaxpr.constvars), inputs, tuple(map(key, jaxpr.eqns)), tuple(map(named, jaxpr.outvars))
+
+
+def _body_of_jax(equation: JaxprEqn, exact: bool) -> Hashable:
+    """The body of a function whose custom rule is JAX's own and reads nothing else; None for any other equation."""
+    body = custom_rule_body(equation)
+    if body is None:
+        return None
+    name, _, place = str(getattr(opened(body)[0].debug_info, "func_src_info", "")).partition(" at ")
+    return (name, _parameter(body, exact)) if name in _PLAIN_RULES and _is_jax(place) else None
 
 
 def _literal(literal: Literal) -> Hashable:
