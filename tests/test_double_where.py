@@ -530,6 +530,24 @@ def test_a_constant_part_of_a_backward_pass_stays():
     assert jax.grad(pg.double_where(lambda x: f(2 * x, x**2)))(3.0) == 8
 
 
+BACKWARD = {
+    "across devices": shard(jnp.cos, IN_PARTS),
+    "a norm across devices": shard(lambda c: c * lax.rsqrt(1.0 + lax.psum(c @ c, "i")), IN_PARTS),
+    "a product of cotangents": lambda c: (c * (1 + c)) @ jnp.diag(c),
+    "a quotient": lambda c: c / (1.0 + c) + 1.0 / (1.0 + c),
+    "a factor by index": lambda c: np.ones(2) * lax.stop_gradient(c).at[:1].multiply(c[:1], unique_indices=True),
+}
+
+
+def test_a_backward_pass_that_is_not_linear_is_jaxs():
+    """Also what it makes of the zeros that it is given where nothing is selected."""
+    passed = {name: clipped(backward) for name, backward in BACKWARD.items()}
+    f = lambda x: sum(jnp.where(x[name] > 0, 3.0 * passed[name](x[name]), x[name]).sum() for name in passed)
+    points = dict.fromkeys(passed, np.array([[-1.0, -2.0], [-1.0, 2.0]]))
+    found, expected = (jax.jit(jax.vmap(jax.grad(g)))(points) for g in (pg.double_where(f), f))
+    jax.tree.map(close, found, expected)
+
+
 @pytest.mark.long
 @pytest.mark.share
 @pytest.mark.parametrize("solve", ["solve", "inv", "positive", "masked", "likelihood"])

@@ -176,6 +176,45 @@ def test_masks_go_through_moves_as_numbers_do(name):
                 np.testing.assert_allclose(evaluated(derivative(ours))(POINT), expected, rtol=1e-12, err_msg=name)
 
 
+# Linear maps of each row, with numbers of its own and with a triangular matrix.
+MATRIX = np.sin(np.arange(16.0)).reshape(4, 4)
+IN_ROWS = {
+    "product": lambda a, own, low: a * own,
+    "quotient": lambda a, own, low: a / own,
+    "matrix": lambda a, own, low: a @ MATRIX,
+    "matrix on the left": lambda a, own, low: (MATRIX @ a.T).T,
+    "matrices": lambda a, own, low: jnp.einsum("bi,bij->bj", a, MATRIX + own[:, None]),
+    "scalar products": lambda a, own, low: jnp.einsum("bi,bi->b", a, own)[:, None],
+    "convolution": lambda a, own, low: lax.conv_general_dilated(a[:, None], MATRIX[:1, None, :3], (1,), "SAME")[:, 0],
+    "triangular solve": lambda a, own, low: jax.scipy.linalg.solve_triangular(low, a[..., None], lower=True)[..., 0],
+    "factors by index": lambda a, own, low: a.at[:, np.array([0, 3])].multiply(own[:, :2], unique_indices=True),
+    "branch": lambda a, own, low: lax.cond(a[0, 0] > 0, lambda a: a * own, jnp.sin, a),
+}
+OWN = np.array([[2.0, 1.5, -1.0, 0.5], [1.0, 3.0, 2.0, -2.0], [np.inf, np.nan, 0.0, 1.0]])
+LOWER = np.tril(np.arange(1.0, 49.0).reshape(3, 4, 4)) * np.array([1.0, 1.0, 0.0])[:, None, None]
+ROWS = np.array([[1.5, 2.0, 3.0, 0.7], [1.0, 2.0, 1.0, 2.0], [0.0, 1.0, 0.0, 2.0]])
+
+
+@pytest.mark.parametrize("name", IN_ROWS)
+def test_rows_that_nothing_is_fed_into_or_demanded_of(name):
+    """The second row is padding, whose norm has no derivative. The third is not selected, and nothing of it is finite."""
+
+    def norms(a):
+        padded = jnp.where(np.array([[True], [False], [True]]), jnp.log(a), 0.0)
+        found = jnp.linalg.norm(IN_ROWS[name](padded, OWN, LOWER), axis=1)
+        return jnp.sum(jnp.where(np.array([True, True, False]), found, 0.0))
+
+    def alone(a):
+        return jnp.linalg.norm(IN_ROWS[name](jnp.log(a), OWN[:1], LOWER[:1]))
+
+    with jax.enable_x64(True):
+        expected = evaluated(jax.grad(alone))(ROWS[:1])
+        for derivative in (jax.grad, jax.jacfwd):
+            found = evaluated(derivative(pg.double_where(norms)))(ROWS)
+            np.testing.assert_allclose(found[:1], expected, rtol=1e-10)
+            np.testing.assert_array_equal(found[1:], 0.0)
+
+
 @pytest.mark.parametrize("length", [2, 3])
 def test_the_matrix_of_a_solve_in_a_loop_is_replaced_at_dead_steps_alone(length):
     """Also where there are as many steps as rows."""

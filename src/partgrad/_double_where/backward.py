@@ -5,7 +5,7 @@ replaced. Whatever the pass computes from a zero is part of the answer, and so l
 carries is live, at every step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,11 +29,11 @@ from .._programs import (
     scan_parts,
     step_through,
     while_parts,
+    zeros_like_aval,
 )
 from .mask import Mask, either
-from .products import is_scaling
 from .program import Step, Wire, linear_outputs
-from .trim import POINTWISE, RULES, Guard, fed_rule, rule_of
+from .trim import RULES, Guard, fed_rule, rule_of
 
 # A mask for a cotangent and whatever is computed from cotangents; None for any other value.
 Path = Mask | None
@@ -105,15 +105,20 @@ def _live(mask: Mask, result: Any) -> Mask:
 
 
 def is_linear_step(step: Step) -> bool:
-    """Whether a step is a linear function of its wires."""
+    """Whether a step has a rule and is a linear function of its wires."""
+    # A selection by a wire, for example, or a wire that is an index.
     if step.name not in RULES or not all(is_floating(wire.aval) for wire in step.wires):
         return False
-    if step.name in POINTWISE:
-        return step.name == "select_n" and not isinstance(step.operands[0], Wire)
-    if step.name == "scatter-mul":
-        return is_scaling(step)
-    if step.name in {"mul", "div", "dot_general", "conv_general_dilated"}:
-        return len(step.wires) == 1 and (step.name != "div" or isinstance(step.operands[0], Wire))
+    return is_transposed(step.transposed, [wire.aval for wire in step.results])
+
+
+def is_transposed(transposed: Callable[[Operands], Any], avals: Sequence[Any]) -> bool:
+    """Whether JAX can transpose a function, given its transpose and what that takes."""
+    try:
+        jax.eval_shape(transposed, [zeros_like_aval(aval) for aval in avals])
+    except Exception:
+        # JAX has no single exception for what it cannot transpose.
+        return False
     return True
 
 

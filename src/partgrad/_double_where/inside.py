@@ -31,7 +31,7 @@ from .._programs import (
     with_constants_as_inputs,
     zeros_like_aval,
 )
-from .backward import is_linear_step, pulled
+from .backward import is_linear_step, is_transposed, pulled
 from .batched import pulled_only
 from .body import State, as_arrays, split, state_of
 from .known import remembering
@@ -266,15 +266,9 @@ def _is_linear(backward: Any, program: LinearProgram) -> bool:
         return False
     if not all(map(is_linear_step, program.steps)):
         return False
-    tangents = [zeros_like_aval(output.aval) for output in jaxpr.outvars]
-    run = lambda *cotangents: tuple(evaluate(jaxpr, consts, list(cotangents)))
-    cotangents = [zeros_like_aval(variable.aval) for variable in jaxpr.invars]
-    try:
-        jax.eval_shape(lambda *t: jax.linear_transpose(run, *cotangents)(t), *tangents)
-    except Exception:
-        # JAX has no single exception for what it cannot transpose.
-        return False
-    return True
+    run = lambda cotangents: evaluate(jaxpr, consts, list(cotangents))
+    back = lambda tangents: transposed(run, [variable.aval for variable in jaxpr.invars], tangents)
+    return is_transposed(back, [output.aval for output in jaxpr.outvars])
 
 
 RULES.update(

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from .._programs import bind, reading_dimensions, written_window
-from .coupled import coupled_trim
 from .mask import Mask, any_along, anywhere, both, full_like, permuted, placed, spread
 from .program import Step
 from .structural import Demand, lanes_demanded, lanes_fed
@@ -30,8 +29,6 @@ def _product(
     """
 
     def product_trim(step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-        if len(step.wires) != 1 or (step.name == "scatter-mul" and not is_scaling(step)):
-            return coupled_trim(step, masks, demanded, guard)
         *others, coefficient = step.known
         mask = masks[step.position]
         needed = True if mask is True and demanded[0] is True else need(step, mask, demanded[0])
@@ -56,7 +53,7 @@ def _factors_loosely(
     step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard
 ) -> tuple[list[Mask], Emit, bool] | None:
     """The coefficient stays unchanged; what dead lanes receive is selected away upstream."""
-    if len(step.wires) != 1 or masks[step.position] is not True or step.wires[0].shape != step.shape:
+    if masks[step.position] is not True or step.wires[0].shape != step.shape:
         return None
     (coefficient,) = step.known
     if is_constant(coefficient) or not guard.is_apart(coefficient, step.shape):
@@ -64,13 +61,9 @@ def _factors_loosely(
     return lanes_demanded(step, demanded), step.with_known([guard.cut(coefficient, demanded[0])]).run, True
 
 
-def is_scaling(step: Step) -> bool:
-    """Whether a `scatter-mul` multiplies a tangent, as in JAX's derivatives."""
-    return step.linear == [True, False, False]
-
-
 def _scaled_fed(step: Step, fed: list[Mask]) -> list[Mask]:
-    return [fed[0] if is_scaling(step) else spread(anywhere(fed), step.shape)]
+    # Of a custom backward pass that is not linear, a factor may be a tangent as well.
+    return [fed[0] if step.linear == [True, False, False] else spread(anywhere(fed), step.shape)]
 
 
 def _scaled_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
@@ -129,7 +122,7 @@ def _dot_loosely(
     step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard
 ) -> tuple[list[Mask], Emit, bool] | None:
     """Dead rows are selected away; the matrix, which they share with live rows, stays."""
-    if len(step.wires) != 1 or not guard.cuts or is_constant(step.known[0]):
+    if not guard.cuts or is_constant(step.known[0]):
         return None
     _, other = (_DotAxes(step, which) for which in _wire_first(step))
     mask = demanded[0]

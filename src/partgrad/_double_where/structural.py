@@ -179,9 +179,6 @@ def _moved_back(step: Step, demanded: list[Mask]) -> list[Mask]:
         if step.name not in ASSEMBLIES:
             return _put_together(demanded, windows, step.wires[0].shape)
         return [mask for mask, linear in zip(_cut_up(demanded[0], windows), step.linear, strict=False) if linear]
-    if step.name == "scatter" and not step.equation.params["unique_indices"]:
-        # In a custom backward pass. JAX does not say which of several writes to one position remains.
-        return [True] * len(step.wires)
     cotangents = [
         full_like(mask, wire.aval).astype(wire.aval.dtype) for mask, wire in zip(demanded, step.results, strict=True)
     ]
