@@ -225,3 +225,8 @@ def test_leaves_without_names():
     with pytest.raises(errors.SelectionError, match=r"(?s)slots.*Leaves: \[0\].*write a path"):
         pg.grad(f, wrt=lambda n: n.loc)(picky)
     assert float(pg.grad(f, wrt="[0]")(picky)) == 12.0
+
+
+def test_equinox_prints_the_marks_of_what_its_modules_hold():
+    model = Scaled(pg.freeze(Line(jnp.ones(2), 1.0), "slope"), 2.0, 3)
+    assert repr(model) == "Scaled(a=Line(slope=NonDiff(f32[2]), origin=NonDiff(1.0)), b=2.0, n=3)"

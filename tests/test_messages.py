@@ -1,7 +1,9 @@
 """Errors of selectors and transforms: what they say, and that the remedy which they state is right."""
 
 import copy
+import dataclasses
 import pickle
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -156,3 +158,71 @@ def test_an_error_survives_another_process(again):
     assert type(again(caught.value)) is pg.errors.NoMatchError
     assert str(again(caught.value)) == str(caught.value)
     assert str(pg.errors.HeldError("What.", "Where.", fix="this.")) == "What.\n  Where.\n  Fix: this."
+
+
+@dataclasses.dataclass
+class Plain:
+    a: float
+
+
+def marked(annotation, name="p", **declared):
+    return type("Marked", (), {"__annotations__": {name: annotation}, **declared})
+
+
+@pytest.mark.filterwarnings("ignore:the tree itself is a `Plain`")
+@pytest.mark.parametrize(
+    ("call", "error", "fragments"),
+    [
+        # Dataclasses without the decorator that hold Python floats.
+        (lambda: pg.mask(Plain(1.0), "a"), TypeError, ["the tree itself is a `Plain`", "write @partgrad.dataclass"]),
+        (lambda: pg.mask([Plain(1.0)], "[0].a"), TypeError, ["`[0]` is a `Plain`", "write @partgrad.dataclass"]),
+        (lambda: pg.mask([Plain(1.0)], lambda t: t[0].a), TypeError, ["write @partgrad.dataclass"]),
+        (lambda: pg.grad(lambda t: t.a)(Plain(1.0)), TypeError, ["write @partgrad.dataclass"]),
+        (lambda: pg.mask([Plain(1.0), 1.0], "q"), LookupError, ["matches nothing", "a path to one of these"]),
+        # What a function that makes selectors is given.
+        (lambda: pg.each("a"), TypeError, ["`partgrad.each` got str 'a'", "lambda node: node.the_part"]),
+        (lambda: pg.path(len), TypeError, ["`partgrad.path` got builtin", "without `path` around it"]),
+        (lambda: pg.of_type(Call(1.0, 2.0)), TypeError, ["write partgrad.of_type(Call)"]),
+        (lambda: pg.matching("a"), TypeError, ["`partgrad.matching` got str", "matching(lambda path, leaf: ...)"]),
+        (
+            lambda: pg.mask(TREE, pg.matching(lambda leaf: True)),
+            TypeError,
+            ["of the path and the leaf", "lambda path, leaf:"],
+        ),
+        (lambda: pg.mask(TREE, lambda: 0), TypeError, ["takes 0 positional", "write wrt=lambda m: m.the_part"]),
+        (lambda: pg.mask(TREE, Call | dict), TypeError, ["write partgrad.of_type(Call) | dict"]),
+        (lambda: pg.mask(TREE, float), LookupError, ["here it is that of a leaf", "partgrad.matching(lambda"]),
+        (lambda: pg.mask(TREE, False), ValueError, ["It is False everywhere"]),
+        (lambda: pg.label(TREE, ["a"]), TypeError, ["`partgrad.label` got list ['a']", "from labels to selectors"]),
+        (lambda: pg.select({"w": jnp.ones(2)}, "w[2:]"), LookupError, ["Its index takes no element"]),
+        (lambda: pg.mask(1.0, lambda t: t.a), LookupError, ["the tree, which is one leaf, has no attribute 'a'"]),
+        (lambda: pg.grad(lambda *args: 1.0, argnames="args")(1.0), TypeError, ["args", "which is not a parameter"]),
+        (lambda: pg.grad(lambda *args, **k: 1.0, argnames="args")(1.0), TypeError, ["argnums=..."]),
+        (lambda: pg.grad(lambda x, /, **k: 1.0, argnames="x")(1.0), TypeError, ["argnums=..."]),
+        # Classes.
+        (lambda: pg.dataclass(marked(pg.NonDiff[float])), TypeError, ["marks nothing", "field(nondiff=True)`"]),
+        (lambda: pg.dataclass(marked("pg.NonDiff")), TypeError, ["marks nothing", "p: float = partgrad.field"]),
+        (lambda: pg.dataclass(marked(pg.Static[int])), TypeError, ["marks nothing", "field(static=True)`"]),
+        (
+            lambda: pg.dataclass(marked(dataclasses.InitVar, p=pg.field(nondiff=True))),
+            TypeError,
+            ["is marked, but it is a ClassVar or an InitVar", "make it a field"],
+        ),
+        (
+            lambda: pg.dataclass(marked(typing.ClassVar[float], p=pg.field(static=True, default=1.0))),
+            TypeError,
+            ["is marked, but it is a ClassVar or an InitVar"],
+        ),
+        (lambda: pg.dataclass(marked(float, p=[])), TypeError, ["mutable default", "field(default_factory=lambda"]),
+        (lambda: pg.dataclass(type("X", (), {"p": pg.field()})), TypeError, ["annotate it: `name: float"]),
+        (lambda: pg.dataclass(type("X", (list,), {})), TypeError, ["derives from `list`", "make the list a field"]),
+        (lambda: pg.Static(pg.Diff(1.0)), TypeError, ["A `Diff` was given to something other than a field"]),
+    ],
+)
+def test_a_newcomer_is_told(call, error, fragments):
+    refused(call, error, *fragments)
+
+
+def test_annotations_that_contain_marks_are_kept():
+    cls = pg.dataclass(marked(dict[str, pg.NonDiff[float]]))
+    assert jax.tree.leaves(cls({"a": pg.NonDiff(1.0)})) == [1.0]

@@ -589,6 +589,61 @@ ROWS = {
         lambda: pg.replace(VECTOR, lambda t: t["w"][:2], jnp.array([7.0, 8.0]))["w"],
         [7.0, 8.0, 3.0],
     ),
+    "a class of leaves": (
+        lambda: pg.mask(TREE, float),
+        lambda: pg.mask(TREE, pg.matching(lambda path, leaf: leaf.ndim == 0)),
+        [True, True, True, False],
+    ),
+    "a callable of no argument": (
+        lambda: pg.grad(value, wrt=lambda: 0)(TREE),
+        lambda: pg.grad(value, wrt=lambda m: m["b"])(TREE),
+        [6.0],
+    ),
+    "a matching of one argument": (
+        lambda: pg.matching(lambda leaf: True),
+        lambda: pg.grad(value, wrt=pg.matching(lambda path, leaf: "b" in path))(TREE)["b"],
+        [6.0],
+    ),
+    "an instance for a class": (
+        lambda: pg.of_type(M),
+        lambda: pg.grad(loss, wrt=pg.of_type(K))(M).a,
+        [30.0],
+    ),
+    "a union of classes": (
+        lambda: pg.mask([M, {"x": 1.0}, 2.0], K | dict),
+        lambda: pg.mask([M, {"x": 1.0}, 2.0], pg.of_type(K) | dict),
+        [True, False, True, False],
+    ),
+    "labels that are no dict": (
+        lambda: pg.label(TREE, ["a"]),
+        lambda: pg.label({"body": [1.0], "head": 2.0}, {7: "body", 8: "head"}),
+        [7, 8],
+    ),
+    "argnames of what has no name": (
+        lambda: pg.grad(lambda x, /, **rest: x**2, argnames="x")(3.0),
+        lambda: pg.grad(lambda x, /, **rest: x**2, argnums=0)(3.0),
+        [6.0],
+    ),
+    "a base with items of its own": (
+        lambda: made(bases=(list,)),
+        lambda: pg.grad(doubled)(made(__annotations__={"a": float, "items": list})(1.0, [])).a,
+        [2.0],
+    ),
+    "a mark on what is no field": (
+        lambda: made(__annotations__={"a": dataclasses.InitVar}, a=pg.field(nondiff=True)),
+        lambda: made(__annotations__={"a": float, "b": Any}, b=pg.field(nondiff=True))(1.0, 2.0).b,
+        [2.0],
+    ),
+    "a mark as a type": (
+        lambda: made(__annotations__={"a": NonDiff[float]}),
+        lambda: jax.grad(doubled)(made(__annotations__={"a": float}, a=pg.field(nondiff=True))(1.0)).a,
+        [0.0],
+    ),
+    "a mutable default": (
+        lambda: made(a=jnp.ones(2)),
+        lambda: made(a=pg.field(default_factory=lambda: jnp.ones(2)))().a,
+        [1.0, 1.0],
+    ),
 }
 
 

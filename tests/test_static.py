@@ -180,3 +180,10 @@ def test_what_cannot_be_static_is_refused_where_it_is_built():
         Static({"a": np.array(["x", Odd()], object)})
     with pytest.raises(pg.errors.StaticError, match="keys can be sorted"):
         Static({1: 2, "a": 3})
+
+
+def test_a_slice_is_static():
+    f = jax.jit(lambda part: jnp.arange(5.0)[part.value])
+    assert f(Static(slice(1, 3))).tolist() == f(Static(slice(1, 3))).tolist() == [1.0, 2.0]
+    assert f(Static(slice(1, 4))).size == 3
+    assert f._cache_size() == 2

@@ -13,20 +13,34 @@ from typing_extensions import dataclass_transform
 
 from ..errors import DataclassError
 from .code import compile_init, compile_tree_functions
-from .fields import MARKS, ORIGIN, SCHEMA, Marks, Schema, children_of, rebuild, static_and_nondiff
+from .fields import (
+    MARKS,
+    ORIGIN,
+    SCHEMA,
+    Marks,
+    Schema,
+    children_of,
+    rebuild,
+    refuse_idle_marks,
+    static_and_nondiff,
+)
 from .instance import (
+    WRAPPERS,
     equal,
     frozen_hash,
     frozen_setattr,
     mutable_delattr,
     mutable_hash,
     mutable_setattr,
+    pdoc,
     show,
     treescope_repr,
     wrap_own_init,
 )
 
 T = TypeVar("T")
+# Py_TPFLAGS_HEAPTYPE: whether a class is made by a class statement.
+_IS_WRITTEN_IN_PYTHON = 1 << 9
 
 
 @dataclasses.dataclass
@@ -170,6 +184,7 @@ def dataclass(
             )
         if slots or "__slots__" in cls.__dict__:
             raise _slots_refused(cls.__name__)
+        _refuse_builtin_base(cls)
         if order:
             raise DataclassError(
                 f"`{cls.__name__}` asks for order=True.",
@@ -192,8 +207,9 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
         raise DataclassError(
             f"`{cls.__name__}` cannot be a partgrad dataclass: {error}.",
             "Expected a class that dataclasses.dataclass accepts; partgrad's are frozen without frozen=False.",
-            fix="change the class; a base that is a plain dataclass must be frozen like this one.",
+            fix=_change(str(error)),
         ) from error
+    refuse_idle_marks(cls, WRAPPERS)
     cls.__dataclass_fields__[ORIGIN] = _Carrier.__dataclass_fields__[ORIGIN]
     schema = Schema(cls)
     for name in schema.names:
@@ -208,6 +224,7 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
     if repr:
         generated["__repr__"] = show
         generated["__treescope_repr__"] = treescope_repr
+        generated["__pdoc__"] = pdoc
     if eq:
         generated["__eq__"] = equal
         if "__eq__" not in own:
@@ -219,6 +236,26 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
     cls.__init__ = init
     _register(cls, schema)
     return cls
+
+
+def _change(reason: str) -> str:
+    """How to change a class that `dataclasses.dataclass` refuses."""
+    if "mutable default" in reason:
+        return "write partgrad.field(default_factory=lambda: ...), which makes the value for each instance."
+    if "no type annotation" in reason:
+        return "annotate it: `name: float = partgrad.field(...)`."
+    return "change the class; a base that is a plain dataclass must be frozen like this one."
+
+
+def _refuse_builtin_base(cls: type) -> None:
+    """Raise if instances hold more than their fields: the items of a list, the entries of an array."""
+    for base in cls.__mro__[:-1]:
+        if not base.__flags__ & _IS_WRITTEN_IN_PYTHON:
+            raise DataclassError(
+                f"`{cls.__name__}` derives from `{base.__name__}`.",
+                "What it holds beside its fields would be lost when JAX takes an instance apart.",
+                fix=f"make the {base.__name__} a field of the class.",
+            )
 
 
 def _slots_refused(cls: str) -> DataclassError:

@@ -5,8 +5,12 @@ An instance stores plain values in its `__dict__`. Its marks (which fields are N
 data of the treedef, so whatever keeps the structure keeps them.
 """
 
+import contextlib
 import dataclasses
+import sys
 import types
+import typing
+from collections.abc import Collection
 from typing import Any
 
 from jax.tree_util import GetAttrKey
@@ -133,6 +137,29 @@ def _inherit(cls: type, f: "dataclasses.Field[Any]") -> None:
     bases = (base.__dict__.get("__dataclass_fields__", {}).get(f.name) for base in cls.__mro__[1:])
     inherited: Any = next((own.metadata for own in bases if own is not None), {})
     f.metadata = types.MappingProxyType({**f.metadata, **{k: inherited[k] for k in _MARKING & inherited.keys()}})
+
+
+def refuse_idle_marks(cls: type, marks: Collection[Any]) -> None:
+    """Raise for a mark that could have no effect: on what is not a field, or as an annotation."""
+    names = [f.name for f in dataclasses.fields(cls)]
+    for f in cls.__dict__["__dataclass_fields__"].values():
+        annotation = f.type
+        with contextlib.suppress(Exception):
+            annotation = eval(annotation, vars(sys.modules[cls.__module__])) if isinstance(f.type, str) else f.type
+        mark = typing.get_origin(annotation) or annotation
+        if f.name not in names and not _MARKING.isdisjoint(name for name, is_set in f.metadata.items() if is_set):
+            raise DataclassError(
+                f"`{cls.__name__}.{f.name}` is marked, but it is a ClassVar or an InitVar.",
+                "Expected a field: neither is part of an instance, so nothing would be held or static.",
+                fix=f"make it a field, `{f.name}: ... = partgrad.field(...)`, or leave the mark out.",
+            )
+        if any(mark is own for own in marks):
+            word = {"NonDiff": "nondiff=True", "Static": "static=True"}.get(mark.__name__, "nondiff=False")
+            raise DataclassError(
+                f"The type of the field `{cls.__name__}.{f.name}` is `{mark.__name__}`, and a type marks nothing.",
+                "A field stores the plain value.",
+                fix=f"annotate that, and mark the field: `{f.name}: float = partgrad.field({word})`.",
+            )
 
 
 def _refuse_options(cls: type, f: "dataclasses.Field[Any]") -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +19,13 @@ _ARRAYS = 2
 _NUMBERS = 1
 
 
-def refuse_forgotten(leaves: Sequence[Any], path_of: Callable[[int], str]) -> None:
-    """Raise if a leaf is a dataclass that holds floating arrays; warn once per class if it holds only Python floats."""
+def refuse_forgotten(
+    leaves: Sequence[Any], path_of: Callable[[int], str], names: "Collection[str | None] | None" = ()
+) -> None:
+    """Raise if a leaf is a dataclass that holds floating arrays; warn once per class if it holds only Python floats.
+
+    If it has one of the attributes that a selector looks for in vain, or any if the names are None, it raises too.
+    """
     for number, leaf in enumerate(leaves):
         cls = type(leaf)
         known = _is_dataclass.get(cls)
@@ -28,7 +33,7 @@ def refuse_forgotten(leaves: Sequence[Any], path_of: Callable[[int], str]) -> No
             known = _is_dataclass[cls] = dataclasses.is_dataclass(cls) and not jax.tree_util.is_tree_node(cls)
         if known and (held := _holds(leaf, {id(leaf)})):
             message = _message(cls, path_of(number))
-            if held == _ARRAYS:
+            if held == _ARRAYS or names is None or any(name and hasattr(leaf, name) for name in names):
                 raise ForgottenDecoratorError(message)
             if cls not in _warned:
                 _warned.add(cls)

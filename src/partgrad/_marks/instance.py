@@ -10,14 +10,14 @@ from typing import Any
 import jax
 
 from .._message import listed, near_misses, word
-from .._trees import show_fields, trees_equal
+from .._trees import accepts, show_fields, trees_equal
 from ..errors import DataclassError
 from .cover import Cover, hold_part
 from .diff import Diff, diff_refused
 from .fields import MARKS, SCHEMA, Marks, Schema
 from .hold import hold
 from .nondiff import NonDiff, cover_of
-from .scope import render_fields
+from .scope import document_of, render_fields
 from .static import Static, StaticData
 
 _BUILDING = "_partgrad_building"
@@ -181,7 +181,7 @@ def wrap_own_init(cls: Any) -> Callable[..., None]:
             return
         with _building(self):
             # `dataclasses.replace` passes fields by name, which an `__init__` with other parameters cannot take.
-            if _partgrad_origin is None or _accepts(original, self, args, kwargs):
+            if _partgrad_origin is None or accepts(original, self, *args, **kwargs):
                 original(self, *args, **kwargs)
             else:
                 _store(self, kwargs)
@@ -207,14 +207,6 @@ def _store(instance: Any, fields: Mapping[str, Any]) -> None:
                 fix=f"write `{near[0]}`." if near else "name one of these.",
             )
     instance.__dict__.update(fields)
-
-
-def _accepts(function: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    try:
-        inspect.signature(function).bind(instance, *args, **kwargs)
-    except TypeError:
-        return False
-    return True
 
 
 def frozen_setattr(self: Any, name: str, value: Any) -> None:
@@ -270,6 +262,10 @@ def wrappers_of(instance: Any) -> dict[str, str]:
     wrappers |= dict.fromkeys(marks.nondiff, "NonDiff")
     wrappers |= {name: "Diff" for name in schema.nondiff if name not in marks.nondiff and name not in static}
     return wrappers
+
+
+def pdoc(self: Any, **kwargs: Any) -> Any:
+    return document_of(self, wrappers_of(self), **kwargs)
 
 
 def treescope_repr(self: Any, path: "str | None", subtree_renderer: Any) -> Any:

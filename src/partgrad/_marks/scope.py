@@ -1,6 +1,6 @@
-"""How treescope shows models and wrappers: with the symbols and colours of `partgrad.show`.
+"""How other libraries show models and wrappers: treescope, and wadler_lindig, which prints equinox's modules.
 
-treescope is only imported when it calls `__treescope_repr__`; partgrad does not need it.
+treescope shows them with the symbols and colours of `partgrad.show`. Either is imported only when it asks.
 """
 
 import contextvars
@@ -36,6 +36,20 @@ def render_fields(
     return parts.build_foldable_tree_node_from_children(
         prefix=start, children=children, suffix=")", comma_separated=True, path=path
     )
+
+
+def document_of(instance: Any, wrappers: Mapping[str, str], **kwargs: Any) -> Any:
+    """A dataclass as wadler_lindig writes one, with its marks."""
+    from wadler_lindig import TextDoc, bracketed, comma, pdoc
+
+    fields = []
+    for field in dataclasses.fields(instance):
+        if field.repr and field.name in vars(instance):
+            value, wrapper = pdoc(vars(instance)[field.name], **kwargs), wrappers.get(field.name)
+            value = TextDoc(f"{wrapper}(") + value + TextDoc(")") if wrapper else value
+            fields.append(TextDoc(f"{field.name}=") + value)
+    start = TextDoc(f"{type(instance).__name__}(")
+    return bracketed(begin=start, docs=fields, sep=comma, end=TextDoc(")"), indent=kwargs["indent"])
 
 
 def render_wrapper(self: Any, path: "str | None", subtree_renderer: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 
 from .._trees import is_array, show_wrapped, too_deep, trees_equal, write, written
-from ..errors import StaticError
+from ..errors import PartgradError, StaticError
 from .hold import hold
 from .scope import render_wrapper
 
@@ -36,6 +36,8 @@ class StaticData:
     def _take_apart(self, value: Any, where: str) -> None:
         try:
             paths_and_leaves, self._treedef = jax.tree_util.tree_flatten_with_path(value)
+        except PartgradError:
+            raise
         except (TypeError, ValueError) as error:
             raise StaticError(
                 f"{where} holds a container that JAX cannot flatten: {str(error).splitlines()[0]:.100}",
@@ -116,6 +118,9 @@ def _typed(value: Any, unhashable: Callable[[Any], Any] = type) -> Any:
         return type(value), tuple(map(typed, value))
     if isinstance(value, set | frozenset):
         return type(value), frozenset(map(typed, value))
+    if isinstance(value, slice):
+        # Python 3.11 does not hash one.
+        return slice, typed((value.start, value.stop, value.step))
     if isinstance(value, dict):
         return type(value), tuple((typed(key), typed(item)) for key, item in value.items())
     if issubclass(type(value), float | complex | np.inexact):

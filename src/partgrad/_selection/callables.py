@@ -8,7 +8,8 @@ import jax
 from .._compat import refuses_argument_of
 from .._marks import Place, refuse_forgotten
 from .._message import listed, near_misses
-from ..errors import ElementError, NoMatchError, SelectionError, SlotError
+from .._trees import accepts
+from ..errors import ElementError, NoMatchError, SelectionError, SelectorTypeError, SlotError
 from .choose import LEAF
 from .patterns import names_of
 from .slots import ElementSlot, Pick, Slot, Structure, computed, refuse_changes
@@ -72,7 +73,7 @@ def _answer(function: Callable[[Any], Any], structure: Structure, everywhere: bo
             misfit = misfit or new
     if not answers:
         misfit = misfit or _Misfit("it is one leaf, and a leaf is not a node")
-        raise _fits_nowhere(structure, misfit, max(len(nodes) - 1, 0))
+        raise _fits_nowhere(function, structure, misfit, max(len(nodes) - 1, 0))
     return tuple(answers), None
 
 
@@ -135,8 +136,14 @@ def _to_places(returned: Any, structure: Structure) -> Any:
     )
 
 
-def _fits_nowhere(structure: Structure, misfit: _Misfit, nodes: int) -> NoMatchError:
-    refuse_forgotten(structure.leaves, structure.path)
+def _fits_nowhere(function: Callable[[Any], Any], structure: Structure, misfit: _Misfit, nodes: int) -> SelectionError:
+    if not accepts(function, None):
+        return SelectorTypeError(
+            f"The selector does not take one argument: {misfit}.",
+            "Expected a function of the tree.",
+            fix="write wrt=lambda m: m.the_part.",
+        )
+    refuse_forgotten(structure.leaves, structure.path, [misfit.name])
     near = near_misses(misfit.name, names_of(structure.layout.places)) if misfit.name else []
     root = type(structure.layout.root.value).__name__
     details = [f"On the tree itself: {misfit}.", f"Tried on {root} and the {nodes} nodes below it."]

@@ -52,7 +52,9 @@ def choose_named(
         nodes.append(Node(place.route, len(leaves), own_numbers, is_opened and not place.is_leaf))
     refuse_twice(structure, selected, elements)
     if not any(own is None or own.size for own in elements):
-        raise nothing_selected(structure, static, wrt)
+        has_elements = any(own is not None for own in elements)
+        reason = "Its index takes no element." if has_elements else NOTHING_DIFFERENTIABLE
+        raise nothing_selected(structure, static, wrt, reason=reason)
     is_leaf = containers == LEAF and (isinstance(places[0], Pick) or places[0].is_leaf)
     for leaf in thaw:
         _refuse_foreign_mark(leaf)

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from .._message import at, listed
-from ..errors import SelectionError
+from ..errors import SelectionError, SelectorTypeError
 from .plans import Target
 from .selectors import Selector, as_selection
 
@@ -31,6 +31,12 @@ def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSIN
         >>> pg.label({"body": [1.0, 2.0], "head": 3.0, "n": 4}, {"slow": "body", "fast": "head"}, default="frozen")
         {'body': ['slow', 'slow'], 'head': 'fast', 'n': 'frozen'}
     """
+    if not isinstance(groups, Mapping):
+        raise SelectorTypeError(
+            f"`partgrad.label` got {type(groups).__name__} {groups!r:.60} for its groups.",
+            "Expected a dict from labels to selectors.",
+            fix="write partgrad.label(tree, {'slow': 'body', 'fast': 'head'}).",
+        )
     labels: dict[int, Any] = {}
     target = Target(tree, as_selection(None))
     for name, wrt in groups.items():

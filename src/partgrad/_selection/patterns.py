@@ -198,13 +198,14 @@ def _pick(structure: Structure, place: Place, steps: Sequence[PatternStep]) -> P
 
 def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -> NoMatchError:
     """The error for a pattern that matches nothing: at which step it fails, and what is there instead."""
-    refuse_forgotten(structure.leaves, structure.path)
+    refuse_forgotten(structure.leaves, structure.path, [step.text for step in steps if step.kind == "name"])
     details, fix = _instead(structure.layout, pattern, steps)
     if not fix:
         near = near_misses(pattern, [place.path for place in _told_apart(structure.layout.places)])
         if near:
             details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
-        fix = f"write {near[0]!r}." if near else "start at the tree itself, not with the argument's name."
+        fix = "write a path to one of these: paths start at the tree itself, not with the argument's name."
+        fix = f"write {near[0]!r}." if near else fix
     what = f"The path '{pattern}' matches nothing in the tree."
     return NoMatchError(what, *details, f"Leaves: {structure.listed_leaves()}.", fix=fix)
 

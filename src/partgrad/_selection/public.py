@@ -3,7 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from .selectors import CallableSelection, Matching, OfType, Path, Selection, Selector, as_selection, not_a_selector
+from .._trees import accepts
+from ..errors import SelectorTypeError
+from .selectors import CallableSelection, Matching, OfType, Path, Selection, Selector, as_selection
+
+
+def _refused(name: str, found: object, expected: str, fix: str) -> SelectorTypeError:
+    what = f"`partgrad.{name}` got {type(found).__name__} {found!r:.60}."
+    return SelectorTypeError(what, f"Expected {expected}.", fix=fix)
 
 
 def each(function: Callable[[Any], Any]) -> Selection:
@@ -26,7 +33,7 @@ def each(function: Callable[[Any], Any]) -> Selection:
         {'b': None, 'w': Array(1., dtype=float32, weak_type=True)}
     """
     if not callable(function):
-        raise not_a_selector(function)
+        raise _refused("each", function, "a function of a node", "write partgrad.each(lambda node: node.the_part).")
     return CallableSelection(function, everywhere=True)
 
 
@@ -50,7 +57,7 @@ def path(pattern: str) -> Selection:
         Array(2., dtype=float32, weak_type=True)
     """
     if not isinstance(pattern, str):
-        raise not_a_selector(pattern)
+        raise _refused("path", pattern, "a path, as text", "write wrt=... without `path` around it.")
     return Path(pattern)
 
 
@@ -72,7 +79,7 @@ def of_type(cls: type) -> Selection:
         {'a': [1.0, 2.0], 'b': None}
     """
     if not isinstance(cls, type):
-        raise not_a_selector(cls)
+        raise _refused("of_type", cls, "a class", f"write partgrad.of_type({type(cls).__name__}).")
     return OfType(cls)
 
 
@@ -91,8 +98,9 @@ def matching(function: Callable[[str, Any], bool]) -> Selection:
         >>> pg.partition({"a": 1.0, "b": 2.0}, pg.matching(lambda path, leaf: "b" in path and leaf.ndim == 0))[0]
         {'a': None, 'b': 2.0}
     """
-    if not callable(function):
-        raise not_a_selector(function)
+    if not callable(function) or not accepts(function, "", None):
+        expected = "a function of the path and the leaf"
+        raise _refused("matching", function, expected, "write partgrad.matching(lambda path, leaf: ...).")
     return Matching(function)
 
 

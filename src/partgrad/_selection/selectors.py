@@ -308,13 +308,17 @@ class OfType(Selection):
         found = [place for place in structure.nodes if isinstance(place.value, self._cls)]
         if not found:
             refuse_forgotten(structure.leaves, structure.path)
-            raise self._not_there(dict.fromkeys(type(place.value) for place in structure.nodes))
+            are_leaves = any(isinstance(leaf, self._cls) for leaf in structure.leaves)
+            raise self._not_there(dict.fromkeys(type(place.value) for place in structure.nodes), are_leaves)
         return tuple((place,) for place in found), None
 
-    def _not_there(self, present: Iterable[type]) -> NoMatchError:
+    def _not_there(self, present: Iterable[type], are_leaves: bool) -> NoMatchError:
         name, classes = self._cls.__name__, list(present)
         details = [f"Classes of its nodes: {listed(cls.__name__ for cls in classes) or 'none'}."]
         fix = "use one of these, or select the leaves by a path or a callable."
+        if are_leaves:
+            details.append("A class is that of a node; here it is that of a leaf.")
+            fix = "write partgrad.matching(lambda path, leaf: ...), which is asked about every leaf."
         if any(
             cls.__qualname__ == self._cls.__qualname__ and cls.__module__ == self._cls.__module__ for cls in classes
         ):
@@ -340,6 +344,8 @@ class _Mask(Selection):
         return "the mask"
 
     def answer(self, structure: Structure, purpose: Purpose) -> Any:
+        if not any(self._chosen):
+            raise nothing_selected(structure, [], repr(self), reason="It is False everywhere.")
         layout = Layout(self._treedef.unflatten(self._chosen))
         return tuple((place,) for place in masked_places(layout, self._chosen, structure)), None
 
@@ -398,7 +404,7 @@ def as_selection(wrt: Any) -> Selection:
         return _Mask(wrt)
     if callable(wrt) and not any(bools):
         return CallableSelection(wrt)
-    raise not_a_selector(wrt)
+    raise _not_a_selector(wrt)
 
 
 def _bools(tree: Any) -> list[bool]:
@@ -406,7 +412,7 @@ def _bools(tree: Any) -> list[bool]:
     return [isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(tree)]
 
 
-def not_a_selector(wrt: Any) -> SelectorTypeError:
+def _not_a_selector(wrt: Any) -> SelectorTypeError:
     """The error for what is not a selector."""
     bools = _bools(wrt)
     details = [
@@ -424,6 +430,10 @@ def not_a_selector(wrt: Any) -> SelectorTypeError:
         )
         details = [f"It holds bools, as a mask does, and {type(leaf).__name__} {leaf!r:.40} at {at(path)}."]
         fix = "make every leaf of the mask True or False."
+    elif isinstance(wrt, types.UnionType) and all(cls is not type(None) for cls in wrt.__args__):
+        first, *others = (cls.__name__ for cls in wrt.__args__)
+        details = ["Python makes a type of two classes with `|` between them."]
+        fix = f"write {' | '.join([f'partgrad.of_type({first})', *others])}."
     elif isinstance(wrt, tuple | list):
         details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
         fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."

@@ -42,6 +42,10 @@ class Slot:
         return self._owner.path(self._number)
 
     @property
+    def _words(self) -> str:
+        return f"the leaf `{self.path}`" if self.path else "the tree, which is one leaf,"
+
+    @property
     def _leaf(self) -> Any:
         leaves = self._owner.leaves
         if leaves is None:
@@ -76,7 +80,7 @@ class Slot:
         # A leaf without shape and dtype, such as a string, has only a path.
         if not name.startswith("_") and name not in ("shape", "dtype", "ndim", "size") and hasattr(jax.Array, name):
             raise computed(self.path, f"it reads `.{name}`")
-        raise AttributeError(f"the leaf `{self.path}` has no attribute {name!r}", name=name, obj=None)
+        raise AttributeError(f"{self._words} has no attribute {name!r}", name=name, obj=None)
 
     def __getitem__(self, index: Any) -> "ElementSlot":
         if isinstance(index, str):
@@ -84,9 +88,9 @@ class Slot:
         try:
             shape = self.shape
         except AttributeError:
-            raise TypeError(f"the leaf `{self.path}` has no elements") from None
+            raise TypeError(f"{self._words} has no elements") from None
         if not shape:
-            raise TypeError(f"the leaf `{self.path}` is a single number, which has no elements")
+            raise TypeError(f"{self._words} is a single number, which has no elements")
         return ElementSlot(self, self._positions(index, lambda: positions(shape, index), shape))
 
     def _positions(self, index: Any, take: Any, shape: tuple[int, ...]) -> np.ndarray:

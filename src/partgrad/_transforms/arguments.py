@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
 
+from .._marks import refuse_forgotten
 from .._message import listed, near_misses
 from .._selection import Form, Selection, Target, as_selection
 from .._trees import parameters_of, refuse_uncallable
@@ -126,13 +127,16 @@ class Arguments:
     def _position_of(self, name: str, given: int, kwargs: dict[str, Any]) -> Position:
         if name in kwargs:
             return name
-        positional = [p.name for p in self._parameters or () if p.kind is p.POSITIONAL_OR_KEYWORD]
+        kinds = {p.name: p.kind for p in self._parameters or ()}
+        positional = [own for own, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         if name in positional and positional.index(name) < given:
             return positional.index(name)
         raise ArgumentError(
             f"argnames names `{name}`, which the caller did not pass.",
             "A default value is not differentiated.",
-            fix=f"pass it: f(..., {name}=...).",
+            fix="give the position of the argument: argnums=..."
+            if kinds.get(name) in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+            else f"pass it: f(..., {name}=...).",
         )
 
     def shaped(self, targets: Sequence[Target], values: Sequence[Any]) -> Any:
@@ -181,6 +185,7 @@ def refuse_empty(targets: Sequence[Target]) -> None:
     """Raise if an argument has leaves and none of them is differentiated."""
     for target in targets:
         if target.is_empty:
+            refuse_forgotten(target.leaves, target.structure.path, None)
             raise NotDifferentiableError(
                 f"There is nothing to differentiate in argument {target.position}.",
                 "Expected a floating or complex leaf that is not held by a mark, got: "

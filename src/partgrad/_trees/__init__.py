@@ -11,7 +11,7 @@ from .elements import (
     without as without,
 )
 from .equality import trees_equal as trees_equal
-from .functions import parameters_of as parameters_of, refuse_uncallable as refuse_uncallable
+from .functions import accepts as accepts, parameters_of as parameters_of, refuse_uncallable as refuse_uncallable
 from .leaf import (
     describe as describe,
     dtype_of as dtype_of,

@@ -14,6 +14,18 @@ def parameters_of(function: Any) -> dict[str, inspect.Parameter] | None:
         return None
 
 
+def accepts(function: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether a function can be called with these arguments, judging by its signature."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:
+        # It has no signature, as some functions written in C.
+        pass
+    return True
+
+
 def refuse_uncallable(
     wrapper: str,
     found: object,
