@@ -297,6 +297,17 @@ CASES = [
         [0, 9 + np.log(4)],
     ),
     Case(
+        "what one case of a loop divides by, and the other multiplies with",
+        lambda x: lax.scan(
+            lambda c, _: ((c[0], jnp.where(c[0] > 0, jnp.log(c[0]) * c[1], c[0] * c[1])), None),
+            (x, jnp.cos(x)),
+            None,
+            length=1,
+        )[0][1].sum(),
+        [0, 4],
+        [1, np.cos(4) / 4 - np.log(4) * np.sin(4)],
+    ),
+    Case(
         "subtract out of bounds",
         lambda x: jnp.zeros(2).at[np.array([7, 1])].subtract(jnp.sqrt(x), mode="drop").sum(),
         [0, 4],

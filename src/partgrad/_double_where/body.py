@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr
 
-from .._programs import Operands, opened, with_constants_as_inputs, zeros_like_aval
+from .._programs import Operands, named, opened, with_constants_as_inputs, zeros_like_aval
 from .mask import Mask, full_like
 from .program import LinearProgram
 from .trim import Emit, Guard, Recorder, feed, trim
@@ -42,6 +42,10 @@ def as_arrays(masks: Sequence[Mask], states: Sequence[State], avals: Sequence[An
     """The masks of which nothing else is known, as arrays spread over devices like their tangents."""
     triples = zip(masks, states, avals, strict=True)
     return [full_like(mask, aval) for mask, state, aval in triples if state is None]
+
+
+# Each of these needs its operands at some elements, and a copy of them is no larger than its tangent.
+_SPLIT = named("mul div triangular_solve tridiagonal_solve")
 
 
 @dataclasses.dataclass
@@ -98,7 +102,9 @@ def trimmed_body(
     fed: Sequence[Mask],
     demanded: Sequence[Mask],
     guard: Guard,
+    apart: set[int],
     cuts: bool = False,
+    invariant: int = 0,
 ) -> TrimmedBody:
     """Trim a body.
 
@@ -108,10 +114,20 @@ def trimmed_body(
         fed: Masks of its inputs.
         demanded: Masks of its outputs.
         guard: The guard of the program that the body belongs to.
+        apart: The numbers of the values from outside that are replaced here nevertheless; what is found is added.
         cuts: Whether a value from outside may stay as it is where no live edge needs it.
+        invariant: How many of these values are the same at every step of a loop.
     """
-    recorder = Recorder(guard, outside, cuts, program)
-    operands, emit = trim(program, feed(program, fed), demanded, recorder)
+    masks = feed(program, fed)
+    others = {id(value) for step in program.steps if step.name not in _SPLIT for value in step.known}
+    # Every step of a loop would keep a copy, which of a matrix may be larger than all else that it keeps.
+    joined = {number for number in range(invariant) if id(outside[number]) in others}
+    while True:
+        recorder = Recorder(guard, outside, cuts, apart, joined)
+        operands, emit = trim(program, masks, demanded, recorder)
+        if not recorder.clashing:
+            break
+        apart |= recorder.clashing
     jaxpr, coefficients = split(emit, [wire.aval for wire in program.inputs])
     numbers = {id(value): number for number, value in enumerate(outside)}
     origins = [numbers.get(id(coefficient)) for coefficient in coefficients]

@@ -1,5 +1,6 @@
 """Masks through a conditional: they go through a conditional of their own."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ class _Branches:
         self.equation, self.index, self.jaxprs = step.equation, step.operands[0], branches_of(step.equation)
         self.linear, self.known = step.linear[1:], step.known[1:]
         self.wires, self.results = step.wires, step.results
+        self.apart: defaultdict[int, set[int]] = defaultdict(set)
 
     def program(self, jaxpr: Any, known: Operands) -> LinearProgram:
         return LinearProgram.at(jaxpr, self.linear, known)
@@ -71,7 +73,8 @@ def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
     @remembering()
     def one(jaxpr: Any, known: Operands, fed_arrays: Operands, demanded_arrays: Operands) -> TrimmedBody:
         program = branches.program(jaxpr, known)
-        return trimmed_body(program, known, restored(fed, fed_arrays), restored(demanded, demanded_arrays), guard)
+        masks, apart = (restored(fed, fed_arrays), restored(demanded, demanded_arrays)), branches.apart[id(jaxpr)]
+        return trimmed_body(program, known, *masks, guard, apart)
 
     given = (branches.known, arrays_in(fed), arrays_in(demanded))
     found: list[TrimmedBody] = branches.probed(lambda *values: one(*values).forgotten(), *given)

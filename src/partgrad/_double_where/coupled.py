@@ -42,7 +42,7 @@ def coupled_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
     else:
         pairs = zip(step.operands, _fillers(step), strict=True)
         known = [(value, filler) for value, filler in pairs if not isinstance(value, Wire)]
-        trimmed = step.with_known([guard.divisor(v, _of_rank(needed, v), filler) for v, filler in known])
+        trimmed = step.with_known([guard.coefficient(v, _of_rank(needed, v), filler) for v, filler in known])
     of_wires = [spread(is_demanded, wire.shape) for wire in step.wires]
     return of_wires, _between(of_wires, trimmed, [is_fed] * len(step.results))
 

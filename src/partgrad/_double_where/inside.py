@@ -217,7 +217,6 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
         of_nothing = pull([zeros_like_aval(aval) for aval in avals])
         operands = [either(mask, value != 0) for mask, value in zip(operands, of_nothing, strict=True)]
         return operands, _masked(guard.whole(step), step.of_wires(fed), demanded, guard)
-    guard.opened(step, program)
     _, emit = trim(program, found, step.of_wires(fed), guard)
 
     def push(tangents: Sequence[Any]) -> Operands:

@@ -25,6 +25,7 @@ class _Scan:
         known: The values from outside, carried ones stacked: one for each other input of the body.
         invariant: How many of these are the same at every step.
         final: The final values of the known carries.
+        apart: The numbers of known values that parts of the body need at different elements.
     """
 
     def __init__(self, step: Step):
@@ -36,6 +37,7 @@ class _Scan:
         self.invariant = len(consts)
         self.final, stacked = self._replayed(consts, carry, xs)
         self.known = [*consts, *stacked, *xs]
+        self.apart: set[int] = set()
 
     def _sections(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         pairs = list(zip(values, self.linear, strict=True))
@@ -83,7 +85,7 @@ class _Scan:
         """One step without its dead edges."""
         program = self.program(known)
         program = dataclasses.replace(program, outputs=self.tangent_outputs(program.outputs))
-        return trimmed_body(program, known, fed, demanded, guard, cuts=True)
+        return trimmed_body(program, known, fed, demanded, guard, self.apart, True, self.invariant)
 
     def run(self, trimmed: TrimmedBody, outside: Operands, own: Sequence[Any], tangents: Sequence[Any]) -> Operands:
         """The scan of the tangents alone."""

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -52,10 +52,6 @@ class Guard:
         filler = 1 if filler is None else varying_like(filler, jax.typeof(value))
         return jnp.where(needed, value, filler)
 
-    def divisor(self, value: Any, needed: Mask, filler: Any = None) -> Any:
-        """As `coefficient`, for what a zero makes infinite."""
-        return self.coefficient(value, needed, filler)
-
     def cut(self, value: Any, needed: Mask) -> Any:
         """A known operand, unchanged, whose own derivative is followed only where a live edge needs it."""
         if isinstance(needed, bool) or is_constant(value):
@@ -72,14 +68,6 @@ class Guard:
         """A step all of whose known operands are needed as they are."""
         return step.with_known([self.coefficient(value, True) for value in step.known])
 
-    def opened(self, step: Step, program: LinearProgram) -> None:
-        """Learn that a step is trimmed as a program."""
-
-
-def _uses(program: LinearProgram) -> Counter[int]:
-    """How often a program reads each value."""
-    return Counter(map(id, [*program.outputs, *(value for step in program.steps for value in step.known)]))
-
 
 class Recorder(Guard):
     """A guard inside a loop or a branch: what comes from outside is replaced there, once, by what is recorded here.
@@ -88,17 +76,26 @@ class Recorder(Guard):
         outside: The guard of the program that the loop or branch belongs to.
         values: The values that come from outside.
         cuts: Whether a value from outside may stay as it is where no live edge needs it.
-        program: The program inside.
+        apart: The numbers of values that are replaced inside nevertheless, by each step that needs them.
+        joined: The numbers of values that are never replaced inside, where several steps need them.
 
     Attributes:
         needed: For each of them, the mask of the elements that a live edge needs.
         fillers: For each of them, what stands for the others: None for ones, or `CUT`.
+        clashing: The numbers of those that have to be kept apart, because steps need them at different elements.
     """
 
-    def __init__(self, outside: Guard, values: Sequence[Any], cuts: bool = False, program: LinearProgram | None = None):
+    def __init__(
+        self,
+        outside: Guard,
+        values: Sequence[Any],
+        cuts: bool = False,
+        apart: Set[int] = frozenset(),
+        joined: Set[int] = frozenset(),
+    ):
         super().__init__(outside.protected, cuts)
-        self._uses = Counter[int]() if program is None else _uses(program)
-        self._values = values
+        self._values, self._apart, self._joined = values, apart, joined
+        self.clashing: set[int] = set()
         self._number = {id(value): number for number, value in enumerate(values)}
         self.needed: list[Mask] = [False] * len(values)
         self.fillers: list[Any] = [None] * len(values)
@@ -106,10 +103,15 @@ class Recorder(Guard):
     def coefficient(self, value: Any, needed: Mask, filler: Any = None) -> Any:
         """Record the need for a value from outside; replace any other at once."""
         number = self._number.get(id(value))
+        if number is not None and number in self._apart:
+            self.needed[number] = True
+            number = None
         if number is None or is_constant(value):
-            return super().coefficient(value, needed, filler)
+            return super().cut(value, needed) if filler is CUT else super().coefficient(value, needed, filler)
         # What is scanned gets an axis in front.
         needed, old = spread(gathered(needed, jnp.shape(value)), jnp.shape(value)), self.fillers[number]
+        if self.needed[number] is not False and self.needed[number] is not needed and number not in self._joined:
+            self.clashing.add(number)
         if filler is CUT:
             filler = CUT if self.needed[number] is False else old
         elif filler is None and old is not CUT:
@@ -118,19 +120,9 @@ class Recorder(Guard):
         self.needed[number] = either(self.needed[number], needed)
         return value
 
-    def divisor(self, value: Any, needed: Mask, filler: Any = None) -> Any:
-        """Replace here what another step needs as it is: there a zero may be live."""
-        is_shared = needed is not True and self._uses[id(value)] > 1
-        return super().coefficient(value, needed, filler) if is_shared else self.coefficient(value, needed, filler)
-
-    def opened(self, step: Step, program: LinearProgram) -> None:
-        """Count what the program reads, and not the step."""
-        self._uses.subtract(map(id, step.known))
-        self._uses.update(_uses(program))
-
     def cut(self, value: Any, needed: Mask) -> Any:
         """Record the need for a value from outside; cut any other at once."""
-        return self.coefficient(value, needed, CUT) if id(value) in self._number else super().cut(value, needed)
+        return self.coefficient(value, needed, CUT)
 
     def is_apart(self, value: Any, shape: Shape) -> bool:
         """Whether the derivatives of an operand's elements stay apart, lane by lane of a result."""
