@@ -380,6 +380,28 @@ def test_an_implicit_hold_in_a_function_that_branches_on_values():
     np.testing.assert_allclose(pg.grad(lambda m: build(m, lambda p: 3.0) * m.p, wrt="p")(M), 25.0)
 
 
+@pytest.mark.parametrize("transform", [pg.grad, pg.jacrev])
+def test_a_backward_rule_that_builds_a_model_is_told_which_mark_is_open(transform):
+    def differentiated(cotangent):
+        f = jax.custom_vjp(loss)
+        f.defvjp(lambda m: (loss(m), m), lambda m, g: (cotangent(m, 2 * g * (m.a * m.p - 1.0)),))
+        return transform(lambda m: f(m), wrt="p")(M)
+
+    with pytest.raises(TypeError, match="structure") as caught:
+        differentiated(lambda m, g: K(g * m.p, g * m.a))
+    (note,) = [note for note in caught.value.__notes__ if note.startswith("partgrad: ")]
+    assert "names `p`" in note
+    assert "build models here by dataclasses.replace" in note
+    right = differentiated(lambda m, g: dataclasses.replace(m, a=g * m.p, p=g * m.a))
+    np.testing.assert_allclose(right, transform(loss, wrt="p")(M))
+
+
+def test_no_note_on_structures_where_a_wrapper_is_given_to_lax():
+    with pytest.raises(ValueError, match="__jax_array__") as caught:
+        pg.grad(lambda t: jax.lax.sin(t["b"]), wrt="b")({"b": NonDiff(2.0)})
+    assert not any(note.startswith("partgrad: ") for note in getattr(caught.value, "__notes__", ()))
+
+
 def test_a_part_of_a_wrapped_tree_is_open():
     tree = {"w": NonDiff({"x": jnp.float32(2.0), "y": jnp.float32(3.0)}), "s": jnp.float32(4.0)}
 

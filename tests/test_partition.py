@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -158,3 +159,20 @@ def test_freeze_and_thaw_refuse_what_selects_nothing():
             edit(composite(), "nowhere")
         with pytest.raises(errors.NotDifferentiableError, match="got int"):
             edit({"n": 3}, "n")
+
+
+def test_unravel_gives_leaves_the_precision_that_jax_has():
+    vector, unravel = pg.ravel({"a": np.ones(2), "b": np.float64(2.0)})
+    # With x64 disabled, JAX warns of a conversion to float64.
+    assert unravel(vector)["a"].dtype == jnp.result_type(float)
+
+
+def test_a_scalar_type_of_jax_is_no_number():
+    tree = {"w": 2.0, "dtype": jnp.float32}
+    f = lambda t: t["w"] ** 2 * jnp.ones((), t["dtype"])
+    gradient = pg.grad(f)(tree)
+    assert (float(gradient["w"]), gradient["dtype"]) == (4.0, None)
+    assert pg.mask(tree) == {"w": True, "dtype": False}
+    refused = pytest.raises(TypeError, match="cannot be differentiated")
+    with refused:
+        pg.grad(f, wrt="dtype")(tree)

@@ -16,7 +16,9 @@ _OF_STRUCTURES = ("structure", "pytree", "PyTree", "tree prefix", "custom node",
 
 def speaks_of_structures(error: BaseException) -> bool:
     """Whether an error of JAX says that two trees do not match, so that a note on structures helps."""
-    return any(words in str(error) for words in _OF_STRUCTURES)
+    text = str(error)
+    # A wrapper where only an array will do is another matter, though JAX speaks of pytrees there too.
+    return "__jax_array__" not in text and any(words in text for words in _OF_STRUCTURES)
 
 
 def refuses_argument_of(error: BaseException, cls: type) -> bool:

@@ -57,7 +57,8 @@ class Unravel:
             piece = vector[start : start + math.prod(shape)]
             if jnp.iscomplexobj(piece) and not jnp.issubdtype(dtype, jnp.complexfloating):
                 piece = piece.real
-            value = piece.astype(dtype).reshape(shape)
+            # A leaf of NumPy may have a precision that JAX does not have.
+            value = piece.astype(jax.dtypes.canonicalize_dtype(dtype)).reshape(shape)
             values.append(value if sharding is None else jax.reshard(value, sharding))
             start += math.prod(shape)
         return self._target.with_selected(values)

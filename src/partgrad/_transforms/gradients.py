@@ -180,7 +180,12 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
         used = None if unused == "zero" else _used(function.without_aux(has_aux), leaves)
         if used is not None and unused == "error" and not all(used):
             raise _unused(path for path, flag in zip(paths(targets), used, strict=True) if not flag)
-        value, gradients = _by_jax(function, leaves, has_aux, holomorphic)
+        try:
+            value, gradients = _by_jax(function, leaves, has_aux, holomorphic)
+        except (TypeError, ValueError) as error:
+            # The backward pass of a `custom_vjp` runs after the function has returned.
+            function.annotate(error)
+            raise
         if used is not None:
             gradients = [gradient if flag else None for gradient, flag in zip(gradients, used, strict=True)]
         return function.closed(value), arguments.shaped(targets, gradients)

@@ -210,7 +210,11 @@ def _jacobian_of(
             structures.append(jax.tree.structure(output[0] if has_aux else output))
             return output
 
-        result = getattr(jax, name)(observed, has_aux=has_aux, holomorphic=holomorphic)(leaves)
+        try:
+            result = getattr(jax, name)(observed, has_aux=has_aux, holomorphic=holomorphic)(leaves)
+        except (TypeError, ValueError) as error:
+            function.annotate(error)
+            raise
         derivative = result[0] if has_aux else result
         outputs = structures[-1].flatten_up_to(derivative)
         structure = function.closed_structure(structures[-1])

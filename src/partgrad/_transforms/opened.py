@@ -11,6 +11,8 @@ from .._selection import Target
 from ..errors import PartgradError
 from .arguments import selected
 
+_NOTE = "partgrad: "
+
 
 class OfSelected:
     """A function of the list of differentiated leaves alone; everything else is a constant.
@@ -36,8 +38,7 @@ class OfSelected:
             try:
                 return self._called(values, lambda target, own: target.with_opened(own, self.level))
             except (TypeError, ValueError) as error:
-                if not isinstance(error, PartgradError) and speaks_of_structures(error):
-                    error.add_note(self._note())
+                self.annotate(error)
                 raise
 
     def without_aux(self, has_aux: bool) -> Callable[[Sequence[Any]], Any]:
@@ -81,9 +82,16 @@ class OfSelected:
         paths = (target.structure.path(i) for target in self._targets for i in target.plan.thaw)
         return listed(map(at, paths))
 
+    def annotate(self, error: Exception) -> None:
+        """Say in an error of JAX about trees that do not match which marks are open; once."""
+        if not self.level or isinstance(error, PartgradError) or not speaks_of_structures(error):
+            return
+        if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+            error.add_note(self._note())
+
     def _note(self) -> str:
         return (
-            f"partgrad: `wrt` names {self._opened()}, which a mark holds, so the mark is open inside this function. "
+            f"{_NOTE}`wrt` names {self._opened()}, which a mark holds, so the mark is open inside this function. "
             "For JAX that is a different structure from the held one: of a model from outside, of one that its class "
             "builds here, and of `in_axes` or specs made of that.\n"
             "Fix: build models here by dataclasses.replace or partgrad.replace, make `in_axes` and the like of the "

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..errors import ArgumentError
 
-_SCALARS: dict[type, bool] = {float: True, complex: True, int: False, bool: False, str: False}
+# The class of `jnp.float32`, a function with a dtype, is here too.
+_SCALARS: dict[type, bool] = {float: True, complex: True, int: False, bool: False, str: False, type(jnp.float32): False}
 _NUMBERS = (bool, int, float, complex)
 _DTYPES: dict[Any, bool] = {}
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
