@@ -87,6 +87,20 @@ def clipped(clip):
     return f
 
 
+def counting_vjp(x):
+    """A backward pass whose loop reads, at an index that a branch counts, what a case is selected by."""
+    part = lambda r: jnp.where(r > 0, jnp.sqrt(r), r)
+    f = jax.custom_vjp(part)
+
+    def backward(kept, c):
+        pull = lambda i, c: (i - 1, jax.vjp(part, lax.dynamic_index_in_dim(kept, i, keepdims=False))[1](c)[0])
+        step = lambda carry: lax.cond(carry[0] >= 0, pull, lambda i, c: (i - 1, c), *carry)
+        return (lax.while_loop(lambda carry: carry[0] >= 0, step, (0, c))[1],)
+
+    f.defvjp(lambda x: (part(x), x[None]), backward)
+    return f(x).sum()
+
+
 log_if_positive = lambda v: jnp.where(v > 0, jnp.log(v), 0.0)
 kept_sum = lambda keep, y: jnp.where(keep, y, 0.0).sum()
 add_log = lambda c, v: (c + log_if_positive(v), None)
@@ -307,6 +321,7 @@ CASES = [
         [0, 4],
         [1, np.cos(4) / 4 - np.log(4) * np.sin(4)],
     ),
+    Case("custom_vjp that counts", counting_vjp, [0, 4], [1, 0.25], forward=False),
     Case(
         "subtract out of bounds",
         lambda x: jnp.zeros(2).at[np.array([7, 1])].subtract(jnp.sqrt(x), mode="drop").sum(),

@@ -195,3 +195,16 @@ def test_custom_rules(rule, inside, other):
         return INSIDE[inside](rule)(x, other_value)[0]
 
     check(f, jnp.float64(1.3))
+
+
+def test_a_rule_that_refuses_other_operands():
+    f = jax.custom_vjp(lambda x, y: x * y)
+
+    def forward(x, y):
+        assert not y.perturbed
+        return x.value * y.value, y.value
+
+    f.defvjp(forward, lambda y, c: (jnp.clip(c, -1.0, 1.0) * y, None), symbolic_zeros=True)
+    g = pg.double_where(lambda x: jnp.where(x > 0, f(jnp.sqrt(x), jnp.ones(2)), 0.0).sum())
+    # To look for reads in the rule, this gives both operands a tangent.
+    np.testing.assert_allclose(jax.grad(pg.consistent_indexing(g))(jnp.array([0.0, 4.0])), [0, 0.25])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._programs import (
     CHECKPOINTS,
@@ -214,9 +214,9 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
     operands = [found[output] if isinstance(output, Wire) else False for output in program.outputs]
     if not _is_linear(closed, program):
         # For example, a pass that clips cotangents. Whatever it computes from a zero is part of the answer.
-        of_nothing = pull([zeros_like_aval(aval) for aval in avals])
+        of_nothing = evaluate(*opened(closed), [zeros_like_aval(aval) for aval in avals])
         operands = [either(mask, value != 0) for mask, value in zip(operands, of_nothing, strict=True)]
-        return operands, _masked(guard.whole(step), step.of_wires(fed), demanded, guard)
+        return operands, _masked(guard.whole(step), (live, *opened(closed)), step.of_wires(fed), demanded, guard)
     _, emit = trim(program, found, step.of_wires(fed), guard)
 
     def push(tangents: Sequence[Any]) -> Operands:
@@ -226,8 +226,19 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
     return operands, push
 
 
-def _masked(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> Emit:
-    """A custom backward pass with masks beside its cotangents."""
+def _masked(
+    step: Step, traced: tuple[list[int], Jaxpr, Operands], fed: list[Mask], demanded: list[Mask], guard: Guard
+) -> Emit:
+    """A custom backward pass with masks beside its cotangents.
+
+    Args:
+        step: The pass.
+        traced: The pass as a jaxpr, its constants, and the numbers of the results whose cotangents it takes. A trace
+            made later may fail: JAX forgets what it knows of a forward pass when another trace of that raises.
+        fed: The masks of its wires.
+        demanded: The masks of its results.
+        guard: What replaces coefficients.
+    """
     # Values other than arrays may decide, in Python, what the pass does.
     arrays = [value for value in step.known if isinstance(value, jax.Array)]
     known = [*arrays, *arrays_in(fed), *arrays_in(demanded)]
@@ -239,10 +250,15 @@ def _masked(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> 
             operands, of_live = iter(given), given[len(known) :]
             at = step.with_known([next(operands) if isinstance(v, jax.Array) else v for v in step.known])
             of_wires, of_results = restored(fed, operands), restored(demanded, operands)
-            pull = lambda *given: at.transposed(_placed(live, given, len(cotangents)))
-            closed = jax.make_jaxpr(pull)(*of_live)
+            jaxpr, consts = traced[1:]
+            if live == traced[0]:
+                new = dict(zip(map(id, step.known), at.known, strict=True))
+                consts = [new.get(id(const), const) for const in consts]
+            else:
+                pull = lambda *given: at.transposed(_placed(live, given, len(cotangents)))
+                jaxpr, consts = opened(jax.make_jaxpr(pull)(*of_live))
             paths = [of_results[number] for number in live]
-            found, _ = pulled(*opened(closed), list(of_live), paths, Guard(guard.protected))
+            found, _ = pulled(jaxpr, consts, list(of_live), paths, Guard(guard.protected))
             return [only(mask, cotangent) for mask, cotangent in zip(of_wires, found, strict=True)]
 
         operands = [*known, *(cotangents[number] for number in live)]

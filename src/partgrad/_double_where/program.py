@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .._programs import CALLS, Operands, bind, is_floating, opened, primal_jaxpr, step_through, zeros_like_aval
+from .._programs import CALLS, Operands, bind, by_value, is_floating, opened, primal_jaxpr, zeros_like_aval
 from .known import follow
 from .mask import Mask, Shape, full_like
 
@@ -204,13 +204,7 @@ def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:
 
 def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
     """Which outputs of a jaxpr depend on the inputs that are tangents."""
-    jaxpr, _ = opened(jaxpr)
-
-    def step(equation: JaxprEqn, given: list[bool]) -> list[bool]:
-        is_call = equation.primitive.name in CALLS
-        return linear_outputs(primal_jaxpr(equation), given) if is_call else [any(given)] * len(equation.outvars)
-
-    return step_through(jaxpr, [False] * len(jaxpr.constvars), list(linear), step, literal=lambda literal: False)
+    return list(map(bool, by_value(opened(jaxpr)[0], list(map(int, linear)), by_element=False).outputs))
 
 
 def without_dead_code(jaxpr: Jaxpr, outputs: Sequence[Any] | None = None) -> Jaxpr:
