@@ -158,8 +158,7 @@ class _Examination:
             if any(f.leaf == finding.leaf and f.severity == "error" for f in self.findings):
                 continue
             # A zero says more than that part of the derivative is stopped.
-            stopped = lambda f, leaf=finding.leaf: (f.leaf, f.kind, f.severity) == (leaf, "mismatch", "warning")
-            self.findings = [f for f in self.findings if not stopped(f)]
+            self.findings = [f for f in self.findings if not _tells_part_of(finding, f)]
             self.findings.append(finding)
 
     def _is_flat(self, leaf: int, where: str) -> bool:
@@ -167,6 +166,11 @@ class _Examination:
         is_right = self.compared is not None and self.compared[leaf].status == "agree"
         is_tied = is_right and any(line(tie.chain) == where for tie in self._ties.of(leaf))
         return is_tied and self._evidence.slope(leaf) is not None
+
+
+def _tells_part_of(zero: Finding, other: Finding) -> bool:
+    is_same = other.severity == "warning" or (bool(zero.where) and other.where == zero.where)
+    return (other.leaf, other.kind) == (zero.leaf, "mismatch") and is_same
 
 
 def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:

@@ -59,6 +59,7 @@ from .primitives import (
     DRAWS as DRAWS,
     ENTERED as ENTERED,
     EXTREMAL_WRITES as EXTREMAL_WRITES,
+    FIXED_DRAW as FIXED_DRAW,
     FOREIGN as FOREIGN,
     HIGH as HIGH,
     HIGH_LINEAR as HIGH_LINEAR,

@@ -29,6 +29,8 @@ def named(names: str) -> frozenset[str]:
 CALLS = named("jit pjit closed_call core_call")
 # The names of calls that partgrad makes around the user's functions.
 TRANSPARENT = named("partgrad_double_where")
+# The scope of the stops that `partgrad.draw` makes with gradient="fixed".
+FIXED_DRAW = "partgrad.fixed"
 CHECKPOINTS = named("checkpoint remat remat2")
 CUSTOM_JVPS = named("custom_jvp_call custom_jvp_call_jaxpr")
 CUSTOM_VJPS = named("custom_vjp_call custom_vjp_call_jaxpr")

@@ -11,7 +11,7 @@ from jax import lax
 
 from .._compat import ordinary_custom_vjp, ordinary_name
 from .._message import listed, near_misses
-from .._programs import evaluate
+from .._programs import FIXED_DRAW, evaluate
 from ..errors import ArgumentError, DrawError
 from .sampler import Drawing, is_parameter
 
@@ -97,9 +97,14 @@ def draw(
 
 def _held(drawing: Drawing) -> Any:
     # The parameters too: the sampler may not be differentiable at all, like a callback to NumPy.
-    held = drawing.changed(lambda parameter, _name: lax.stop_gradient(parameter)).run()
+    held = drawing.changed(lambda parameter, _name: _stopped(parameter)).run()
     # The draw too: the sampler may close over parameters.
-    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if is_parameter(leaf) else leaf, held)
+    return jax.tree.map(lambda leaf: _stopped(leaf) if is_parameter(leaf) else leaf, held)
+
+
+def _stopped(value: Any) -> Any:
+    with jax.named_scope(FIXED_DRAW):
+        return lax.stop_gradient(value)
 
 
 def _refusing(drawing: Drawing) -> Any:

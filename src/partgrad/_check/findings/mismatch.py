@@ -21,7 +21,7 @@ from ..finding import Finding
 from ..rules import Blame, Rules
 from .draw import has_implicit_draw
 from .tie import Ties
-from .zero import REBUILT, mark_of
+from .zero import REBUILT, is_fixed_draw, mark_of
 
 # The relative mismatch that a stop without consequences may leave.
 _SLIGHT = 1e-3
@@ -47,7 +47,8 @@ def mismatch(evidence: Evidence, rules: Rules, ties: Ties, found: list[LeafDeriv
             yield from _mismatch(evidence, rules, ties, leaf, derivative)
         elif derivative.status == "stopped":
             # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
-            severity = "warning" if derivative.relative > _SLIGHT else "info"
+            is_meant = all(map(is_fixed_draw, derivative.excuses))
+            severity = "warning" if derivative.relative > _SLIGHT and not is_meant else "info"
             yield Finding("mismatch", severity, path, line(derivative.excuses[0]), _stopped(path, derivative))
         elif derivative.status == "symmetric":
             chain = derivative.excuses[0]
@@ -213,6 +214,11 @@ def _stopped(path: str, derivative: LeafDerivative) -> str:
     lines = ", ".join(dict.fromkeys(filter(None, map(line, derivative.excuses))))
     by = f"`{path}` is held by {mark}" if mark else f"`stop_gradient` at {lines} stops part of it"
     remedy = REBUILT if mark else "remove it, unless it is intentional"
+    if all(map(is_fixed_draw, derivative.excuses)):
+        by, remedy = (
+            f"the draw at {lines} has gradient='fixed'",
+            "none needed if that is meant, else another word for it",
+        )
     got, expected = _number(derivative.got), _number(derivative.expected)
     return (
         f"the gradient is {got} where the function changes by {expected}; {by}, and without that the two agree. "

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..._marks import EXPLICIT, mark_in
 from ..._programs import (
+    FIXED_DRAW,
     TESTS,
     Chain,
     Dependence,
@@ -94,6 +95,11 @@ def mark_of(chain: Chain) -> str | None:
     return None if mark == EXPLICIT else mark
 
 
+def is_fixed_draw(chain: Chain) -> bool:
+    """Whether a `stop_gradient` is that of a draw whose gradient the user fixed."""
+    return FIXED_DRAW in str(chain[-1].source_info.name_stack)
+
+
 def _blocked(evidence: Evidence, leaf: int) -> Iterator[Finding]:
     path = evidence.program.paths[leaf]
     found = blockers(evidence, leaf)
@@ -104,7 +110,8 @@ def _blocked(evidence: Evidence, leaf: int) -> Iterator[Finding]:
     if chain is None:
         yield Finding("zero", "warning", path, "", "the gradient is zero: no differentiable path leads to the output.")
         return
-    yield Finding("zero", "warning", path, line(chain), f"the gradient is zero: {_barrier(path, chain)}")
+    severity = "info" if is_fixed_draw(chain) else "warning"
+    yield Finding("zero", severity, path, line(chain), f"the gradient is zero: {_barrier(path, chain)}")
 
 
 def _is_told_with_draws(evidence: Evidence, chain: Chain) -> bool:
@@ -119,6 +126,8 @@ def _barrier(path: str, chain: Chain) -> str:
     mark = mark_of(chain)
     if mark is not None:
         return f"`{path}` is held by {mark}{place}. Fix: if it is to be fitted, {REBUILT}."
+    if is_fixed_draw(chain):
+        return f"the draw{place} has gradient='fixed'. Fix: none needed if the zero is meant, else another word for it."
     if name == "stop_gradient":
         return f"`stop_gradient`{place} stops it. Fix: remove it, if the leaf is to be fitted."
     if name in TESTS:
