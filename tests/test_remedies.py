@@ -589,6 +589,16 @@ ROWS = {
         lambda: pg.replace(VECTOR, lambda t: t["w"][:2], jnp.array([7.0, 8.0]))["w"],
         [7.0, 8.0, 3.0],
     ),
+    "selectors for some primals": (
+        lambda: pg.vjp(product, 2.0, 3.0, wrt=(None,)),
+        lambda: [pg.vjp(product, 2.0, 3.0, wrt=wrt)[1](1.0) for wrt in ((None, None), lambda x: x)],
+        [3.0, 2.0, 3.0],
+    ),
+    "a slice of a list": (
+        lambda: pg.select(LAYERS, "layers[2:]"),
+        lambda: pg.select(LAYERS, lambda m: m["layers"][2:]),
+        [1.0, 2.0, 1.0, 2.0],
+    ),
     "a class of leaves": (
         lambda: pg.mask(TREE, float),
         lambda: pg.mask(TREE, pg.matching(lambda path, leaf: leaf.ndim == 0)),

@@ -359,3 +359,8 @@ def test_composite_kernels():
         ".b.b.variance",
     ]
     assert isinstance(gradient, Sum)
+
+
+def test_the_function_of_hvp_may_have_parameters_of_any_name():
+    f = lambda p, x, v: p**3 * x * v
+    np.testing.assert_allclose(pg.hvp(f)(2.0, 1.0, x=3.0, v=5.0), 180.0)

@@ -233,6 +233,8 @@ def _instead(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> tupl
         known = listed((repr(place.path) for place in below), len(below))
         details = [f"It starts at the tree itself; deeper there {'is' if len(below) == 1 else 'are'} {known}."]
         return details, f"write {several[0]}." if len(below) == 1 else f"write {' or '.join(several)}{every}."
+    if step.kind == "key" and type(step.value) is slice and not all(place.is_leaf for place in reached):
+        return ["A slice in a path takes elements of an array."], "write a callable, as wrt=lambda m: m.layers[1:]."
     if step.kind != "name":
         return [], ""
     names = names_of(child for place in reached for child in _below(layout, place))

@@ -71,7 +71,8 @@ class Arguments:
         count = len(self._numbers) + len(self._names)
         given = (None,) * count if wrt is None else wrt
         if not isinstance(given, tuple) or len(given) != count:
-            raise wrong_number_of_selectors(wrt, [*self._numbers, *self._names])
+            fix = "write wrt=(selector, None) beside argnums=(0, 1); None is every unmarked differentiable leaf."
+            raise wrong_number_of_selectors(wrt, [*self._numbers, *self._names], fix)
         return tuple(map(as_selection, given))
 
     @functools.cached_property
@@ -145,13 +146,13 @@ class Arguments:
         return parts if self.several else parts[0]
 
 
-def wrong_number_of_selectors(wrt: object, arguments: Sequence[object]) -> ArgumentError:
+def wrong_number_of_selectors(wrt: object, arguments: Sequence[object], fix: str) -> ArgumentError:
     """The error for a `wrt` without exactly one selector per argument."""
     count = f"{len(wrt)} selectors" if isinstance(wrt, tuple) else f"one selector ({wrt!r:.60})"
     return ArgumentError(
         f"`wrt` and the arguments do not go together: {count} for {len(arguments)} arguments, {list(arguments)}.",
         "Expected a tuple of one selector for each argument.",
-        fix="write wrt=(selector, None) beside argnums=(0, 1); None is every unmarked differentiable leaf.",
+        fix=fix,
     )
 
 

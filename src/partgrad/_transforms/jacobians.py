@@ -252,7 +252,8 @@ def hvp(
     refuse_no_function("hvp", f)
     arguments, taken = Arguments(f, as_selection(wrt), None, None), taken_paths(f, double_where)
 
-    def product(x: X, v: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+    # Positional only: `f` may have parameters of these names.
+    def product(x: X, v: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         targets = arguments.targets((x, *args), kwargs)
         refuse_empty(targets)
         direction = targets[0].values(v, "The vector of `hvp`")

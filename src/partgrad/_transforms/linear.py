@@ -34,7 +34,8 @@ def _called(
     elif not isinstance(wrt, tuple):
         wrt = (wrt,)
     elif len(wrt) != len(primals):
-        raise wrong_number_of_selectors(wrt, range(len(primals)))
+        fix = "write one selector for each primal, wrt=(selector, None), or one for the first alone, wrt=selector."
+        raise wrong_number_of_selectors(wrt, range(len(primals)), fix)
     selections = map(as_selection, wrt)
     targets = [Target(primals[number], selection, number) for number, selection in enumerate(selections)]
     if targets and all(target.is_empty for target in targets):
