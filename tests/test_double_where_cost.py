@@ -38,6 +38,13 @@ def distances(x):
     return jnp.sum(jnp.where(jnp.eye(len(x), dtype=bool), 0.0, jnp.sqrt(apart) * jnp.exp(-apart)))
 
 
+def padded(w):
+    data, x = jnp.arange(6) > 1, jnp.ones((6, 4))
+    for _ in range(2):
+        x = jnp.where(data[:, None], jnp.tanh(x @ w), 0.0)
+    return jnp.sum(x**2)
+
+
 def relu(w):
     return jnp.sum(jax.nn.relu(jnp.ones((3, 4)) @ w) ** 2)
 
@@ -48,6 +55,8 @@ def relu(w):
         pytest.param(attention, jnp.ones((4, 4)), 1.2, id="attention"),
         pytest.param(distances, jnp.arange(6.0).reshape(3, 2), 1.6, id="distances"),
         pytest.param(relu, jnp.ones((4, 4)), 2.6, id="relu"),
+        # What was just selected by the same mask is not selected again.
+        pytest.param(padded, jnp.ones((4, 4)), 1.5, id="padded"),
         pytest.param(lambda w: jnp.sum(jnp.tanh(w @ w)), jnp.ones((4, 4)), 1.0, id="tanh"),
     ],
 )

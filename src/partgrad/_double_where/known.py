@@ -38,12 +38,14 @@ class _Fact(NamedTuple):
         numbers: Its numbers, if it does not depend on data.
         origin: The value it was broadcast from, and the axes that value occupies.
         root: The value it is a reshape of.
+        risky: If this value is a selection, the predicate and the number of its only case that may not be finite.
     """
 
     value: Any
     numbers: Numbers | None = None
     origin: tuple[Any, Sequence[int]] | None = None
     root: Any = None
+    risky: tuple[Any, int] | None = None
 
 
 class _Knowledge:
@@ -168,6 +170,16 @@ def taken(which: Any, case: int, rank: int) -> Any:
     return mask if isinstance(mask, bool) or mask.ndim == rank else reshaped(mask, (1,) * rank)
 
 
+def is_safe_outside(value: Any, mask: Any) -> bool:
+    """Whether everything outside a mask is known to be finite."""
+    risky = _fact(value).risky
+    if risky is None or isinstance(mask, bool):
+        return False
+    chosen = taken(*risky, value.ndim)
+    numbers, live = numbers_of(chosen), numbers_of(mask)
+    return chosen is mask or (numbers is not None and live is not None and not np.any(numbers & ~live))
+
+
 def captured(value: Any) -> Numbers | None:
     """The numbers of an array that a function captured, if it may be part of masks."""
     if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray):
@@ -204,14 +216,18 @@ def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) 
     """Remember facts about the results of an equation that follow from facts about its operands."""
     if _knowledge.get() is None:
         return
-    if equation.primitive.name == "broadcast_in_dim" and len(operands) == 1 and hasattr(operands[0], "shape"):
+    name, numbers = equation.primitive.name, [numbers_of(operand) for operand in operands]
+    if name == "broadcast_in_dim" and len(operands) == 1 and hasattr(operands[0], "shape"):
         if results[0].size == operands[0].size:
             _learn(results[0], root=_root(operands[0]))
         else:
             _learn(results[0], origin=(operands[0], equation.params["broadcast_dimensions"]))
     elif is_reshape(equation) and isinstance(operands[0], jax.core.Tracer):
         _learn(results[0], root=_root(operands[0]))
-    for result, known in zip(results, _results(equation, list(map(numbers_of, operands))), strict=True):
+    elif name == "select_n":
+        unknown = [case for case, known in enumerate(numbers[1:]) if known is None or not np.all(np.isfinite(known))]
+        _learn(results[0], risky=(operands[0], unknown[0]) if len(unknown) == 1 else None)
+    for result, known in zip(results, _results(equation, numbers), strict=True):
         remember(result, known)
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._programs import KINDS, Operands, is_floating, mesh_elsewhere, named, varying_like, zeros_like_aval
-from .known import numbers_of
+from .known import is_safe_outside, numbers_of
 from .mask import Mask, Shape, either, full_like, gathered, on_all_devices, on_mesh_of, spread
 from .program import LinearProgram, Step, Wire
 
@@ -41,7 +41,7 @@ class Guard:
 
     def coefficient(self, value: Any, needed: Mask, filler: Any = None) -> Any:
         """A known operand, with the filler (ones by default) where no live edge needs it."""
-        if needed is True or is_constant(value):
+        if needed is True or is_constant(value) or is_safe_outside(value, needed):
             return value
         if filler is CUT:
             return self.cut(value, needed)
