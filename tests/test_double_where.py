@@ -321,6 +321,15 @@ CASES = [
         [0, 4],
         [1, np.cos(4) / 4 - np.log(4) * np.sin(4)],
     ),
+    Case(
+        "double_where in a cond in a shard_map",
+        lambda x: shard(
+            lambda part: lax.cond(part[1] > 0, pg.double_where(lambda y: jnp.maximum(y, x)), jnp.sin, part) ** 2,
+            IN_PARTS,
+        )(x).sum(),
+        [0, 4],
+        [0, 8],
+    ),
     Case("custom_vjp that counts", counting_vjp, [0, 4], [1, 0.25], forward=False),
     Case(
         "subtract out of bounds",

@@ -39,6 +39,11 @@ def is_batching() -> bool:
     return _current_trace() == "BatchTrace"
 
 
+def is_batched(value: Any) -> bool:
+    """Whether `vmap` has an axis for a value."""
+    return type(value).__name__ == "BatchTracer"
+
+
 # There is no public access to what a primitive computes. Read on 0.10.2 and 0.12.
 
 

@@ -13,7 +13,7 @@ from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from .._compat import is_batching, ordinary_custom_vjp
+from .._compat import is_batched, is_batching, ordinary_custom_vjp
 from .._programs import (
     Chain,
     Operands,
@@ -45,7 +45,8 @@ def _is_special(equation: JaxprEqn) -> bool:
 def _batched(chain: Chain, operands: Operands) -> Operands | None:
     equation = chain[-1]
     if equation.primitive.name == "cond" and platforms_of(equation) is None:
-        return _selected(equation, operands)
+        # What a loop records may be batched later.
+        return _selected(equation, operands) if is_batched(operands[0]) or not is_batching() else None
     if equation.primitive.name == "custom_lin":
         return _pulled_only(equation, operands)
     return None
