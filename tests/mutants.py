@@ -12,8 +12,8 @@ has started threads, which no child inherits. Here a process that has imported o
 the tests, forks for each mutant, and the child imports partgrad with one module changed.
 
 Not mutated is what only a person reads: strings of several words, f-strings, `raise` statements, and what errors are made
-of; nor annotations and type variables, decorators, `strict=True`, and calls of `isinstance` and `len`. Of the many mutants
-of one call's arguments, which any test kills, one may be drawn.
+of; nor annotations, overloads and type variables, decorators, `strict=True`, and calls of `isinstance` and `len`. Of the
+many mutants of one call's arguments, which any test kills, one may be drawn.
 """
 
 import argparse
@@ -53,9 +53,10 @@ MODULES = [
     for path in sorted((ROOT / "src" / "partgrad" / package).glob("*.py"))
     if package != "_double_where" or path.stem in RULES
 ]
-FILES = """dataclass edit elements family hostile known_marks linear marks_and_libraries nondiff open_marks partition path
-select show static stateful structures transform unused double_where double_where_cost double_where_custom
-double_where_indexing double_where_primitives known_double_where"""
+FILES = """corners dataclass edit elements family hostile known_marks laws linear marks_and_libraries messages nondiff
+open_marks partition path remedies scale select show static stateful structures transform unused double_where
+double_where_cost double_where_custom double_where_indexing double_where_laws double_where_primitives
+known_double_where"""
 # CPU seconds: of a test that counts as quick, and of the tests that a mutant has to survive.
 QUICK, ENOUGH = 2.0, 6.0
 # Seconds after which a mutant hangs.
@@ -86,6 +87,8 @@ class Mutant:
 
 def is_unmutated(node):
     match node:
+        case libcst.FunctionDef(decorators=[libcst.Decorator(decorator=libcst.Name(value="overload"))]):
+            return True
         case libcst.Annotation() | libcst.Decorator() | libcst.Raise() | libcst.FormattedString():
             return True
         case libcst.AnnAssign(annotation=libcst.Annotation(annotation=libcst.Name(value="TypeAlias"))):

@@ -3,6 +3,7 @@
 import abc
 import copy
 import dataclasses
+import gc
 import inspect
 import pickle
 import sys
@@ -432,3 +433,48 @@ def test_decorating_what_is_no_class():
 def test_an_empty_class_has_no_leaves():
     assert jax.tree.leaves(Kernel()) == []
     assert jax.jit(lambda k: k)(Kernel()) == Kernel()
+
+
+def test_replace_calls_an_init_that_takes_the_fields():
+    @pg.dataclass
+    class Positive:
+        scale: float
+
+        def __init__(self, scale):
+            self.scale = abs(scale)
+
+    assert dataclasses.replace(Positive(1.0), scale=-2.0) == Positive(2.0)
+
+
+def test_a_mutable_instance_made_without_init_takes_its_fields_one_by_one():
+    @pg.dataclass(frozen=False)
+    class Mutable:
+        a: float
+        b: float = pg.field(nondiff=True)
+
+    bare = Mutable.__new__(Mutable)
+    bare.a = 1.0
+    bare.b = 2.0
+    assert bare == Mutable(1.0, 2.0)
+
+
+def test_a_field_that_an_init_leaves_alone_has_the_default_of_the_class():
+    @pg.dataclass
+    class Defaults:
+        a: float
+        b: float = pg.field(nondiff=True, default=2.0)
+
+        def __init__(self, a):
+            self.a = a
+
+    assert pg.grad(lambda m: m.a * m.b)(Defaults(3.0)).a == 2.0
+    assert pg.is_nondiff(Defaults(3.0), "b")
+
+
+@pytest.mark.internal
+def test_nothing_is_remembered_of_held_values_after_a_trace():
+    from partgrad._marks import hold
+
+    jax.eval_shape(lambda x: pg.NonDiff(x), 1.0)
+    gc.collect()
+    assert not hold._held

@@ -568,14 +568,16 @@ def test_a_constant_part_of_a_backward_pass_stays():
 BACKWARD = {
     "across devices": shard(jnp.cos, IN_PARTS),
     "a norm across devices": shard(lambda c: c * lax.rsqrt(1.0 + lax.psum(c @ c, "i")), IN_PARTS),
+    "an exponential": lambda c: jnp.exp(-c),
     "a product of cotangents": lambda c: (c * (1 + c)) @ jnp.diag(c),
     "a quotient": lambda c: c / (1.0 + c) + 1.0 / (1.0 + c),
+    "a loop that counts": lambda c: lax.fori_loop(0, 2, lambda i, c: c * jnp.array([2.0, 3.0])[i], c),
     "a factor by index": lambda c: np.ones(2) * lax.stop_gradient(c).at[:1].multiply(c[:1], unique_indices=True),
 }
 
 
-def test_a_backward_pass_that_is_not_linear_is_jaxs():
-    """Also what it makes of the zeros that it is given where nothing is selected."""
+def test_a_backward_pass_is_jaxs():
+    """Most of these are not linear. Also what they make of the zeros that they are given where nothing is selected."""
     passed = {name: clipped(backward) for name, backward in BACKWARD.items()}
     f = lambda x: sum(jnp.where(x[name] > 0, 3.0 * passed[name](x[name]), x[name]).sum() for name in passed)
     points = dict.fromkeys(passed, np.array([[-1.0, -2.0], [-1.0, 2.0]]))

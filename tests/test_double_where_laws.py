@@ -176,11 +176,54 @@ def test_masks_go_through_moves_as_numbers_do(name):
                 np.testing.assert_allclose(evaluated(derivative(ours))(POINT), expected, rtol=1e-12, err_msg=name)
 
 
+def places(shape, axis):
+    """The place of each element along an axis, of size one along the others."""
+    axis = axis % len(shape) if shape else 0
+    sizes = [size if number == axis else 1 for number, size in enumerate(shape)]
+    return lax.broadcasted_iota(float, sizes, axis) if shape else jnp.array(1.0)
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_masks_that_agree_along_axes_go_through_moves(name):
+    """The first row, or column, is singular before the move; the first along any axis is not selected after it."""
+
+    def function(a, axis, is_by_hand):
+        kept = places(a.shape, axis) > 0
+        logarithms = jnp.log(jnp.where(kept, a, 1.0) if is_by_hand else a)
+        moved = MOVES[name](jnp.where(kept, logarithms, 0.0))
+        total = 0.0
+        for along in range(moved.ndim):
+            place = places(moved.shape, along)
+            divisor = jnp.maximum(place, 1.0) if is_by_hand else place
+            total += jnp.sum(jnp.where(place > 0, moved**2 / divisor, 0.0))
+        return total
+
+    with jax.enable_x64(True):
+        for axis in (0, 1):
+            point = np.where(np.arange(12).reshape(3, 4) // [4, 1][axis] % [3, 4][axis] > 0, abs(POINT), 0.0)
+            expected = evaluated(jax.grad(lambda a: function(a, axis, True)))(point)
+            found = evaluated(jax.grad(pg.double_where(lambda a: function(a, axis, False))))(point)
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_mask_along_one_axis_and_an_operand_along_the_other(axis):
+    """The operand is demanded everywhere, because each of its elements is selected somewhere."""
+
+    def function(a):
+        stretched = lax.broadcast_in_dim(jnp.log(a), (3, 3), (0, 1))
+        return jnp.sum(jnp.where(places((3, 3), 1 - axis) > 0, stretched, 0.0))
+
+    point = np.array([1.0, 2.0, 4.0]).reshape((1, 3) if axis else (3, 1))
+    np.testing.assert_allclose(evaluated(jax.grad(pg.double_where(function)))(point), 2 / point)
+
+
 # Linear maps of each row, with numbers of its own and with a triangular matrix.
 MATRIX = np.sin(np.arange(16.0)).reshape(4, 4)
 IN_ROWS = {
     "product": lambda a, own, low: a * own,
     "quotient": lambda a, own, low: a / own,
+    "selection": lambda a, own, low: jnp.where(own > 1.2, a, 3.0 * a),
     "matrix": lambda a, own, low: a @ MATRIX,
     "matrix on the left": lambda a, own, low: (MATRIX @ a.T).T,
     "matrices": lambda a, own, low: jnp.einsum("bi,bij->bj", a, MATRIX + own[:, None]),
@@ -234,6 +277,54 @@ def test_the_matrix_of_a_solve_in_a_loop_is_replaced_at_dead_steps_alone(length)
         for derivative in (jax.grad, jax.jacfwd):
             found = evaluated(derivative(pg.double_where(lambda x: function(x, False))))(x)
             np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def summed(divided):
+    return jnp.sum(jnp.where(jnp.arange(3) > 0, divided, 0.0))
+
+
+divided_by_triangle = lambda x, by: lax.linalg.triangular_solve(by, x)
+DIVIDED = {
+    "plain": lambda x, by: summed(x / by),
+    "number": lambda x, by: summed(jnp.where(jnp.arange(3) > 0, x / by, x / 0.0)),
+    "loop": lambda x, by: lax.scan(lambda total, _: (total + summed(x / by), None), 0.0, length=2)[0] / 2,
+    "steps": lambda x, by: lax.scan(lambda c, z: (c + jnp.where(z[1] > 0, z[0] / z[1], 0.0), None), 0.0, (x, by))[0],
+    "branch": lambda x, by: lax.cond(x[1] > 0, lambda x: summed(x / by), jnp.sum, x),
+    "checkpoint": lambda x, by: jax.checkpoint(lambda x: summed(x / by))(x),
+    "triangle": lambda x, by: summed(jax.vmap(divided_by_triangle)(x[:, None, None], by[:, None, None])[:, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_divisor_that_is_known_to_be_zero_at_places_not_selected(name):
+    f = pg.double_where(lambda x: DIVIDED[name](x, jnp.arange(3.0)))
+    for derivative in (jax.grad, jax.jacfwd):
+        np.testing.assert_allclose(evaluated(derivative(f))(np.array([1.0, 2.0, 3.0])), [0.0, 1.0, 0.5])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("inside", ["cond", "scan"])
+def test_a_chain_of_products_inside_ends_in_a_selection(inside):
+    """Its factors come from outside, one for all lanes among them, and from inside; also when differentiated again."""
+
+    def function(x, is_by_hand):
+        safe = lambda y: jnp.where(x > 0, y, 1.0) if is_by_hand else y
+        root, total, number = jnp.sqrt(safe(x)), jnp.sum(x**2) ** 1.5, jnp.arange(3.0)
+
+        def body(y):
+            own = jnp.log(safe(x * y[0])) * jnp.sqrt(safe(x * number))
+            return jnp.where(x > 0, (y * root) * own * total / (1.0 + root), y)
+
+        if inside == "cond":
+            return jnp.sum(lax.cond(x[1] > 0, body, jnp.sin, jnp.cos(x)) ** 2)
+        return jnp.sum(lax.scan(lambda y, _: (body(y), None), jnp.cos(x), length=2)[0] ** 2)
+
+    with jax.enable_x64(True):
+        x = np.array([0.0, 0.7, 0.4])
+        for derivative in (jax.grad, jax.hessian):
+            expected = evaluated(derivative(lambda x: function(x, True)))(x)
+            found = evaluated(derivative(pg.double_where(lambda x: function(x, False))))(x)
+            np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("inside", ["cond", "scan"])

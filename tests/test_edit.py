@@ -1,7 +1,10 @@
 """select, replace, mask, is_nondiff, stop_gradient, apply_updates and ravel."""
 
+import itertools
 import math
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ import optax
 import pytest
 import scipy.optimize
 from hypothesis import given, strategies as st
+from jax.sharding import PartitionSpec
 
 import partgrad as pg
 from messages import refused
@@ -290,6 +294,16 @@ def test_ravel_and_unravel():
     refused(lambda: pg.ravel({"a": 1.0})[1](jnp.ones(2)), ValueError, "Expected shape (1,), got (2,)")
 
 
+def test_unravel_puts_leaves_back_where_they_were_on_a_mesh_with_explicit_axes():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        tree = {"split": jax.device_put(jnp.ones((2, 3)), PartitionSpec(None, "i")), "b": jnp.zeros(2)}
+        vector, unravel = pg.ravel(tree)
+        assert jax.typeof(vector).sharding.spec == PartitionSpec(None)
+        put_back = jax.tree.map(jax.typeof, unravel(2 * vector))
+        assert put_back == jax.tree.map(jax.typeof, tree)
+
+
 @pytest.mark.long
 @pytest.mark.share
 def test_unravel_under_jit_and_grad_and_with_scipy(x64):
@@ -324,3 +338,67 @@ def test_held_leaves_do_not_count_in_nested_combinations():
     union = (pg.exclude({"p": False, "q": True, "z": True}) | second) | "z"
     assert pg.select(tree, union)["q"]["y"] == 4.0
     assert pg.mask(tree, ~(pg.exclude(pg.exclude(first)) | second))["z"] is True
+
+
+def test_wrappers_that_a_map_puts_into_fields_become_marks_of_the_fields():
+    model = RBF(1.0, 2.0)
+    assert pg.thaw(jax.tree.map(NonDiff, model), "lengthscale") == pg.freeze(model, "variance")
+
+
+class Layer(eqx.Module):
+    weight: Any
+    inner: Any
+
+
+class Layers(eqx.Module):
+    layers: Any
+
+
+@pytest.mark.parametrize("part", ["layers[0].weight", "layers[0].inner.variance", "layers[1].weight"])
+def test_freezing_a_node_says_the_same_whatever_was_held_inside(part):
+    layers = [Layer(1.0, RBF(2.0, 3.0)), Layer(4.0, [5.0, 6.0])]
+    for tree in (Layers(layers), {"layers": layers}):
+        assert trees_equal(pg.freeze(pg.freeze(tree, part), "layers"), pg.freeze(tree, "layers"))
+
+
+NESTED = {
+    "module": Layers([Layer(1.0, RBF(2.0, 3.0)), Layer(4.0, [5.0, 6.0])]),
+    "model": RBF(Layer(1.0, {"u": 2.0, "v": 3.0}), [4.0, RBF(5.0, 6.0)]),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_what_is_held_after_two_changes(name):
+    """The second one changes what it names, and nothing else, wherever the first one put its marks."""
+    tree = NESTED[name]
+    leaves = {path for path, _ in pg.items(tree)}
+    steps = [path.replace("[", ".[").split(".") for path in leaves]
+    above = {".".join(step[:count]).replace(".[", "[") for step in steps for count in range(1, len(step) + 1)}
+    below = {
+        path: {leaf for leaf in leaves if (leaf + ".").replace("[", ".[").startswith((path + ".").replace("[", ".["))}
+        for path in sorted(above)
+    }
+    for first, second in itertools.product(below, repeat=2):
+        frozen = pg.freeze(tree, first)
+        for change, free in (
+            (pg.freeze, leaves - below[first] - below[second]),
+            (pg.thaw, leaves - (below[first] - below[second])),
+        ):
+            found = {path for path, _ in pg.items(change(frozen, second))} if free else set()
+            assert found == free, (first, change.__name__, second)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2)])
+def test_a_condition_of_stop_gradient_has_to_fit(shape):
+    stopped = lambda x: pg.stop_gradient(x, when=jnp.ones(shape, bool))
+    refused(lambda: jax.eval_shape(stopped, jnp.ones(2)), ValueError, "shape (2,)", f"got shape {shape}")
+
+
+def test_the_free_part_of_a_field_that_is_partly_held_has_a_gradient():
+    model = pg.freeze(RBF(5.0, {"u": 2.0, "v": 3.0}), "lengthscale['u']")
+    product = lambda m: m.variance * m.lengthscale["u"] * m.lengthscale["v"]
+    inside = lambda m: product(pg.freeze(m, "lengthscale['u']"))
+    for gradient in (jax.grad, pg.grad, lambda f: jax.jit(jax.grad(f))):
+        for found in (gradient(product)(model), gradient(inside)(pg.thaw(model, "lengthscale"))):
+            assert (found.variance, found.lengthscale["v"]) == (6.0, 10.0)
+    assert [pg.is_nondiff(model, f"lengthscale['{name}']") for name in "uv"] == [True, False]

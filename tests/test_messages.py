@@ -105,6 +105,8 @@ def test_a_traced_index(select):
         (lambda: pg.grad(product, argnums=5)(1.0, 2.0), TypeError, ["argnums=5", "There is no argument 5 among them"]),
         (lambda: pg.grad(product, argnums=(0, 1))(1.0), TypeError, ["There is no argument 1, `y`, among them"]),
         (lambda: pg.grad(product, argnums="x"), TypeError, ["`argnums` is 'x'", "write argnames='x'"]),
+        (lambda: pg.grad(product, argnums=("x", "y")), TypeError, ["write argnames=('x', 'y')"]),
+        (lambda: pg.grad(product, argnums=(0, "x")), TypeError, ["write argnums=0, or"]),
         (lambda: pg.grad(product, argnums=1.0), TypeError, ["`argnums` is 1.0", "write argnums=0"]),
         (lambda: pg.vjp(product, 1.0, 2.0)[1](1.0, 1.0), TypeError, ["takes one cotangent, and got 2"]),
         (lambda: pg.vjp(product, 1.0, 2.0)[1]((1.0,)), ValueError, ["The cotangent has a different structure"]),

@@ -214,6 +214,15 @@ def test_decorators_and_plain_functions():
             pg.grad(wrong)
 
 
+@pytest.mark.parametrize("transform", [pg.grad, pg.value_and_grad, pg.jacfwd, pg.jacrev])
+def test_the_function_runs_once_for_each_call(transform):
+    ran = []
+    slope = transform(lambda x, y: ran.append(1) or x * y)
+    for _ in range(2):
+        slope(2.0, 3.0)
+    assert len(ran) == 2
+
+
 def test_they_bind_as_methods():
     class Plain:
         scale = 2.0

@@ -83,7 +83,7 @@ class TrimmedBody:
         """The values from outside, with fillers where no live edge needs them; None for one that is no coefficient."""
         triples = enumerate(zip(values, needed, self.fillers, strict=True))
         used = set(self.origins)
-        return [guard.coefficient(v, m, filler) if number in used else None for number, (v, m, filler) in triples]
+        return [guard.coefficient(v, m, filler, True) if number in used else None for number, (v, m, filler) in triples]
 
     def merged(self, outside: list[Any], own: Sequence[Any]) -> Operands:
         """The coefficients: values from outside, merged with those computed in the body."""

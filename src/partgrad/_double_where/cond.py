@@ -97,7 +97,7 @@ def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
     used = {origin for trimmed in found for origin in trimmed.origins}
     fillers = [next((f for f in each if f is not None), None) for each in zip(*(t.fillers for t in found), strict=True)]
     triples = enumerate(zip(branches.known, restored(needed, in_known), fillers, strict=True))
-    outside = [guard.coefficient(v, m, filler) if number in used else None for number, (v, m, filler) in triples]
+    outside = [guard.coefficient(v, m, filler, True) if number in used else None for number, (v, m, filler) in triples]
 
     def run(tangents: Sequence[Any]) -> Operands:
         def branch(number: int, _: Any, *tangents: Any) -> Operands:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from .._programs import CALLS, Operands, any_equation, inner_jaxprs, opened, solve_parts
 from .known import reshaped
@@ -40,9 +39,11 @@ def coupled_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
         # What it computes besides tangents has to terminate too.
         trimmed = guard.whole(step)
     else:
-        pairs = zip(step.operands, _fillers(step), strict=True)
-        known = [(value, filler) for value, filler in pairs if not isinstance(value, Wire)]
-        trimmed = step.with_known([guard.coefficient(v, _of_rank(needed, v), filler) for v, filler in known])
+        known = [pair for pair in enumerate(step.operands) if not isinstance(pair[1], Wire)]
+        # Ones in a triangle are a system that can be solved; on three diagonals the middle one has to dominate.
+        fillers = [3 if (step.name, number) == ("tridiagonal_solve", 1) else None for number, _ in known]
+        pairs = zip(known, fillers, strict=True)
+        trimmed = step.with_known([guard.coefficient(v, _of_rank(needed, v), filler, True) for (_, v), filler in pairs])
     of_wires = [spread(is_demanded, wire.shape) for wire in step.wires]
     return of_wires, _between(of_wires, trimmed, [is_fed] * len(step.results))
 
@@ -62,17 +63,6 @@ def _of_rank(mask: Mask, value: Any) -> Mask:
     if isinstance(mask, bool) or mask.ndim <= jnp.ndim(value):
         return mask
     return reshaped(mask, mask.shape[: jnp.ndim(value)])
-
-
-def _fillers(step: Step) -> list[Any]:
-    """The fillers for the operands of a problem that nothing depends on: a system that can be solved."""
-    fillers: list[Any] = [None] * len(step.operands)
-    if step.name == "triangular_solve":
-        matrix = step.equation.invars[0].aval
-        fillers[0] = np.eye(matrix.shape[-1], dtype=matrix.dtype)
-    elif step.name == "tridiagonal_solve":
-        fillers[1] = 3
-    return fillers
 
 
 # --- linear solves: masks go through the equations of a direct solver, which itself runs unchanged ------------------

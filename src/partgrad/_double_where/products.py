@@ -32,7 +32,7 @@ def _product(
         *others, coefficient = step.known
         mask = masks[step.position]
         needed = True if mask is True and demanded[0] is True else need(step, mask, demanded[0])
-        replaced = guard.coefficient(coefficient, needed)
+        replaced = guard.coefficient(coefficient, needed, divides=step.name == "div")
         return demand(step, demanded), step.with_known([*others, replaced]).run
 
     return Rule(fed, product_trim, loosely)

@@ -192,9 +192,9 @@ def taken_apart(
 
 def number_in(literal: Literal) -> Any:
     """The number in a literal."""
-    # A rule may have to replace a number that is not finite by one of the same dtype.
-    is_finite = not is_floating(literal.aval) or np.all(np.isfinite(literal.val))
-    return literal.val if is_finite else np.asarray(literal.val, literal.aval.dtype)
+    # A rule may have to replace a number that is not finite, or a zero that divides, by one of the same dtype.
+    is_kept = not is_floating(literal.aval) or np.all(np.isfinite(literal.val) & (literal.val != 0))
+    return literal.val if is_kept else np.asarray(literal.val, literal.aval.dtype)
 
 
 def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:

@@ -39,9 +39,10 @@ class Guard:
     def __init__(self, protected: Callable[[Any, Operands], Operands], cuts: bool = True):
         self.protected, self.cuts = protected, cuts
 
-    def coefficient(self, value: Any, needed: Mask, filler: Any = None) -> Any:
+    def coefficient(self, value: Any, needed: Mask, filler: Any = None, divides: bool = False) -> Any:
         """A known operand, with the filler (ones by default) where no live edge needs it."""
-        if needed is True or is_constant(value) or is_safe_outside(value, needed):
+        is_safe = not divides and is_safe_outside(value, needed)
+        if needed is True or is_safe or is_constant(value, divides):
             return value
         if filler is CUT:
             return self.cut(value, needed)
@@ -100,14 +101,14 @@ class Recorder(Guard):
         self.needed: list[Mask] = [False] * len(values)
         self.fillers: list[Any] = [None] * len(values)
 
-    def coefficient(self, value: Any, needed: Mask, filler: Any = None) -> Any:
+    def coefficient(self, value: Any, needed: Mask, filler: Any = None, divides: bool = False) -> Any:
         """Record the need for a value from outside; replace any other at once."""
         number = self._number.get(id(value))
         if number is not None and number in self._apart:
             self.needed[number] = True
             number = None
-        if number is None or is_constant(value):
-            return super().cut(value, needed) if filler is CUT else super().coefficient(value, needed, filler)
+        if number is None or is_constant(value, divides):
+            return super().cut(value, needed) if filler is CUT else super().coefficient(value, needed, filler, divides)
         # What is scanned gets an axis in front.
         needed, old = spread(gathered(needed, jnp.shape(value)), jnp.shape(value)), self.fillers[number]
         if self.needed[number] is not False and self.needed[number] is not needed and number not in self._joined:
@@ -132,7 +133,8 @@ class Recorder(Guard):
         """The values from outside, with fillers where nothing recorded needs them."""
         numbers = [self._number[id(value)] for value in self._values]
         return [
-            guard.coefficient(v, self.needed[n], self.fillers[n]) for v, n in zip(self._values, numbers, strict=True)
+            guard.coefficient(v, self.needed[n], self.fillers[n], True)
+            for v, n in zip(self._values, numbers, strict=True)
         ]
 
 
@@ -156,12 +158,12 @@ def only(mask: Mask, value: Any) -> Any:
     return zeros if mask is False else jax.lax.select(full_like(mask, jax.typeof(value)), value, zeros)
 
 
-def is_constant(value: Any) -> bool:
-    """Whether a value is not floating, or finite whatever the data are."""
-    if isinstance(value, bool | int | float | complex | np.number | np.ndarray):
-        return bool(np.all(np.isfinite(value)))
+def is_constant(value: Any, divides: bool = False) -> bool:
+    """Whether a value is not floating, or finite whatever the data are, and so is its reciprocal if it divides."""
     numbers = numbers_of(value)
-    return bool(np.all(np.isfinite(numbers))) if numbers is not None else not is_floating(jax.typeof(value))
+    if numbers is None or not is_floating(numbers):
+        return not is_floating(jax.typeof(value))
+    return bool(np.all(np.isfinite(numbers)) and (not divides or np.all(numbers)))
 
 
 Loosely = Callable[[Step, list[Mask], list[Mask], Guard], tuple[list[Mask], Emit, bool] | None]

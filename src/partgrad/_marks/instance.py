@@ -43,6 +43,8 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
             if not hasattr(schema.cls, name):
                 if complete:
                     raise _not_set(schema, name)
+                if name in before.nondiff:
+                    nondiff.append(name)
                 continue
             values[name] = getattr(schema.cls, name)
         value, cover = values[name], before.cover(name)

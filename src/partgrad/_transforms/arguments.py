@@ -101,7 +101,7 @@ class Arguments:
                 raise self._missing(number, given)
         positions: list[Position] = [n % given for n in self._numbers]
         positions += [self._position_of(name, given, kwargs) for name in self._names]
-        if len(positions) > 1 and len(set(positions)) < len(positions):
+        if len(set(positions)) < len(positions):
             twice = next(p for p in positions if positions.count(p) > 1)
             raise ArgumentError(
                 f"`argnums` and `argnames` name argument {twice} twice.",
