@@ -208,3 +208,21 @@ def test_a_rule_that_refuses_other_operands():
     g = pg.double_where(lambda x: jnp.where(x > 0, f(jnp.sqrt(x), jnp.ones(2)), 0.0).sum())
     # To look for reads in the rule, this gives both operands a tangent.
     np.testing.assert_allclose(jax.grad(pg.consistent_indexing(g))(jnp.array([0.0, 4.0])), [0, 0.25])
+
+
+def test_after_a_rule_that_says_a_result_has_no_derivative():
+    @jax.custom_vjp
+    def halves(x):
+        return x / 2, jnp.sin(x)
+
+    @jax.custom_vjp
+    def head(x):
+        return x[:2].sum()
+
+    halves.defvjp(lambda x: (halves(x), x), lambda _, given: (given[0] / 2,))
+    head.defvjp(lambda x: (head(x), x), lambda x, given: (jnp.zeros_like(x).at[:2].add(given),))
+    x = jnp.array([1.0, 2.0, 3.0])
+    none = pg.double_where(lambda x: head(halves(x)[1]))
+    np.testing.assert_array_equal(jax.grad(none)(x), [0, 0, 0])
+    one = pg.double_where(lambda x: head(halves(x)[1]) + head(halves(x)[0]))
+    np.testing.assert_array_equal(jax.vmap(jax.grad(one))(x[None]), [[0.5, 0.5, 0]])

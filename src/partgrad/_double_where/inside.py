@@ -217,10 +217,17 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
         of_nothing = evaluate(*opened(closed), [zeros_like_aval(aval) for aval in avals])
         operands = [either(mask, value != 0) for mask, value in zip(operands, of_nothing, strict=True)]
         return operands, _masked(guard.whole(step), (live, *opened(closed)), step.of_wires(fed), demanded, guard)
-    _, emit = trim(program, found, step.of_wires(fed), guard)
+    reached, emit = trim(program, found, step.of_wires(fed), guard)
+    nothing = lambda known, cotangents: [zeros_like_aval(wire.aval) for wire in step.wires]
 
     def push(tangents: Sequence[Any]) -> Operands:
         pushed = dict(zip(live, transposed(emit, avals, tangents), strict=True))
+        # A constant zero would not do where only a backward pass follows, which JAX refuses to run on constants.
+        pushed |= {
+            number: pulled_only(nothing, [step.results[number].aval], [], list(tangents))[0]
+            for number, mask in zip(live, reached, strict=True)
+            if mask is False
+        }
         return [pushed[n] if n in pushed else zeros_like_aval(wire.aval) for n, wire in enumerate(step.results)]
 
     return operands, push
