@@ -40,6 +40,13 @@ def traced_inside(transform):
     return said[0]
 
 
+def seen_inside(transform):
+    """Whether `_compat` says that the operand of a function under a transform is batched."""
+    said = []
+    transform(lambda x: said.append(compat.is_batched(x)) or x)(jnp.ones(1))
+    return said[0]
+
+
 def high_equation():
     """An equation of a primitive that shows only its rules, where this version of JAX makes one."""
     find = lambda f: next((e for e in traced(f, jnp.array(2.0)) if e.primitive.name == "call_hi_primitive"), None)
@@ -103,6 +110,10 @@ PIECES = {
     "is_batching": (
         "The trace that `jax.vmap` runs is no longer called BatchTrace.",
         lambda: traced_inside(jax.vmap) == (False, True),
+    ),
+    "is_batched": (
+        "The tracer that `jax.vmap` makes is no longer called BatchTracer.",
+        lambda: seen_inside(jax.vmap) and not seen_inside(jax.jit),
     ),
     "expansion_of": (
         "An equation of `call_hi_primitive` no longer has its primitive in `params['_prim']`, with `in_tree` and `expand`.",

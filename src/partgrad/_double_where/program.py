@@ -171,11 +171,11 @@ def taken_apart(
         read: What the values are added to of which others are computed.
     """
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-    value_of = lambda atom: number_in(atom) if isinstance(atom, Literal) else values[atom]
+    value_of = lambda atom, divides=False: number_in(atom, divides) if isinstance(atom, Literal) else values[atom]
     for equation in jaxpr.eqns:
         if source is not None:
             equation = equation.replace(source_info=source.source_info, ctx=source.ctx)
-        given = [value_of(atom) for atom in equation.invars]
+        given = [value_of(atom, equation.primitive.name == "div") for atom in equation.invars]
         if not any(isinstance(value, Wire) for value in given):
             results = bind(equation, given)
             follow(equation, given, results)
@@ -190,10 +190,10 @@ def taken_apart(
     return [value_of(atom) for atom in jaxpr.outvars]
 
 
-def number_in(literal: Literal) -> Any:
+def number_in(literal: Literal, divides: bool = False) -> Any:
     """The number in a literal."""
-    # A rule may have to replace a number that is not finite, or a zero that divides, by one of the same dtype.
-    is_kept = not is_floating(literal.aval) or np.all(np.isfinite(literal.val) & (literal.val != 0))
+    is_kept = not is_floating(literal.aval) or np.all(np.isfinite(literal.val) & ((literal.val != 0) | (not divides)))
+    # A rule may have to replace it by a number of the same dtype. Otherwise it stays weak.
     return literal.val if is_kept else np.asarray(literal.val, literal.aval.dtype)
 
 
