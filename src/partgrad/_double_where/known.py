@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from .._programs import CALLS, MOVED, is_reshape, opened, primal_jaxpr, step_through
+from .._programs import CALLS, MOVED, is_reshape, opened, padded_window, primal_jaxpr, step_through
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
@@ -86,9 +86,9 @@ def padded(mask: Any, pads: Sequence[tuple[int, int, int]]) -> Any:
     """A mask of more elements, `False` for those that `jax.lax.pad` adds."""
 
     def pad(m: Numbers) -> Numbers:
-        axes = list(zip(m.shape, pads, strict=True))
+        axes = zip(m.shape, pads, strict=True)
         result = np.zeros([low + high + size + max(size - 1, 0) * inside for size, (low, high, inside) in axes], bool)
-        result[tuple(slice(low, low + size * (inside + 1), inside + 1) for size, (low, _, inside) in axes)] = m
+        result[padded_window(m.shape, pads)] = m
         return result
 
     return lifted(pad, lambda m: jax.lax.pad(m, False, pads))(mask)

@@ -144,8 +144,10 @@ def refuse_idle_marks(cls: type, marks: Collection[Any]) -> None:
     names = [f.name for f in dataclasses.fields(cls)]
     for f in cls.__dict__["__dataclass_fields__"].values():
         annotation = f.type
-        with contextlib.suppress(Exception):
-            annotation = eval(annotation, vars(sys.modules[cls.__module__])) if isinstance(f.type, str) else f.type
+        # Most names in the text of an annotation need not be known yet, and take a while to look up.
+        if isinstance(annotation, str) and any(own.__name__ in annotation for own in marks):
+            with contextlib.suppress(Exception):
+                annotation = eval(annotation, vars(sys.modules[cls.__module__]))
         mark = typing.get_origin(annotation) or annotation
         if f.name not in names and not _MARKING.isdisjoint(name for name, is_set in f.metadata.items() if is_set):
             raise DataclassError(

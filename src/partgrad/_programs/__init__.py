@@ -90,6 +90,7 @@ from .primitives import (
     name_of as name_of,
     named as named,
     opened as opened,
+    padded_window as padded_window,
     platforms_of as platforms_of,
     primal_jaxpr as primal_jaxpr,
     reading_dimensions as reading_dimensions,

@@ -5,7 +5,7 @@ is read here.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -320,14 +320,19 @@ Window = tuple[slice, ...]
 ASSEMBLIES = named("concatenate pad")
 
 
+def padded_window(shape: Sequence[int], pads: Sequence[tuple[int, int, int]]) -> Window:
+    """Where an array of this shape lies in what `jax.lax.pad` makes of it, unless that cuts some of it off."""
+    axes = zip(shape, pads, strict=True)
+    return tuple(slice(low, low + size * (inside + 1), inside + 1) for size, (low, _, inside) in axes)
+
+
 def windows_of(equation: JaxprEqn) -> list[Window] | None:
     """Where the parts lie of an array that an equation cuts up or puts together; None for any other equation."""
     p, name, shape = equation.params, equation.primitive.name, equation.invars[0].aval.shape
     if name == "slice":
         return [tuple(map(slice, p["start_indices"], p["limit_indices"], p["strides"] or [1] * len(shape)))]
     if name == "pad" and all(low >= 0 and high >= 0 for low, high, _ in p["padding_config"]):
-        axes = zip(shape, p["padding_config"], strict=True)
-        return [tuple(slice(low, low + size * (inside + 1), inside + 1) for size, (low, _, inside) in axes)]
+        return [padded_window(shape, p["padding_config"])]
     if name not in {"split", "concatenate"}:
         return None
     axis = p["axis"] if name == "split" else p["dimension"]
