@@ -197,6 +197,11 @@ def test_custom_rules(rule, inside, other):
     check(f, jnp.float64(1.3))
 
 
+def test_a_result_that_no_tangent_enters_in_a_loop():
+    # A step that takes a tangent is one step, whatever its other results depend on.
+    test_custom_rules(custom_vmap, "fori", "complex")
+
+
 def test_a_rule_that_refuses_other_operands():
     f = jax.custom_vjp(lambda x, y: x * y)
 

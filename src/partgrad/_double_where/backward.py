@@ -106,10 +106,13 @@ def _live(mask: Mask, result: Any) -> Mask:
 
 def is_linear_step(step: Step) -> bool:
     """Whether a step has a rule and is a linear function of its wires."""
+    return has_rule(step) and is_transposed(step.transposed, [wire.aval for wire in step.results])
+
+
+def has_rule(step: Step) -> bool:
+    """Whether there is a rule for a step if it is linear."""
     # A selection by a wire, for example, or a wire that is an index.
-    if step.name not in RULES or not all(is_floating(wire.aval) for wire in step.wires):
-        return False
-    return is_transposed(step.transposed, [wire.aval for wire in step.results])
+    return step.name in RULES and all(is_floating(wire.aval) for wire in step.wires)
 
 
 def is_transposed(transposed: Callable[[Operands], Any], avals: Sequence[Any]) -> bool:
@@ -179,11 +182,17 @@ def _checkpoint(equation: JaxprEqn, paths: list[Path]) -> Bodies:
     return [(body, paths)], linear_outputs(body, _linear(paths))
 
 
-def settled(body: Any, linear: list[bool], consts: int, carried: int) -> list[bool]:
+def settled(
+    body: Any,
+    linear: list[bool],
+    consts: int,
+    carried: int,
+    outputs_of: Callable[[Any, list[bool]], list[bool]] = linear_outputs,
+) -> list[bool]:
     """For each input of a loop's body, whether it depends on a tangent at any step; a carry may take one up."""
     linear, carries = list(linear), slice(consts, consts + carried)
     while True:
-        outputs = linear_outputs(body, linear)[:carried]
+        outputs = outputs_of(body, linear)[:carried]
         grown = [before or after for before, after in zip(linear[carries], outputs, strict=True)]
         if grown == linear[carries]:
             return linear

@@ -31,7 +31,7 @@ from .._programs import (
     with_constants_as_inputs,
     zeros_like_aval,
 )
-from .backward import is_linear_step, is_transposed, pulled
+from .backward import has_rule, is_transposed, pulled
 from .batched import pulled_only
 from .body import State, as_arrays, split, state_of
 from .known import remembering
@@ -286,7 +286,7 @@ def _is_linear(backward: Any, program: LinearProgram) -> bool:
     # An affine pass would count as linear, because its constant does not show in a transpose.
     if any(dependencies(with_constants_as_inputs(jaxpr), [CONSTANT] * len(consts) + [0] * len(jaxpr.invars))):
         return False
-    if not all(map(is_linear_step, program.steps)):
+    if not all(map(has_rule, program.steps)):
         return False
     run = lambda cotangents: evaluate(jaxpr, consts, list(cotangents))
     back = lambda tangents: transposed(run, [variable.aval for variable in jaxpr.invars], tangents)

@@ -8,7 +8,17 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .._programs import CALLS, Operands, bind, by_value, is_floating, opened, primal_jaxpr, zeros_like_aval
+from .._programs import (
+    CALLS,
+    Operands,
+    bind,
+    by_value,
+    is_floating,
+    opened,
+    primal_jaxpr,
+    step_through,
+    zeros_like_aval,
+)
 from .known import follow
 from .mask import Mask, Shape, full_like
 
@@ -205,6 +215,17 @@ def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:
 def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
     """Which outputs of a jaxpr depend on the inputs that are tangents."""
     return list(map(bool, by_value(opened(jaxpr)[0], list(map(int, linear)), by_element=False).outputs))
+
+
+def wired_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
+    """Which outputs of a jaxpr are wires once it is taken apart: all results of a step that takes one."""
+    jaxpr, _ = opened(jaxpr)
+
+    def step(equation: JaxprEqn, given: list[bool]) -> list[bool]:
+        is_call = equation.primitive.name in CALLS
+        return wired_outputs(primal_jaxpr(equation), given) if is_call else [any(given)] * len(equation.outvars)
+
+    return step_through(jaxpr, [False] * len(jaxpr.constvars), list(linear), step, literal=lambda literal: False)
 
 
 def without_dead_code(jaxpr: Jaxpr, outputs: Sequence[Any] | None = None) -> Jaxpr:

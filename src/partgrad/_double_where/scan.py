@@ -12,7 +12,7 @@ from .backward import settled
 from .body import State, TrimmedBody, as_arrays, joined, state_of, trimmed_body
 from .known import remembering
 from .mask import Mask, arrays_in, restored, varying_over
-from .program import LinearProgram, Step, Wire, whole
+from .program import LinearProgram, Step, Wire, whole, wired_outputs
 from .trim import RULES, Emit, Guard, Rule
 
 
@@ -31,7 +31,7 @@ class _Scan:
     def __init__(self, step: Step):
         self.step = step
         self.body, self.consts, self.carried, *_ = scan_parts(step.equation)
-        self.linear = settled(self.body, step.linear, self.consts, self.carried)
+        self.linear = settled(self.body, step.linear, self.consts, self.carried, wired_outputs)
         self.avals = [variable.aval for variable in opened(self.body)[0].invars]
         consts, carry, xs = (self._known(section) for section in self._sections(list(step.operands)))
         self.invariant = len(consts)
