@@ -5,8 +5,8 @@ so that no kind is without one; rows that are marked `long` themselves are count
 name, to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a 24th, at least two, by
 default. A test of both precisions (`x64`) runs in one of them by default, in the other with everything.
 
-`.ci/run` deals these tables out: TESTS_TURN is 0 or 1, a lane with `-m "not elsewhere"` runs that quarter of each, and of
-each kind the first case. A law draws half of its examples on each lane. What is marked `lane(1)` runs on that
+`.ci/run` deals these tables out: TESTS_TURN is 0 or 1, a lane with `-m "not elsewhere"` runs that quarter of each, or
+that half if the mark says `parts=2`, and of each kind the first case. A law draws half of its examples on each lane. What is marked `lane(1)` runs on that
 lane only.
 """
 
@@ -57,8 +57,9 @@ def share_out(items):
         counts[family] += 1
         if place % (mark.args[0] if mark.args else SHARE):
             item.add_marker(pytest.mark.long)
+        parts = mark.kwargs.get("parts", PARTS)
         # What `turns` shares out is half of its cases already.
-        parts, own = (2, 0) if hasattr(item.module, "is_mine") else (PARTS, 1 - int(TURN or 0))
+        parts, own = (2, 0) if hasattr(item.module, "is_mine") else (parts, 1 - int(TURN or 0))
         if TURN and (place or is_long) and place % parts != own:
             item.add_marker(pytest.mark.elsewhere)
 
