@@ -17,6 +17,7 @@ settings.register_profile(
     "patient",
     settings.get_profile(settings.get_current_profile_name()),
     deadline=None,
+    max_examples=tiers.examples(100, is_quick=True),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("patient")

@@ -1,13 +1,14 @@
 """What runs by default and what only with everything (`python -m pytest -m ""`).
 
-A parametrised test marked `share(24, kind=...)` runs every 24th case of each kind by default, beginning with the first,
-so that no kind is without one; rows that are marked `long` themselves are counted apart. `kind` maps the parameters, by
-name, to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a 24th, at least two, by
-default. A test of both precisions (`x64`) runs in one of them by default, in the other with everything.
+A parametrised test marked `share(24, kind=...)` runs every 24th case of each kind by default, beginning with the
+first, so that no kind is without one; rows that are marked `long` themselves are counted apart. `kind` maps the
+parameters, by name, to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a
+24th, at least two, by default, unless an example takes no time. A test of both precisions (`x64`) runs in one of them
+by default, in the other with everything.
 
 `.ci/run` deals these tables out: TESTS_TURN is 0 or 1, a lane with `-m "not elsewhere"` runs that quarter of each, or
-that half if the mark says `parts=2`, and of each kind the first case. A law draws half of its examples on each lane. What is marked `lane(1)` runs on that
-lane only.
+that half if the mark says `parts=2`, and of each kind the first case. A law draws half of its examples on each lane.
+What is marked `lane(1)` runs on that lane only.
 """
 
 import collections
@@ -29,10 +30,12 @@ def configure(config):
     _everything = "not long" not in config.option.markexpr
 
 
-def examples(number):
+def examples(number, is_quick=False):
     """How many examples a law draws; the variable LAW_CASES asks for more."""
     if CASES:
         return int(CASES)
+    if is_quick:
+        return number
     if _everything:
         return max(3, number // 2) if TURN else number
     return max(2, number // SHARE)
