@@ -176,6 +176,72 @@ def test_frozen_by_default_and_mutable_on_request():
         hash(instance)
 
 
+def test_a_mutable_instance_has_properties_and_attributes_beside_its_fields():
+    @pg.dataclass(frozen=False)
+    class Mutable:
+        a: float = pg.field(nondiff=True)
+
+        @property
+        def log(self):
+            return np.log(self.a)
+
+        @log.setter
+        def log(self, value):
+            self.a = np.exp(value)
+
+    instance = Mutable(1.0)
+    instance.log = 0.0
+    assert repr(instance) == "Mutable(a=NonDiff(np.float64(1.0)))"
+    instance.note = "beside"
+    del instance.note
+    assert not hasattr(instance, "note")
+    with pytest.raises(TypeError, match="cannot delete field `Mutable.a`"):
+        del instance.a
+
+
+def test_methods_that_are_not_generated_are_those_of_the_class():
+    @pg.dataclass(repr=False, eq=False)
+    class Bare:
+        a: float
+
+    assert Bare.__repr__ is object.__repr__
+    assert Bare.__eq__ is object.__eq__
+    assert Bare.__hash__ is object.__hash__
+
+    @pg.dataclass
+    class Own:
+        a: float
+
+        def __repr__(self):
+            return f"own {self.a}"
+
+        def __eq__(self, other):
+            return "own"
+
+    assert (repr(Own(1.0)), Own(1.0) == Own(2.0)) == ("own 1.0", "own")
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Own(1.0))
+
+
+def test_a_field_that_init_does_not_take():
+    @pg.dataclass
+    class Partly:
+        a: float
+        b: float = pg.field(init=False, nondiff=True, default=2.0)
+        c: list = pg.field(init=False, default_factory=lambda: [NonDiff(3.0)])
+
+    assert repr(Partly(1.0)) == "Partly(a=1.0, b=NonDiff(2.0), c=[NonDiff(3.0)])"
+    assert jax.tree.leaves(Partly(1.0)) == [1.0, 2.0, 3.0]
+
+
+def test_annotations_need_not_be_types_and_factories_show_in_the_signature():
+    Made = pg.dataclass(
+        type("Made", (), {"__annotations__": {"x": 3, "y": list}, "y": pg.field(default_factory=lambda: [1.0])})
+    )
+    assert str(inspect.signature(Made)) == "(x: 3, y: list = <factory>) -> None"
+    assert jax.tree.leaves(Made(2.0)) == [2.0, 1.0]
+
+
 def test_unflatten_runs_no_user_code_and_takes_any_placeholder():
     @pg.dataclass
     class Strict:
@@ -394,6 +460,9 @@ def test_static_and_nondiff_both_set():
         match=r"sets both static=True and nondiff=True[\s\S]*Fix: keep nondiff=True for numbers",
     ):
         pg.field(static=True, nondiff=True)
+    both = dataclasses.field(metadata={"static": True, "nondiff": True})
+    with pytest.raises(pg.errors.DataclassError, match="field `Both.x` sets both static=True and nondiff=True"):
+        pg.dataclass(type("Both", (), {"__annotations__": {"x": float}, "x": both}))
 
 
 def test_an_unhashable_static_value_names_the_field():

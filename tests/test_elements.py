@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 import partgrad as pg
 from messages import refused
-from models import RBF, Sum
+from models import RBF, Point, Sum
 from partgrad import NonDiff, errors
 from tiers import examples
 
@@ -62,6 +62,10 @@ def test_elements_of_a_matrix():
 def test_parts_with_several_elements():
     first, (variance, rest) = pg.grad(f, wrt=lambda k: (k.lengthscale[0], [k.variance, k.lengthscale[1:]]))(KERNEL)
     assert (first, variance, rest.tolist()) == (4.0, 14.0, [8.0, 12.0])
+    none, variance = pg.grad(f, wrt=lambda k: (k.lengthscale[:0], k.variance))(KERNEL)
+    assert (none.shape, variance) == ((0,), 14.0)
+    pair = pg.grad(f, wrt=lambda k: Point(k.variance, {"of": k.lengthscale[1]}))(KERNEL)
+    assert pair == Point(14.0, {"of": 8.0})
     named = pg.grad(f, wrt=lambda k: {"z": k.lengthscale[2], "a": k.lengthscale[0]})(KERNEL)
     assert (named["z"], named["a"]) == (12.0, 4.0)
 
@@ -73,6 +77,9 @@ def test_a_tree_shaped_gradient_has_the_elements_shape_at_the_leaf():
     assert (by_node.a.lengthscale, by_node.b.lengthscale, by_node.a.variance) == (4.0, 10.0, None)
     union = pg.grad(f, wrt=pg.path("lengthscale[0]") | (lambda k: k.lengthscale[2]))(KERNEL)
     assert (union.lengthscale.tolist(), union.variance) == ([4.0, 12.0], None)
+    named = {"kernel": KERNEL, "name": "text", "object": object()}
+    union = pg.grad(lambda t: f(t["kernel"]), wrt=pg.path("kernel.lengthscale[0]") | "kernel.variance")(named)
+    assert (union["kernel"].lengthscale, union["kernel"].variance, union["name"]) == (4.0, 14.0, None)
     rest = pg.grad(f, wrt=~pg.path("lengthscale[1]"))(KERNEL)
     assert (rest.lengthscale.tolist(), rest.variance) == ([4.0, 12.0], 14.0)
     both = pg.grad(f, wrt=pg.each(lambda k: k.lengthscale[:2]) & (lambda k: k.lengthscale[1:]))(KERNEL)
@@ -90,6 +97,8 @@ def test_elements_of_held_leaves():
 def test_edits_of_elements():
     assert pg.replace(KERNEL, "lengthscale[0]", 9.0).lengthscale.tolist() == [9.0, 2.0, 3.0]
     assert pg.replace(KERNEL, lambda k: k.lengthscale[1:], lambda x: -x).lengthscale.tolist() == [1.0, -2.0, -3.0]
+    complex_number = pg.replace(KERNEL, "lengthscale[0]", 1j).lengthscale
+    assert complex_number.tolist() == [1j, 2.0, 3.0]
     stopped = pg.grad(lambda k: f(pg.stop_gradient(k, lambda k: k.lengthscale[0])))(KERNEL)
     assert stopped.lengthscale.tolist() == [0.0, 8.0, 12.0]
     vector, unravel = pg.ravel(KERNEL, lambda k: (k.lengthscale[::2], k.variance))

@@ -174,6 +174,8 @@ def test_a_selector_reads_the_static_data_of_its_own_tree():
     for n in (1, True, 1.0, True):
         chosen = pg.select(Scaled(1.0, 2.0, n), lambda model: model.a if model.n is True else model.b)
         assert chosen == (1.0 if n is True else 2.0)
+        in_a_dict = pg.select(Scaled(1.0, 2.0, {"n": n}), lambda model: model.a if model.n["n"] is True else model.b)
+        assert in_a_dict == chosen
 
 
 def test_what_is_held_stays_the_object_that_it_is():

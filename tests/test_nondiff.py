@@ -143,6 +143,10 @@ def test_it_survives_transforms_and_copies():
     ):
         assert isinstance(again["h"], NonDiff)
         assert again["h"].value.shape == (2,)
+    partly = pg.freeze(jax.tree_util.Partial(pow, 2.0, 3.0), "[0][1]")
+    for again in (copy.copy(partly), copy.deepcopy(partly), pickle.loads(pickle.dumps(partly))):
+        assert jax.tree.structure(again) == jax.tree.structure(partly)
+        assert pg.is_nondiff(again, "[0][1]")
     out = jax.vmap(lambda t: t["h"] * 2, in_axes=({"w": None, "h": NonDiff(0)},))(tree)
     np.testing.assert_array_equal(out, [2.0, 2.0])
 

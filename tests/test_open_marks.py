@@ -396,6 +396,15 @@ def test_a_backward_rule_that_builds_a_model_is_told_which_mark_is_open(transfor
     np.testing.assert_allclose(right, transform(loss, wrt="p")(M))
 
 
+def test_nested_calls_say_once_which_mark_is_open():
+    def mapped(m):
+        return pg.grad(lambda k: jax.tree.map(lambda a, b: a + b, k, M).a, wrt="p")(m)
+
+    with pytest.raises(ValueError, match="different pytree metadata") as caught:
+        pg.grad(mapped, wrt="p")(M)
+    assert len([note for note in caught.value.__notes__ if note.startswith("partgrad: ")]) == 1
+
+
 def test_no_note_on_structures_where_a_wrapper_is_given_to_lax():
     with pytest.raises(ValueError, match="__jax_array__") as caught:
         pg.grad(lambda t: jax.lax.sin(t["b"]), wrt="b")({"b": NonDiff(2.0)})
@@ -417,6 +426,24 @@ def test_a_part_of_a_wrapped_tree_is_open():
         (_, plain), _ = pg.value_and_grad(with_plain, wrt="w.x", has_aux=True)(tree)
         # Plain JAX differentiates what is open, and y is not.
         assert [float(plain["w"]["x"]), float(plain["w"]["y"])] == [12.0, 0.0]
+
+
+def test_freezing_inside_leaves_the_open_leaves_of_a_wrapper_open():
+    tree = {"w": NonDiff({"x": jnp.float32(2.0), "y": jnp.float32(3.0)}), "s": jnp.float32(4.0)}
+
+    def f(t):
+        frozen = pg.freeze(t, "s")
+        return frozen["w"]["x"] * frozen["w"]["y"] * frozen["s"] ** 2
+
+    by_x, by_y, by_s = pg.grad(f, wrt=lambda t: (t["w"]["x"], t["w"]["y"], t["s"]))(tree)
+    assert (by_x, by_y, by_s) == (48.0, 32.0, 0.0)
+
+
+def test_a_program_that_was_traced_while_marks_were_watched_serves_afterwards():
+    product = jax.jit(lambda a, p: K(a, p).p * a)
+    f = lambda m: product(m.a, m.a) + m.p if m.p > 0 else m.a
+    for _ in range(2):
+        assert pg.grad(f, wrt=lambda m: (m.a, m.p))(M) == (float(M.a), 1.0)
 
 
 def test_parts_of_a_module_whose_marks_cover_a_part():

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import partgrad as pg
-from models import RBF, Linear, Periodic, Product, Sum, composite, loss
+from models import RBF, Flax, Linear, Periodic, Product, Sum, composite, loss
 from partgrad import NonDiff, errors
 from partgrad._trees.equality import trees_equal
 
@@ -34,6 +34,12 @@ def test_naming_a_held_leaf_builds_both_parts_thawed_there():
         == "Sum(a=RBF(variance=None, lengthscale=NonDiff(2.0)), b=Periodic(variance=1.0, lengthscale=2.0, period=Diff(None)))"
     )
     assert pg.combine(selected, rest) == pg.thaw(model, lambda m: (m.a.variance, m.b.period))
+
+
+def test_parts_that_differ_in_static_data_alone():
+    parts = [pg.partition(Flax(1.0, size), lambda m: m.w)[i] for i, size in enumerate((4, 5))]
+    with pytest.raises(pg.errors.PartsError, match=r"Expected .*Flax.*4.*, got .*Flax.*5"):
+        pg.combine(*parts)
 
 
 def test_parts_of_several_kinds_combine():

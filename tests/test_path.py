@@ -6,6 +6,7 @@ import jax
 import pytest
 from hypothesis import given, strategies as st
 
+import partgrad as pg
 from models import Config, Point
 from partgrad import errors
 from partgrad._marks.layout import Layout
@@ -68,6 +69,27 @@ def test_keys_of_other_kinds():
         assert step.matches(leaf.step, 1), leaf.path
     (step,) = key_paths.parse("[1]")
     assert not step.matches(jax.tree_util.DictKey(True), 1)
+
+
+class Registered:
+    def __init__(self, w):
+        self.w = w
+
+
+class Own:
+    def __repr__(self):
+        return "Own('w')"
+
+
+jax.tree_util.register_pytree_with_keys(
+    Registered, lambda r: (((Own(), r.w),), None), lambda _, children: Registered(*children)
+)
+
+
+def test_a_key_of_a_class_of_its_own_is_read_back():
+    tree = {"a": Registered([1.0, 2.0])}
+    assert paths(tree) == ["['a'][Own('w')][0]", "['a'][Own('w')][1]"]
+    assert pg.select(tree, "a[Own('w')][1]") == 2.0
 
 
 def test_negative_indices_count_from_the_end():

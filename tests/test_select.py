@@ -66,6 +66,7 @@ TREE = {"dec": [{"w": 1.0, "b": 2.0}, {"w": 3.0, "b": NonDiff(4.0)}], "enc": Lin
             pg.matching(lambda path, leaf: path.endswith("['w']") and leaf.ndim == 0),
             ["['dec'][0]['w']", "['dec'][1]['w']"],
         ),
+        (pg.matching(lambda path, leaf: path.endswith("['w']")) & "dec[1]", ["['dec'][1]['w']"]),
         (pg.exclude("dec"), ["['enc'].weight", "['enc'].bias"]),
         (~pg.path("dec[0].w"), ["['dec'][0]['b']", "['dec'][1]['w']", "['enc'].weight", "['enc'].bias"]),
         (pg.exclude("**.b"), ["['dec'][0]['w']", "['dec'][1]['w']", "['enc'].weight", "['enc'].bias"]),
@@ -170,6 +171,14 @@ def test_the_cache_keeps_no_array_alive():
     del array
     gc.collect()
     assert alive() is None
+
+
+def test_equal_selectors_share_a_plan_and_few_plans_are_kept():
+    for _ in range(2):
+        assert chosen(TREE, Linear) == ["['enc'].weight", "['enc'].bias"]
+        assert chosen(TREE, pg.path("dec[0].w")) == ["['dec'][0]['w']"]
+    elements = {"w": np.arange(200.0)}
+    assert [int(pg.select(elements, f"w[{i}]")) for i in range(200)] == list(range(200))
 
 
 def test_selectors_are_resolved_once_per_structure():
@@ -322,6 +331,7 @@ def test_combinations_that_overlap_or_select_nothing():
     refused(tree, pg.path("a") - dict, ValueError, "selects nothing")
     refused(tree, pg.path("a") | "nowhere", LookupError, "The path 'nowhere' matches nothing")
     refused(tree, pg.matching(lambda path, leaf: False), LookupError, "matching(...) selects nothing")
+    refused(tree | {"p": Point(1, 2)}, pg.path("b") | Point, LookupError, "The selector Point selects nothing")
     with pytest.raises(errors.SelectorTypeError, match="which is not a selector"):
         _ = pg.path("a") | 3
 
@@ -347,6 +357,7 @@ def test_masks_of_another_structure():
         ({"a": False, "b": False}, ["the mask selects nothing"]),
     ]:
         refused(tree, mask, ValueError, *fragments)
+    assert chosen({"a": 1.0, "empty": (), "none": None}, {"a": True}) == ["['a']"]
 
 
 def test_a_typo_in_a_callable():
@@ -366,6 +377,19 @@ def test_a_typo_in_a_callable():
     refused(Flax(1.0), lambda m: m.size, LookupError, "it returned 4 (int), which is not a part of the tree")
     refused({"a": 1.0}, lambda t: t.values, LookupError, "which is not a part of the tree")
     refused({"a": None, "b": 1.0}, lambda t: t["a"], LookupError, "it returned None (NoneType)")
+    refused({"a": 1.0, "b": {"x": 2.0}}, lambda t: t["a"]["x"], LookupError, "On the tree itself: KeyError: 'x'")
+    refused({"a": "text", "b": 1.0}, lambda t: t["a"][0], LookupError, "TypeError: the leaf `['a']` has no elements")
+    slots = []
+    chosen({"a": 1.0}, lambda t: slots.append(t["a"]) or t["a"])
+    refused({"b": 1.0}, lambda t: slots[0], LookupError, "returned <slot ['a']>, which belongs to another tree")
+
+
+class Unnamed:
+    def __init__(self, w):
+        self.w = w
+
+
+jax.tree_util.register_pytree_node(Unnamed, lambda u: ((u.w,), None), lambda _, children: Unnamed(*children))
 
 
 def test_a_path_that_matches_nothing():
@@ -378,6 +402,11 @@ def test_a_path_that_matches_nothing():
         "'b.b.period'",
     )
     refused(composite(), "**.nowhere", LookupError, "The path '**.nowhere' matches nothing", "start at the tree itself")
+    refused(Point(1.0, 2.0), "[0]", LookupError, "The path '[0]' matches nothing")
+    refused([1.0, [2.0]], "[1][3]", LookupError, "Near names: `[1][0]`")
+    refused({"weight": [1.0]}, "weigt.x", LookupError, "Near names: `weight`", "write `weight` for `weigt`")
+    refused({"a": NonDiff({"weight": 1.0})}, "a.weigt", LookupError, "write 'a.weight'")
+    refused({"m": Unnamed(1.0)}, "m.w", LookupError, "`Unnamed` is registered without names: `['m'].w` is `['m'][0]`")
     refused({"a": 1.0}, "a[0", LookupError, "cannot be read at position 1", "a closing bracket")
 
 

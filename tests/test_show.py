@@ -1,5 +1,7 @@
 """Pictures: what is drawn of a tree, as text, HTML and SVG."""
 
+import dataclasses
+import functools
 import html.parser
 import pathlib
 import re
@@ -126,6 +128,18 @@ def test_selected_elements_are_counted():
     assert rows(pg.show({"w": jnp.ones(5)}, "['w'][1:3]"))[1] == "● ['w'] f32[5] 2 of 5 elements 1 ± 0"
     several = pg.show({"w": jnp.ones(5)}, lambda t: (t["w"][0], t["w"][2:4]))
     assert rows(several)[1] == "● ['w'] f32[5] 3 of 5 elements 1 ± 0"
+
+
+def test_static_fields_of_a_dataclass_with_slots():
+    @functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["n"], drop_fields=["late"])
+    @dataclasses.dataclass(slots=True)
+    class Slotted:
+        w: float
+        n: int
+        late: int = dataclasses.field(init=False)
+
+    slotted = Slotted(1.0, 3)
+    assert [row.split()[:3] for row in rows(pg.show([slotted]))][2:] == [["●", "w", "float"], ["◆", "n", "int"]]
 
 
 def test_leaves_that_only_look_like_arrays():

@@ -44,6 +44,24 @@ class Converting:
         self.w = jnp.asarray(self.w)
 
 
+class Pair(eqx.Module):
+    a: float
+    b: float
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Unwrapping:
+    def __init__(self, w, b):
+        self.w, self.b = pg.unwrap(w), pg.unwrap(b)
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey(name), vars(self)[name]) for name in "wb"], None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
 # --- equal but different -----------------------------------------------------------------------------------------
 
 
@@ -86,8 +104,10 @@ def test_foreign_data_whose_comparison_raises():
 
     jax.tree_util.register_pytree_node(Foreign, lambda f: ((f.w,), f.aux), lambda aux, c: Foreign(c[0], aux))
     g = pg.grad(lambda t: (t[0].w ** 2).sum())
+    mask = (Foreign(True, Aux(np.arange(3))), False)
     for _ in range(2):
         assert g((Foreign(jnp.ones(2), Aux(np.arange(3))), 2))[0].w.tolist() == [2.0, 2.0]
+        assert pg.partition((Foreign(3.0, Aux(np.arange(3))), 2.0), mask)[0][0].w == 3.0
 
     @pg.dataclass
     class Holder:
@@ -115,6 +135,12 @@ def test_freeze_goes_around_a_class_that_takes_wrappers_apart_and_around_modules
     assert isinstance(frozen, NonDiff)
     assert pg.is_nondiff(frozen, "w")
     assert not pg.is_nondiff(frozen, "b")
+    for below, held in [("w", [True, True, False]), ("w.a", [True, False, False])]:
+        frozen = pg.freeze(Unwrapping(Pair(1.0, 2.0), 3.0), below)
+        assert isinstance(frozen, NonDiff)
+        assert [pg.is_nondiff(frozen, path) for path in ("w.a", "w.b", "b")] == held
+        assert jax.tree.leaves(pg.unwrap(frozen)) == [1.0, 2.0, 3.0]
+        assert isinstance(pg.thaw(frozen, below), Unwrapping)
     frozen = pg.freeze(jax.tree_util.Partial(lambda a, b: a * b, 2.0, b=3.0), "[1].b")
     assert frozen() == 6.0
     assert pg.is_nondiff(frozen, "[1].b")
@@ -239,8 +265,13 @@ def test_other_decorators_are_refused():
         return functools.reduce(lambda cls, decorate: decorate(cls), decorators, Model)
 
     plain = dataclasses.dataclass(frozen=True)
-    for decorators in [(pg.dataclass, pg.dataclass), (plain, pg.dataclass)]:
-        with pytest.raises(errors.DataclassError, match=r"is a dataclass already[\s\S]*only decorator"):
+
+    def registered(cls):
+        jax.tree_util.register_pytree_node(cls, lambda node: ((node.a,), None), lambda _, children: cls(*children))
+        return cls
+
+    for decorators in [(pg.dataclass, pg.dataclass), (plain, pg.dataclass), (registered, pg.dataclass)]:
+        with pytest.raises(errors.DataclassError, match=r"or registered with JAX, already[\s\S]*only decorator"):
             decorated(*decorators)
 
     @dataclasses.dataclass(slots=True, frozen=True)

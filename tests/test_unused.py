@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import partgrad as pg
+from flags import flag_set
 from partgrad._transforms.unused import used_leaves
 
 pytestmark = pytest.mark.internal
@@ -362,3 +363,19 @@ def test_mutable_references_are_conservative():
         return reference[...]
 
     assert used_leaves(function, LEAVES[:2]) == [True, True]
+
+
+def test_mutable_references_in_a_backward_rule_are_conservative():
+    def rule(residuals, cotangent):
+        reference = jax.new_ref(cotangent * residuals[1])
+        return reference[...], None
+
+    product = with_rule(rule)
+    assert used_leaves(lambda s: product(s[0], s[1]), LEAVES[:3]) == [True, True, False]
+
+
+def test_an_own_rule_that_has_a_reverse_mode_only():
+    with flag_set("jax_custom_vjp3"):
+        rule = with_rule(lambda residuals, ct: (ct * residuals[1], None))
+        assert used_leaves(lambda s: (rule(s[0], s[1]), jnp.zeros(2)), LEAVES[:3]) == [True, False, False]
+        assert used_leaves(lambda s: rule(s[0], s[1]) if s[0] > 0 else s[2], LEAVES[:3]) == [True, False, False]

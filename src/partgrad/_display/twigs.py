@@ -215,7 +215,7 @@ def _with_constants(place: Place, runs: list[_Stretch]) -> "Iterator[Twig | _Str
     for field in dataclasses.fields(node):
         if field.name in children:
             yield children.pop(field.name)
-        elif field.name in getattr(node, "__dict__", {}):
+        elif hasattr(node, field.name):
             path = paths.write([*place.steps, GetAttrKey(field.name)])
             yield _constant(field.name, path, getattr(node, field.name))
     named = {id(run) for run in children.values()}

@@ -46,7 +46,7 @@ class Cover:
         return Cover(self.held, (pair for pair in self.open if pair[1] < level))
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Cover) and self.held == other.held and self.open == other.open)
+        return isinstance(other, Cover) and self.held == other.held and self.open == other.open
 
     def __hash__(self) -> int:
         return hash((self.held, self.open))
@@ -63,9 +63,6 @@ class Cover:
 
     def __reduce__(self) -> Any:
         return Cover, (self.held, tuple(self.open))
-
-    def __deepcopy__(self, memo: Any) -> "Cover":
-        return self
 
 
 WHOLE = Cover(None)

@@ -281,7 +281,7 @@ def _refuse_descriptor(cls: type, name: str) -> None:
 
 def _decorated_twice(cls: str) -> DataclassError:
     return DataclassError(
-        f"`{cls}` is a dataclass already.",
+        f"`{cls}` is a dataclass, or registered with JAX, already.",
         "partgrad.dataclass makes a class a dataclass and registers it with JAX; another decorator does so too.",
         fix="leave partgrad.dataclass as the only decorator.",
     )

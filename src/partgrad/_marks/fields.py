@@ -7,6 +7,7 @@ data of the treedef, so whatever keeps the structure keeps them.
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import types
 import typing
@@ -23,7 +24,7 @@ MARKS = "_partgrad_marks"
 # The attribute under which an instance returns itself, so that `dataclasses.replace` passes it to `__init__`.
 ORIGIN = "_partgrad_origin"
 SCHEMA = "_partgrad_schema"
-_INTERNED = 256
+_INTERNED = 1024
 # The keys in a field's metadata that say whether it is held or static.
 _MARKING = frozenset({"nondiff", "static", "pytree_node"})
 
@@ -58,8 +59,6 @@ class Marks:
         return next((cover for own, cover in self.covers if own == name), None) if self.covers else None
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
         return isinstance(other, Marks) and self._key() == other._key()
 
     def __hash__(self) -> int:
@@ -78,6 +77,11 @@ class Marks:
 
     def __deepcopy__(self, memo: Any) -> "Marks":
         return self
+
+
+@functools.lru_cache(_INTERNED)
+def _interned(nondiff: tuple[str, ...], covers: tuple[tuple[str, Cover], ...]) -> Marks:
+    return Marks(nondiff, (), True, covers)
 
 
 class Schema:
@@ -100,7 +104,6 @@ class Schema:
             if name in self.static:
                 raise static_and_nondiff(f"The field `{cls.__name__}.{name}`")
         self.default = Marks(self.nondiff, (), not self.static)
-        self._interned: dict[Any, Marks] = {(self.nondiff, ()): self.default}
 
     def marks(
         self,
@@ -112,13 +115,7 @@ class Schema:
         if static or self.static:
             own = tuple(name for name, _ in static) == self.static
             return Marks(nondiff, static, own and not any(data.arrays for _, data in static), covers)
-        interned = self._interned.get((nondiff, covers))
-        if interned is None:
-            interned = Marks(nondiff, (), True, covers)
-            # Covers contain key paths of trees of any size.
-            if len(self._interned) < _INTERNED:
-                self._interned[nondiff, covers] = interned
-        return interned
+        return self.default if nondiff == self.nondiff and not covers else _interned(nondiff, covers)
 
 
 def static_and_nondiff(owner: str) -> DataclassError:

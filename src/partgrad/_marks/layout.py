@@ -68,12 +68,11 @@ class Place:
         self.below: frozenset[KeyPath] = _NOTHING
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.mark: int = -1 if parent is None else parent.mark
-        if mark or (parent is not None and parent.below):
-            self._set_mark(mark)
+        if parent is not None and (mark or parent.below):
+            self._set_mark(mark, parent)
 
-    def _set_mark(self, mark: "bool | Cover") -> None:
-        if self.parent is not None:
-            self.below = frozenset(path[1:] for path in self.parent.below if path[0] == self.key)
+    def _set_mark(self, mark: "bool | Cover", parent: "Place") -> None:
+        self.below = frozenset(path[1:] for path in parent.below if path[0] == self.key)
         if isinstance(mark, Cover):
             self.below |= mark.held or _NOTHING
             mark = mark.held is None

@@ -25,8 +25,7 @@ def render_fields(
     from treescope import rendering_parts as parts
 
     children = []
-    names = [field.name for field in dataclasses.fields(instance) if field.repr and field.name in vars(instance)]
-    for name in names:
+    for name in _shown(instance):
         value, wrapper = vars(instance)[name], wrappers.get(name)
         kind = "static" if name in static else _KINDS.get(wrapper or "") or _kind_of(value)
         inner = _rendered(kind, value, None if path is None else f"{path}.{name}", subtree_renderer)
@@ -38,16 +37,19 @@ def render_fields(
     )
 
 
+def _shown(instance: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(instance) if field.repr and field.name in vars(instance)]
+
+
 def document_of(instance: Any, wrappers: Mapping[str, str], **kwargs: Any) -> Any:
     """A dataclass as wadler_lindig writes one, with its marks."""
     from wadler_lindig import TextDoc, bracketed, comma, pdoc
 
     fields = []
-    for field in dataclasses.fields(instance):
-        if field.repr and field.name in vars(instance):
-            value, wrapper = pdoc(vars(instance)[field.name], **kwargs), wrappers.get(field.name)
-            value = TextDoc(f"{wrapper}(") + value + TextDoc(")") if wrapper else value
-            fields.append(TextDoc(f"{field.name}=") + value)
+    for name in _shown(instance):
+        value, wrapper = pdoc(vars(instance)[name], **kwargs), wrappers.get(name)
+        value = TextDoc(f"{wrapper}(") + value + TextDoc(")") if wrapper else value
+        fields.append(TextDoc(f"{name}=") + value)
     start = TextDoc(f"{type(instance).__name__}(")
     return bracketed(begin=start, docs=fields, sep=comma, end=TextDoc(")"), indent=kwargs["indent"])
 

@@ -71,20 +71,13 @@ class StaticData:
         return self._treedef.unflatten(leaves)
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, StaticData):
-            return NotImplemented
-        return self._key == other._key and self._treedef == other._treedef
+        return isinstance(other, StaticData) and self._key == other._key and self._treedef == other._treedef
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __repr__(self) -> str:
         return repr(self.constant) if not self.arrays else f"{self._treedef} with {self.arrays} arrays"
-
-    def __deepcopy__(self, memo: Any) -> "StaticData":
-        return self
 
     def __reduce__(self) -> Any:
         # Rebuilt from a value of this kind with empty arrays: the key holds types, not all of which can be pickled.

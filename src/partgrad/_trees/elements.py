@@ -42,7 +42,7 @@ def _window(shape: tuple[int, ...], elements: np.ndarray) -> tuple[tuple[slice, 
     Devices that share a leaf take slices of their parts without communication.
     """
     flat = elements.ravel()
-    if not (flat.size and shape):
+    if not flat.size:
         return None
     slices = []
     for axis in np.unravel_index(flat, shape):

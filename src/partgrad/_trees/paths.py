@@ -6,7 +6,7 @@ A path reads as Python does, starting at the tree itself: `kernels[0].variance`,
 from collections.abc import Iterable
 from typing import Any
 
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+from jax.tree_util import GetAttrKey, SequenceKey
 
 from .leaf import written
 
@@ -18,9 +18,8 @@ def write_step(step: Any) -> str:
         return f".{step.name}"
     if kind is SequenceKey:
         return f"[{step.idx}]"
-    if kind is DictKey or kind is FlattenedIndexKey:
-        return f"[{written(step.key)}]"
-    return written(step)
+    # A class may have keys of its own.
+    return f"[{written(getattr(step, 'key', step))}]"
 
 
 def write(steps: Iterable[Any]) -> str:
