@@ -126,6 +126,60 @@ def test_a_draw_by_hand_from_cumulated_probabilities():
     assert ("zero", "warning", "['logits']") not in found
 
 
+def test_every_kind_of_tie():
+    def tied(p):
+        ordered = (jnp.sort(p["sort"]) * F(1, 2)).sum()
+        kinked = (p["floor"] - 2.0) * jnp.floor(p["floor"])
+        return jnp.max(p["max"]) + jnp.clip(p["clip"], 0.0, 1.0).sum() + ordered + kinked
+
+    found = findings(tied, {"max": F(1, 1), "clip": F(0, 0.5), "sort": F(2, 2), "floor": S(2.0)})
+    assert set(found) == {("tie", "warning", f"['{leaf}']") for leaf in ("max", "clip", "sort", "floor")}
+    assert "an exact tie of `floor`" in found["tie", "warning", "['floor']"].message
+
+
+def test_every_reason_for_a_zero():
+    def constant(p):
+        counted = p["cast"].astype(int) + (p["compared"] > 0.0).sum() + 0.0 * p["factor"]
+        taken = jax.lax.cond(p["x"] > 0, lambda v: 1.0, lambda v: v, p["branch"])
+        stepped = jax.lax.cond(p["x"] > 0, lambda v: 1.0, jnp.floor, p["stepped"])
+        return p["x"] ** 2 + counted + taken + stepped
+
+    point = {"x": 2.0, "cast": S(1.5), "compared": F(1, 2), "factor": 3.0, "branch": 1.0, "stepped": 2.5}
+    messages = {leaf: f"{severity}: {f.message}" for (_, severity, leaf), f in findings(constant, point).items()}
+    for leaf, words in {
+        "cast": "warning: the gradient is zero: it is cast to int32",
+        "compared": "warning: the gradient is zero: it is only compared, by `>`",
+        "factor": "info: the gradient is truly zero here: the derivative of `mul`",
+        "branch": "info: the gradient is zero here: its terms cancel, or a factor is zero",
+        "stepped": "warning: the gradient is zero: `floor`",
+    }.items():
+        assert messages[f"['{leaf}']"].startswith(words)
+
+
+def test_an_index_out_of_bounds_of_what_no_derivative_goes_through():
+    found = findings(lambda x: x * jnp.arange(3)[jnp.array(7)], 2.0)
+    assert found["oob", "warning", ""].message.endswith("No leaf's derivative goes through it, only the value.")
+
+
+def test_a_function_that_asks_whether_it_is_traced():
+    found = findings(lambda x: x**2 if isinstance(x, jax.core.Tracer) else x**2 + 1.0, 2.0)
+    assert "Python takes another path while it is traced" in found["value", "error", ""].message
+
+
+def test_digits_that_cancel():
+    found = findings(lambda x: (1.0 - jnp.cos(x)) / x**2, 1e-3)
+    assert "digits cancel. Fix: rewrite what cancels" in found["precision", "warning", ""].message
+    assert "because the point is at a jump" in found["mismatch", "info", ""].message
+
+
+def test_the_safe_function_to_call_is_that_of_what_is_written():
+    infinite = lambda p: jnp.log(jnp.sum(jnp.exp(p["lse"]))) + jnp.sqrt(jnp.sum(jnp.sin(p["sum"])))
+    found = findings(infinite, {"lse": jnp.full(3, -jnp.inf), "sum": F(0, 0)})
+    messages = {leaf: f.message for (_, _, leaf), f in found.items()}
+    assert "`partgrad.safe.logsumexp` has one" in messages["['lse']"]
+    assert "`partgrad.safe.sqrt` has one" in messages["['sum']"]
+
+
 @pytest.mark.long
 def test_a_clipped_minimum_is_an_error_where_its_derivative_disagrees():
     clipped = lambda p: jnp.sum(p["t"].at[jnp.array([5, 1])].min(p["v"], mode="clip"))

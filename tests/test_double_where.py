@@ -108,6 +108,12 @@ add_log = lambda c, v: (c + log_if_positive(v), None)
 CASES = [
     Case("scan", lambda x: lax.scan(add_log, 0.0, x)[0], [0, 1, 2], [0, 1, 0.5]),
     Case(
+        "scan of no steps",
+        lambda x: kept_sum(x > 0, lax.scan(lambda c, v: (c * jnp.log(x) * v, c), jnp.sqrt(x), jnp.zeros(0))[0]),
+        [0, 1, 4],
+        [0, 0.5, 0.25],
+    ),
+    Case(
         "scan that stacks, masked outside",
         lambda x: kept_sum(x > 0, lax.scan(lambda c, v: (c, jnp.sqrt(v)), 0.0, x)[1]),
         [0, 1, 4],

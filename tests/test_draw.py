@@ -216,11 +216,16 @@ def test_the_error_names_sampler_argument_and_call_site():
         assert lines[-1].startswith(f"  {fix}")
 
 
+ONES = jnp.ones(2, int)
 NAMES = {
     "`probability`": lambda p: pg.draw(
         lambda key, probability: jax.random.bernoulli(key, probability), KEY, p, gradient="error"
     ),
     "`d['a'][1]`": lambda p: pg.draw(lambda key, d: d["a"][1] * 1.0, KEY, {"a": [0.0, p]}, gradient="error"),
+    "`b`": lambda p: jax.jit(lambda a: pg.draw(lambda key, a, b: (a * b).sum(), KEY, a, p, gradient="error"))(ONES),
+    "a value that the sampler closes over": lambda p: pg.draw(
+        functools.reduce(lambda inner, _: lambda key: inner(key), range(9), lambda key: p * 1.0), KEY, gradient="error"
+    ),
     "`scale`": lambda p: pg.draw(lambda key, **k: k["scale"] * 1.0, KEY, scale=p, gradient="error"),
     "`args[0]`": lambda p: pg.draw(lambda key, *args: args[0] * 1.0, KEY, p, gradient="error"),
     "`p`, a value that the sampler closes over": lambda p: pg.draw(lambda key: p * 1.0, KEY, gradient="error"),

@@ -11,6 +11,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 import partgrad as pg
+from models import Point
 from partgrad._programs import (
     CHECKPOINTS,
     CUSTOM_RULES,
@@ -173,6 +174,11 @@ def kept(x, y):
         (parted, Y),
         (kept, X),
         (lambda x, y: jnp.sign(x) * y, Y),
+        (lambda x, y: lax.rev(jnp.stack([x, y]), (0,))[0], Y),
+        (lambda x, y: jnp.stack([jnp.stack([x, x]), jnp.stack([y, y])]).max(1)[1], Y),
+        (lambda x, y: lax.dynamic_slice(jnp.stack([x, y]), (7,), (1,))[0], Y),
+        (lambda x, y: lax.pad(jnp.stack([x, y]), 0.0, [(-1, 0, 0)])[0], X | Y),
+        (lambda x, y: lax.optimization_barrier((x, y))[1], Y),
     ],
 )
 def test_what_the_derivative_depends_on_is_what_is_used(function, expected):
@@ -315,6 +321,21 @@ def test_a_trace_that_is_the_same_but_for_its_constants_is_rewritten_once():
     assert len(seen) == 1
     jax.grad(wrapped)(jnp.ones(3), 2)
     assert len(seen) == 2
+
+
+def test_a_call_that_nothing_transforms_fails_as_the_function_does():
+    for wrapped in (pg.double_where, pg.consistent_indexing):
+        with pytest.raises(AttributeError, match="'float' object has no attribute 'nothing'"):
+            wrapped(lambda x: x.nothing)(1.0)
+        assert wrapped(Point)(1.0, 2.0) == Point(1.0, 2.0)
+
+
+def test_a_tracer_in_a_dict_whose_keys_cannot_be_sorted():
+    def over(x):
+        odd = {1: x, "a": 2.0}
+        return pg.double_where(lambda y: jnp.where(y > 1.0, jnp.sqrt(odd[1] - 2.0), odd[1] * y))(1.0)
+
+    assert jax.grad(over)(2.0) == 1.0
 
 
 def test_numbers_that_differ_in_sign_or_type_are_not_the_same():

@@ -424,6 +424,19 @@ def test_signatures():
 def test_what_jax_numpy_refuses_is_refused_in_its_words():
     with pytest.raises(TypeError, match="sqrt requires ndarray or scalar arguments, got <class 'list'>"):
         safe.sqrt([1.0])
+    for ours, jaxs in [
+        (safe.arctan2, jnp.arctan2),
+        (safe.norm, jnp.linalg.norm),
+        (safe.std, jnp.std),
+        (safe.var, jnp.var),
+        (safe.logsumexp, jax.scipy.special.logsumexp),
+    ]:
+        operands = ([1.0],) * (2 if ours is safe.arctan2 else 1)
+        with pytest.raises(TypeError) as own:
+            ours(*operands)
+        with pytest.raises(TypeError) as that_of_jax:
+            jaxs(*operands)
+        assert str(own.value) == str(that_of_jax.value)
     with pytest.raises(TypeError, match="incompatible shapes for broadcasting"):
         safe.divide(jnp.ones(2), jnp.ones(3))
     with pytest.raises(ValueError, match="Invalid order 'x' for vector norm"):

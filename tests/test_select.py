@@ -302,6 +302,11 @@ def test_static_data_is_not_taken_for_the_leaf_after_it(wrt):
     assert [path for path, _ in pg.items(grids, wrt)] == ["['k']['p']", "['k']['q']"]
 
 
+def test_nodes_in_static_data_are_not_described():
+    tree = {"k": RBF(1.0, 2.0), "s": pg.Static(RBF(jnp.ones(2), 2.0))}
+    assert chosen(tree, RBF) == ["['k'].variance", "['k'].lengthscale"]
+
+
 def test_the_path_of_static_data_says_so():
     refused({"a": 1.0, "k": pg.Static("a")}, "k", errors.NoMatchError, "`k` is static data", "without `Static`")
 
@@ -374,6 +379,8 @@ def test_a_typo_in_a_callable():
     )
     refused({"weight": 1.0}, lambda t: t["weigth"], ValueError, "KeyError: 'weigth'", "Near names: `weight`")
     refused([1.0], lambda t: t[3], LookupError, "IndexError", "Leaves: [0] float")
+    refused({"a": 1.0}, max, LookupError, "The selector fits no part", "it returned 'a' (str)")
+    refused(2.0, vars, LookupError, "The selector fits no part")
     refused(Flax(1.0), lambda m: m.size, LookupError, "it returned 4 (int), which is not a part of the tree")
     refused({"a": 1.0}, lambda t: t.values, LookupError, "which is not a part of the tree")
     refused({"a": None, "b": 1.0}, lambda t: t["a"], LookupError, "it returned None (NoneType)")

@@ -25,6 +25,21 @@ class Size:
     width: float
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Metre:
+    length: float
+
+    def __eq__(self, other):
+        return self.length == other.length
+
+    def __hash__(self):
+        return hash(self.length)
+
+
+class Yard(Metre):
+    pass
+
+
 def counted(function):
     """A jitted function, and the list that grows by one entry a trace."""
     traces = []
@@ -58,6 +73,7 @@ def test_python_values_are_constants_of_the_compiler():
         ({1}, {True}),
         (Size(1), Size(True)),
         ({"of": (Size(0.0),)}, {"of": (Size(-0.0),)}),
+        (Metre(1), Yard(1)),
     ],
 )
 def test_it_compares_by_type_and_value_recursively(first, second):

@@ -217,7 +217,7 @@ def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) 
     if _knowledge.get() is None:
         return
     name, numbers = equation.primitive.name, [numbers_of(operand) for operand in operands]
-    if name == "broadcast_in_dim" and len(operands) == 1 and hasattr(operands[0], "shape"):
+    if name == "broadcast_in_dim" and hasattr(operands[0], "shape"):
         if results[0].size == operands[0].size:
             _learn(results[0], root=_root(operands[0]))
         else:

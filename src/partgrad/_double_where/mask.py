@@ -87,10 +87,9 @@ def gathered(mask: Mask, shape: Shape) -> Mask:
     """The mask of a result as a mask of an operand that was broadcast to it."""
     if isinstance(mask, bool) or not exceeds(mask, shape):
         return mask
-    mask = any_along(mask, range(mask.ndim - len(shape)))
-    if isinstance(mask, bool):
-        return mask
-    return any_along(mask, [axis for axis, size in enumerate(shape) if size == 1 and mask.shape[axis] != 1], True)
+    extra = mask.ndim - len(shape)
+    axes = [axis for axis, size in enumerate(shape) if size == 1 and mask.shape[extra + axis] != 1]
+    return any_along(any_along(mask, range(extra)), axes, True)
 
 
 def exceeds(mask: jax.Array, shape: Shape) -> bool:

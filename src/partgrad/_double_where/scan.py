@@ -205,8 +205,11 @@ class _MaskedScan:
 
 
 def _scan_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-    if scan_parts(step.equation).length == 0:
-        return [True] * len(step.wires), guard.whole(step).run
+    parts = scan_parts(step.equation)
+    if parts.length == 0:
+        others = [False] * (len(step.operands) - parts.consts - parts.carried)
+        inputs = [*[False] * parts.consts, *demanded[: parts.carried], *others]
+        return step.of_wires(inputs), guard.whole(step).run
     scan = _Scan(step)
     # A step needs a mask of its own.
     of_wires, demanded = iter(whole(step.of_wires(fed), step.wires)), whole(demanded, step.results)

@@ -45,9 +45,7 @@ def hold(value: Any, label: str) -> Any:
             if watch is None or label == EXPLICIT:
                 held = jax.lax.stop_gradient(value)
             else:
-                met = Met(label, watch.where())
-                watch.held.append(met)
-                held = _watched(value, met)
+                held = _watched(value, Met(label, watch.where()))
         if isinstance(held, _Tracer):
             _held[id(held)] = weakref.ref(held, functools.partial(_forget, id(held)))
         return held
@@ -81,7 +79,7 @@ def hold_leaves(tree: Any, label: str, stops: Callable[[Any], bool] | None = Non
 
 
 class Met(NamedTuple):
-    """A mark that held a value, or ended a derivative: its label, and the line."""
+    """A mark that holds a value: its label, and the line."""
 
     label: str
     where: str
@@ -90,12 +88,11 @@ class Met(NamedTuple):
 class Watch:
     """Records which implicit marks end derivatives in the code that it surrounds, which cannot be traced beforehand.
 
-    `held` are the marks that held a value, `met` those that ended a derivative; `where` returns the running line.
+    `met` are these marks; `where` returns the running line.
     """
 
     def __init__(self, where: Callable[[], str]):
         self.where = where
-        self.held: list[Met] = []
         self.met: list[Met] = []
 
     def __enter__(self) -> "Watch":

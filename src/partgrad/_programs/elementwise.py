@@ -96,10 +96,8 @@ def _cut_up(equation: JaxprEqn, given: list[Any]) -> list[Any]:
     return [given[0][window] for window in windows_of(equation) or ()]
 
 
-def _broadcast(equation: JaxprEqn, given: list[Any]) -> list[Any] | None:
+def _broadcast(equation: JaxprEqn, given: list[Any]) -> list[Any]:
     operand, shape = given[0], equation.outvars[0].aval.shape
-    if len(given) > 1:
-        return None
     spread = [1] * len(shape)
     for axis, size in zip(equation.params["broadcast_dimensions"], operand.shape, strict=True):
         spread[axis] = size

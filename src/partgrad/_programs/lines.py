@@ -66,10 +66,8 @@ def raised_at(error: BaseException) -> str:
 def running_line() -> str:
     """The innermost line of the user's code that is running, or else of a library that is not JAX."""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_stack(sys._getframe())]
-    for wanted in (is_users, _is_outside_jax):
-        if where := next((as_where(*frame) for frame in frames if wanted(frame[0])), ""):
-            return where
-    return ""
+    found = [frame for wanted in (is_users, _is_outside_jax) for frame in frames if wanted(frame[0])]
+    return as_where(*found[0]) if found else ""
 
 
 def line(chain: Chain) -> str:

@@ -231,7 +231,7 @@ def scan_parts(equation: JaxprEqn) -> ScanParts:
     """The parts of a scan."""
     outer = equation.params
     body = outer["jaxpr"]
-    if "num_consts" in outer:
+    if "num_consts" in outer:  # JAX 0.10
         return ScanParts(body, outer["num_consts"], outer["num_carry"], outer["length"], outer["reverse"])
     # From 0.11 on, the parameters hold it in containers of JAX; but only scanned operands have one more axis outside.
     inside, _ = opened(body)

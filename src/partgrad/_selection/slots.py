@@ -301,7 +301,7 @@ class Structure:
             return self.layout.leaves[value._number] if value._owner is self else None
         if value.__class__ is ElementSlot:
             return Pick(self.layout.leaves[value._number], value.elements) if value._owner is self else None
-        if value is None or (type(value) is tuple and not value):
+        if value is None:
             return None
         place = self._places.get(id(value)) or self._find_copy(value)
         while place is not None and place.is_wrapper:

@@ -31,7 +31,7 @@ def refuse_silent_zeros(
     met = [chain for chain, _ in arrivals(jaxpr, list(map(int, named)), _is_implicit)]
     for chain in reaching(jaxpr, met):
         mark = mark_in(str(chain[-1].source_info.name_stack)) or ""
-        raise _held_again(mark, line(chain) or _line_of(mark, f, values), opened())
+        raise _held_again(mark, line(chain), opened())
 
 
 def _met_while_running(f: Callable[[list[Any]], Any], values: list[Any], named: list[bool]) -> list[Any]:
@@ -58,15 +58,6 @@ def _held_again(mark: str, where: str, opened: str) -> HeldError:
         fix=f"build the model by dataclasses.replace(model, {field}=...), which keeps its marks, or "
         f"with {field}=partgrad.Diff(x), without the mark; jax.lax.stop_gradient(x) if a zero is meant.",
     )
-
-
-def _line_of(mark: str, f: Callable[..., Any], values: list[Any]) -> str:
-    """The line at which a mark holds something, if there is only one; for a program without source lines."""
-    with Watch(running_line) as watch:
-        # Not `f`, which JAX has traced before.
-        jax.make_jaxpr(lambda values: f(values))(values)
-    lines = {where for label, where in watch.held if label == mark}
-    return lines.pop() if len(lines) == 1 else ""
 
 
 def _is_implicit(chain: Chain) -> bool:
