@@ -7,6 +7,7 @@ kept along with its numbers: a program with the numbers written out would be lar
 
 import contextlib
 import contextvars
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from .._programs import CALLS, MOVED, is_reshape, opened, padded_window, primal_jaxpr, step_through
+from .._programs import CALLS, MOVED, bind, is_reshape, opened, padded_window, primal_jaxpr, scan_parts, step_through
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
@@ -27,8 +28,8 @@ _LARGEST_INDEX = 1 << 12
 _DTYPES = frozenset(
     ("bool", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 )
-# Products of integers below this are exact in single precision.
-_WHOLE = 1 << 12
+# Sums, differences and products of integers below these are exact in single precision.
+_WHOLE = {"add": 1 << 23, "sub": 1 << 23, "mul": 1 << 12}
 
 
 class _Fact(NamedTuple):
@@ -39,6 +40,8 @@ class _Fact(NamedTuple):
         origin: The value it was broadcast from, and the axes that value occupies.
         root: The value it is a reshape of.
         risky: If this value is a selection, the predicate and the number of its only case that may not be finite.
+        complement: The mask of all other elements.
+        part: A mask all of whose elements are in this one.
     """
 
     value: Any
@@ -46,14 +49,20 @@ class _Fact(NamedTuple):
     origin: tuple[Any, Sequence[int]] | None = None
     root: Any = None
     risky: tuple[Any, int] | None = None
+    complement: Any = None
+    part: Any = None
 
 
 class _Knowledge:
-    """What is known about traced values, by identity, and the masks made so far, so that none is made twice."""
+    """What is known about traced values, by identity, and the masks made so far, so that none is made twice.
 
-    def __init__(self) -> None:
-        self.facts: dict[int, _Fact] = {}
-        self.made: dict[Hashable, Any] = {}
+    Args:
+        outside: What is known outside of a loop or branch, whose body may read any value from there.
+    """
+
+    def __init__(self, outside: "_Knowledge | None" = None):
+        self.facts: ChainMap[int, _Fact] = outside.facts.new_child() if outside else ChainMap()
+        self.made: ChainMap[Hashable, Any] = outside.made.new_child() if outside else ChainMap()
 
 
 _knowledge: contextvars.ContextVar[_Knowledge | None] = contextvars.ContextVar("knowledge", default=None)
@@ -62,11 +71,22 @@ _knowledge: contextvars.ContextVar[_Knowledge | None] = contextvars.ContextVar("
 @contextlib.contextmanager
 def remembering() -> Iterator[None]:
     """A context that remembers what is known about traced values, and forgets it with the tracers on exit."""
-    token = _knowledge.set(_Knowledge())
+    token = _knowledge.set(_Knowledge(_knowledge.get()))
     try:
         yield
     finally:
         _knowledge.reset(token)
+
+
+def followed(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+    """The outputs of a jaxpr, with facts about every value in it."""
+
+    def step(equation: JaxprEqn, given: list[Any]) -> list[Any]:
+        results = bind(equation, given)
+        follow(equation, given, results)
+        return results
+
+    return step_through(*opened(jaxpr), list(operands), step)
 
 
 def remember(value: Any, numbers: Numbers | None) -> None:
@@ -158,16 +178,45 @@ def narrowed(value: Any) -> Any:
     return reshaped(operand, shape)
 
 
+def widened(value: Any, shape: Sequence[int]) -> Any:
+    """A predicate in a larger shape, of the same rank; `narrowed` returns it as it was."""
+    wide = jax.lax.broadcast_in_dim(value, shape, range(value.ndim))
+    _learn(wide, origin=(value, range(value.ndim)))
+    return wide
+
+
 def taken(which: Any, case: int, rank: int) -> Any:
     """The mask of the elements for which a selection takes a case, given its predicate."""
     which = narrowed(which)
     if isinstance(which, bool):
         return which is bool(case)
     of_bool, chosen = jax.typeof(which).dtype == bool, lambda p: p == case
-    function = (lambda p: p if case else ~p) if of_bool else chosen
-    mask = which if of_bool and case else once(("case", case), which, lambda: lifted(function)(which))
+    function = lifted(np.logical_not, jax.lax.bitwise_not) if of_bool else lifted(chosen)
+    mask = which if of_bool and case else once(("case", case), which, lambda: function(which))
     mask = lifted(lambda p: p)(mask) if mask is which else mask
+    if of_bool and not case:
+        _learn(mask, complement=which)
+        _learn(which, complement=mask)
     return mask if isinstance(mask, bool) or mask.ndim == rank else reshaped(mask, (1,) * rank)
+
+
+def contains(mask: Any, part: Any) -> None:
+    """Remember that all elements of a mask are in another one."""
+    _learn(mask, part=part)
+
+
+def is_everything(one: Any, other: Any) -> bool:
+    """Whether it is known that each element is in one of two masks."""
+    return _contains_rest(one, other) or _contains_rest(other, one)
+
+
+def _contains_rest(mask: Any, of: Any) -> bool:
+    rest = _fact(_root(of)).complement
+    while mask is not None and rest is not None:
+        if mask.shape == of.shape and _root(mask) is rest:
+            return True
+        mask = _fact(mask).part
+    return False
 
 
 def is_safe_outside(value: Any, mask: Any) -> bool:
@@ -205,11 +254,22 @@ def lifted(function: Callable[..., Any], of_traced: Callable[..., Any] | None = 
         result = np.asarray(function(*numbers))
         if result.size and (result.all() or not result.any()):
             return bool(result.flat[0])
-        traced = traced_by(*masks)
-        remember(traced, result)
-        return traced
+        return _alike(result, lambda: traced_by(*masks))
 
     return of_masks
+
+
+def _alike(numbers: Numbers, make: Callable[[], Any]) -> Any:
+    """A traced mask of known numbers: an earlier one if its numbers are the same."""
+    knowledge = _knowledge.get()
+    key = numbers.shape, np.packbits(numbers).tobytes()
+    found = None if knowledge is None else knowledge.made.get(key)
+    if found is None:
+        found = make()
+        remember(found, numbers)
+        if knowledge is not None and isinstance(found, jax.core.Tracer):
+            knowledge.made[key] = found
+    return found
 
 
 def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:
@@ -227,8 +287,38 @@ def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) 
     elif name == "select_n":
         unknown = [case for case, known in enumerate(numbers[1:]) if known is None or not np.all(np.isfinite(known))]
         _learn(results[0], risky=(operands[0], unknown[0]) if len(unknown) == 1 else None)
+    elif name == "scan":
+        for result, origin in zip(results, _origins(equation), strict=True):
+            if origin is not None:
+                _learn(result, origin=(operands[origin[0]], origin[1]))
     for result, known in zip(results, _results(equation, numbers), strict=True):
         remember(result, known)
+
+
+_Origin: TypeAlias = tuple[int, tuple[int, ...]] | None
+
+
+def _origins(equation: JaxprEqn) -> list[_Origin]:
+    """For each result of a loop, the number of the operand that it is broadcast from, if it is a predicate."""
+    parts = scan_parts(equation)
+    if not any(variable.aval.dtype == bool for variable in equation.outvars[parts.carried :]):
+        return [None] * len(equation.outvars)
+    body, _ = opened(parts.body)
+
+    def step(equation: JaxprEqn, given: list[_Origin]) -> list[_Origin]:
+        if equation.primitive.name in CALLS:
+            inner, consts = opened(primal_jaxpr(equation))
+            return step_through(inner, [None] * len(consts), given, step, lambda literal: None)
+        if equation.primitive.name == "broadcast_in_dim" and len(given) == 1 and given[0] is not None:
+            number, axes = given[0]
+            return [(number, tuple(equation.params["broadcast_dimensions"][axis] for axis in axes))]
+        return [None] * len(equation.outvars)
+
+    scanned = parts.consts + parts.carried
+    given = [None if number < scanned else (number, tuple(range(v.aval.ndim))) for number, v in enumerate(body.invars)]
+    outputs = step_through(body, [None] * len(body.constvars), given, step, lambda literal: None)[parts.carried :]
+    shifted = [None if found is None else (found[0], (0, *(axis + 1 for axis in found[1]))) for found in outputs]
+    return [*[None] * parts.carried, *shifted]
 
 
 def _results(equation: JaxprEqn, operands: list[Numbers | None]) -> list[Numbers | None]:
@@ -255,13 +345,13 @@ def _iota(params: Any, aval: Any) -> Numbers:
     return np.arange(aval.shape[params["dimension"]]).astype(aval.dtype).reshape(along)
 
 
-def _is_whole(x: Numbers) -> bool:
-    return x.dtype.kind != "f" or bool(np.all(abs(x) < _WHOLE) and np.all(x == np.round(x)))
+def _is_whole(x: Numbers, most: int) -> bool:
+    return x.dtype.kind != "f" or bool(np.all(abs(x) < most) and np.all(x == np.round(x)))
 
 
 def _by_ufunc(name: str, aval: Any, operands: Sequence[Numbers]) -> Numbers | None:
     # XLA may round a sum of products once, where NumPy rounds twice.
-    is_rounded = name in {"add", "sub", "mul"} and not all(map(_is_whole, operands))
+    is_rounded = name in _WHOLE and not all(_is_whole(operand, _WHOLE[name]) for operand in operands)
     of_bits = name in {"and", "or", "not"} and aval.dtype != bool
     return None if is_rounded or of_bits else _UFUNCS[name](*operands)
 

@@ -5,13 +5,15 @@ JAX's rule for each primitive is traced once for given shapes, and replayed wher
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from .._programs import (
     CALLS,
+    CHECKPOINTS,
+    CUSTOM_JVPS,
     HIGH,
     Operands,
     Recent,
@@ -21,6 +23,7 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     opened,
+    operation_of,
     primal_jaxpr,
     source_of,
     step_through,
@@ -30,11 +33,28 @@ from .._programs import (
 )
 from .competition import selecting
 from .custom import is_remade
-from .known import follow
+from .known import follow, followed
 from .program import LinearProgram, Step, Wire, number_in, taken_apart
 
 # A rule is a few equations, and holds no arrays.
 _rules: Recent[ClosedJaxpr] = Recent(4096)
+# What JAX's own functions call often, and models repeat.
+_KEPT = CHECKPOINTS | CUSTOM_JVPS | {"scan"}
+
+
+class _Parts(NamedTuple):
+    """The linearization of an equation.
+
+    Attributes:
+        values: From its operands to its results and what the linear part knows.
+        linear: From the tangents to those of the results.
+    """
+
+    values: ClosedJaxpr
+    linear: Jaxpr
+
+
+_parts: Recent[_Parts] = Recent(128)
 
 
 def linearized(jaxpr: Jaxpr, operands: Operands, moving: Sequence[int]) -> tuple[Operands, LinearProgram]:
@@ -100,14 +120,37 @@ def _wires_of(equation: JaxprEqn, found: Sequence[Any]) -> list[Wire | None]:
 def _parted_by_jax(
     equation: JaxprEqn, given: Operands, wires: Sequence[Wire | None], steps: list[Step]
 ) -> tuple[Operands, list[Wire | None]]:
-    numbers = [number for number, wire in enumerate(wires) if wire is not None]
-    function, moved = along(equation, numbers, given, selecting)
-    with source_of(equation):
+    numbers = tuple(number for number, wire in enumerate(wires) if wire is not None)
+    free = [number for number, atom in enumerate(equation.invars) if not isinstance(atom, Literal)]
+    operands, linear = [given[number] for number in free], list[Jaxpr]()
+
+    def parted(*operands: Any) -> tuple[Operands, Operands]:
+        at = dict(zip(free, operands, strict=True))
+        values = [at.get(number, value) for number, value in enumerate(given)]
+        function, moved = along(equation, numbers, values, selecting)
         results, push = jax.linearize(function, *moved)
         zeros = [zeros_like_aval(jax.typeof(value)) for value in moved]
         closed = jax.make_jaxpr(lambda *tangents: _floating(equation, push(*tangents)))(*zeros)
-    found = taken_apart(*opened(closed), [wires[number] for number in numbers], steps)
+        linear[:] = [closed.jaxpr]
+        return results, closed.consts
+
+    with source_of(equation):
+        if equation.primitive.name in _KEPT and not is_remade(equation):
+            operation = operation_of(equation)
+            key = operation and (operation, tuple(map(jax.typeof, operands)), numbers)
+            made = _parts.of(key, lambda: _Parts(jax.make_jaxpr(parted)(*operands), linear[0]), _lasts)
+            # What a loop computes from no data, or from predicates alone, says much about its masks.
+            values = followed(made.values, operands)
+            results, known = values[: len(equation.outvars)], values[len(equation.outvars) :]
+            linear[:] = [made.linear]
+        else:
+            results, known = parted(*operands)
+    found = taken_apart(linear[0], known, [wires[number] for number in numbers], steps)
     return results, _wires_of(equation, found)
+
+
+def _lasts(made: _Parts) -> bool:
+    return not any(isinstance(const, jax.core.Tracer) for const in made.values.consts)
 
 
 def _by_rule(

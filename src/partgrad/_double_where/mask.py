@@ -16,7 +16,7 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 
 from .._programs import explicit_sharding, mesh_elsewhere, varying_axes, varying_like
-from .known import lifted, once, reshaped
+from .known import contains, is_everything, lifted, once, reshaped
 
 Mask: TypeAlias = bool | jax.Array
 Shape = tuple[int, ...]
@@ -32,7 +32,9 @@ def _or(a: Mask, b: Mask) -> Mask:
         return True
     if a is False or b is False:
         return b if a is False else a
-    return a if a is b else lifted(lambda a, b: a | b)(*_together(a, b))
+    if is_everything(a, b):
+        return True
+    return a if a is b else lifted(np.logical_or, _lanewise(jax.lax.bitwise_or))(*_together(a, b))
 
 
 def both(a: Mask, b: Mask) -> Mask:
@@ -41,7 +43,23 @@ def both(a: Mask, b: Mask) -> Mask:
         return False
     if a is True or b is True:
         return b if a is True else a
-    return a if a is b else lifted(lambda a, b: a & b)(*_together(a, b))
+    return a if a is b else lifted(np.logical_and, _lanewise(jax.lax.bitwise_and))(*_together(a, b))
+
+
+def _lanewise(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    # An operator of arrays would take several times as long to trace.
+    def of_masks(a: Any, b: Any) -> Any:
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        return operation(spelled_out(a, shape), spelled_out(b, shape))
+
+    return of_masks
+
+
+def spelled_out(value: Any, shape: Shape) -> Any:
+    """A value broadcast to a shape."""
+    old = jnp.shape(value)
+    axes = range(len(shape) - len(old), len(shape))
+    return value if old == shape else jax.lax.broadcast_in_dim(value, shape, axes)
 
 
 def _together(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -70,7 +88,7 @@ def anywhere(masks: Iterable[Mask], keep: int = 0) -> Mask:
 
 def full(mask: Mask, shape: Shape) -> jax.Array:
     """A mask as an array."""
-    return jnp.full(shape, mask) if isinstance(mask, bool) else jnp.broadcast_to(mask, shape)
+    return jax.lax.full(shape, mask) if isinstance(mask, bool) else spelled_out(mask, shape)
 
 
 def full_like(mask: Mask, aval: Any) -> jax.Array:
@@ -137,15 +155,14 @@ def any_along(mask: Mask, axes: Iterable[int], keepdims: bool = False) -> Mask:
     if isinstance(mask, bool) or not axes:
         return mask
     if all(mask.shape[axis] == 1 for axis in axes):
-        sizes = [size for axis, size in enumerate(mask.shape) if axis not in axes]
-        return mask if keepdims else reshaped(mask, sizes)
-    key = "any", axes, keepdims
-
-    def of_traced(m: Any) -> Any:
-        reduced = jax.lax.reduce_or(m, axes)
-        return jax.lax.expand_dims(reduced, axes) if keepdims else reduced
-
-    return once(key, mask, lambda: lifted(lambda m: m.any(axes, keepdims=keepdims), of_traced)(mask))
+        reduced = mask
+    else:
+        of_traced = lambda m: jax.lax.expand_dims(jax.lax.reduce_or(m, axes), axes)
+        reduced = once(("any", axes), mask, lambda: lifted(lambda m: m.any(axes, keepdims=True), of_traced)(mask))
+        contains(reduced, mask)
+    return (
+        reduced if keepdims else reshaped(reduced, [size for axis, size in enumerate(mask.shape) if axis not in axes])
+    )
 
 
 def expanded(mask: Mask, axes: Iterable[int]) -> Mask:
@@ -171,7 +188,7 @@ def filled_out(mask: Mask, shape: Shape) -> Mask:
     """A mask in its full shape, unless it is known to be equal for all elements."""
     if isinstance(mask, bool) or tuple(mask.shape) == tuple(shape):
         return mask
-    return lifted(lambda m: np.broadcast_to(m, shape), lambda m: jnp.broadcast_to(m, shape))(mask)
+    return lifted(lambda m: np.broadcast_to(m, shape), lambda m: spelled_out(m, tuple(shape)))(mask)
 
 
 def arrays_in(masks: Iterable[Mask]) -> list[jax.Array]:

@@ -8,11 +8,14 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from .._compat import ordinary_checkpoint
 from .._programs import (
     CALLS,
+    CHECKPOINTS,
     Operands,
     bind,
     by_value,
+    checkpoint_settings,
     is_floating,
     opened,
     primal_jaxpr,
@@ -191,13 +194,28 @@ def taken_apart(
             follow(equation, given, results)
             if read is not None:
                 read += given
-        elif equation.primitive.name in CALLS:
+        elif _is_opened(equation):
             results = taken_apart(*opened(primal_jaxpr(equation)), given, steps, source, read)
         else:
             results = [Wire(variable.aval) for variable in equation.outvars]
             steps.append(Step(equation, tuple(given), tuple(results)))
         values.update(zip(equation.outvars, results, strict=True))
     return [value_of(atom) for atom in jaxpr.outvars]
+
+
+def _nothing_saved(*_: Any, **__: Any) -> bool:
+    """The policy of our own checkpoints."""
+    return False
+
+
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The body of a loop, in which JAX computes what no tangent enters again at every step, and keeps none of it."""
+    return ordinary_checkpoint(function, prevent_cse=False, policy=_nothing_saved)
+
+
+def _is_opened(equation: JaxprEqn) -> bool:
+    name = equation.primitive.name
+    return name in CALLS or (name in CHECKPOINTS and checkpoint_settings(equation)[0] is _nothing_saved)
 
 
 def number_in(literal: Literal, divides: bool = False) -> Any:
@@ -222,8 +240,11 @@ def wired_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
     jaxpr, _ = opened(jaxpr)
 
     def step(equation: JaxprEqn, given: list[bool]) -> list[bool]:
-        is_call = equation.primitive.name in CALLS
-        return wired_outputs(primal_jaxpr(equation), given) if is_call else [any(given)] * len(equation.outvars)
+        return (
+            wired_outputs(primal_jaxpr(equation), given)
+            if _is_opened(equation)
+            else [any(given)] * len(equation.outvars)
+        )
 
     return step_through(jaxpr, [False] * len(jaxpr.constvars), list(linear), step, literal=lambda literal: False)
 

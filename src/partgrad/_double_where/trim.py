@@ -20,7 +20,7 @@ import numpy as np
 
 from .._programs import KINDS, Operands, is_floating, mesh_elsewhere, named, varying_like, zeros_like_aval
 from .known import is_safe_outside, numbers_of
-from .mask import Mask, Shape, either, full_like, gathered, on_all_devices, on_mesh_of, spread
+from .mask import Mask, Shape, either, full_like, gathered, on_all_devices, on_mesh_of, spelled_out, spread
 from .program import LinearProgram, Step, Wire
 
 Emit = Callable[[Sequence[Any]], Operands]
@@ -60,6 +60,10 @@ class Guard:
         # What lanes share is written out for each, so that dead lanes have no say in it. XLA undoes this.
         mask, value = _of_one_shape(needed, value)
         return jax.lax.select(mask, value, jax.lax.stop_gradient(value))
+
+    def is_left_to_steps(self, value: Any, needed: Mask, filler: Any) -> bool:
+        """Whether the steps of a loop replace a scanned operand, which takes no copy of it."""
+        return not (filler is CUT or isinstance(needed, bool) or is_constant(value, True))
 
     def is_apart(self, value: Any, shape: Shape) -> bool:
         """Whether the derivatives of an operand's elements stay apart, lane by lane of a result."""
@@ -107,8 +111,10 @@ class Recorder(Guard):
         if number is not None and number in self._apart:
             self.needed[number] = True
             number = None
-        if number is None or is_constant(value, divides):
+        if number is None:
             return super().cut(value, needed) if filler is CUT else super().coefficient(value, needed, filler, divides)
+        if is_constant(value, True):
+            return value
         # What is scanned gets an axis in front.
         needed, old = spread(gathered(needed, jnp.shape(value)), jnp.shape(value)), self.fillers[number]
         if self.needed[number] is not False and self.needed[number] is not needed and number not in self._joined:
@@ -120,6 +126,10 @@ class Recorder(Guard):
         self.fillers[number] = filler
         self.needed[number] = either(self.needed[number], needed)
         return value
+
+    def is_left_to_steps(self, value: Any, needed: Mask, filler: Any) -> bool:
+        """No: the outermost loop replaces it."""
+        return False
 
     def cut(self, value: Any, needed: Mask) -> Any:
         """Record the need for a value from outside; cut any other at once."""
@@ -140,14 +150,8 @@ class Recorder(Guard):
 
 def _of_one_shape(mask: Any, value: Any) -> tuple[Any, Any]:
     shape = np.broadcast_shapes(mask.shape, jnp.shape(value))
-    value = _spelled_out(value, shape)
-    return varying_like(_spelled_out(mask, shape), jax.typeof(value)), value
-
-
-def _spelled_out(value: Any, shape: Shape) -> Any:
-    old = jnp.shape(value)
-    axes = range(len(shape) - len(old), len(shape))
-    return value if old == shape else jax.lax.broadcast_in_dim(value, shape, axes)
+    value = spelled_out(value, shape)
+    return varying_like(spelled_out(mask, shape), jax.typeof(value)), value
 
 
 def only(mask: Mask, value: Any) -> Any:
@@ -255,10 +259,8 @@ def trim(
     run = _runner(program, emits[::-1], outputs)
     loose = trimming.loosened(program)
     if not loose.isdisjoint(output for output in program.outputs if isinstance(output, Wire)):
-        pairs = zip(program.outputs, demanded, strict=True)
-        run = _cleaned_after(
-            run, [mask if isinstance(output, Wire) and output in loose else True for output, mask in pairs]
-        )
+        of_output = lambda output: trimming.masks[output] if isinstance(output, Wire) and output in loose else True
+        run = _cleaned_after(run, list(map(of_output, program.outputs)))
     return masks, _cleaned_before(run, masks, unclean) if any(unclean) else run
 
 

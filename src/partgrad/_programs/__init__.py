@@ -104,5 +104,5 @@ from .primitives import (
     windows_of as windows_of,
     written_window as written_window,
 )
-from .same import Recent as Recent, structure_of as structure_of
+from .same import Recent as Recent, operation_of as operation_of, structure_of as structure_of
 from .trace import Run as Run, rewritten as rewritten

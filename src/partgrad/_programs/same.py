@@ -28,7 +28,7 @@ _keys: dict[bool, weakref.WeakKeyDictionary[Jaxpr, Hashable]] = {
 class KeyedJaxpr:
     """A jaxpr that equals another if both compute the same; it keeps alive whatever it compares by identity."""
 
-    def __init__(self, jaxpr: Jaxpr, key: Hashable):
+    def __init__(self, jaxpr: Any, key: Hashable):
         self.jaxpr, self._key, self._hash = jaxpr, key, hash(key)
 
     def __hash__(self) -> int:
@@ -92,6 +92,15 @@ def structure_of(jaxpr: Jaxpr, *, exact: bool) -> KeyedJaxpr | None:
         return None
 
 
+def operation_of(equation: JaxprEqn) -> KeyedJaxpr | None:
+    """An equation as something that equals another which computes the same of its operands; compare `structure_of`."""
+    literals = (_literal(atom) if isinstance(atom, Literal) else None for atom in equation.invars)
+    try:
+        return KeyedJaxpr(equation, (_operation(equation, True), tuple(literals), jax.config.jax_enable_x64))
+    except TypeError:
+        return None
+
+
 def _jaxpr(jaxpr: Jaxpr, exact: bool) -> Hashable:
     keys = _keys[exact]
     if jaxpr not in keys:
@@ -106,16 +115,20 @@ def _new_key(jaxpr: Jaxpr, exact: bool) -> Hashable:
         return _literal(atom) if isinstance(atom, Literal) else numbers.setdefault(atom, len(numbers))
 
     def key(equation: JaxprEqn) -> Hashable:
-        body = _body_of_jax(equation, exact)
-        if body is None and not exact and equation.primitive.name in CUSTOM_RULES | HIGH:
-            raise TypeError
         operands = tuple(map(named, equation.invars))
         results = tuple((named(variable), variable.aval) for variable in equation.outvars)
-        parameters = _parameters(equation.params, exact) if body is None else body
-        return equation.primitive, operands, results, parameters, equation.ctx, _line(equation) if exact else None
+        return operands, results, _operation(equation, exact)
 
     inputs = tuple((named(variable), variable.aval) for variable in (*jaxpr.constvars, *jaxpr.invars))
     return len(jaxpr.constvars), inputs, tuple(map(key, jaxpr.eqns)), tuple(map(named, jaxpr.outvars))
+
+
+def _operation(equation: JaxprEqn, exact: bool) -> Hashable:
+    body = _body_of_jax(equation, exact)
+    if body is None and not exact and equation.primitive.name in CUSTOM_RULES | HIGH:
+        raise TypeError
+    parameters = _parameters(equation.params, exact) if body is None else body
+    return equation.primitive, parameters, equation.ctx, _line(equation) if exact else None
 
 
 def _body_of_jax(equation: JaxprEqn, exact: bool) -> Hashable:
