@@ -236,9 +236,9 @@ def test_a_field_that_init_does_not_take():
 
 def test_annotations_need_not_be_types_and_factories_show_in_the_signature():
     Made = pg.dataclass(
-        type("Made", (), {"__annotations__": {"x": 3, "y": list}, "y": pg.field(default_factory=lambda: [1.0])})
+        type("Made", (), {"__annotations__": {"x": (3,), "y": list}, "y": pg.field(default_factory=lambda: [1.0])})
     )
-    assert str(inspect.signature(Made)) == "(x: 3, y: list = <factory>) -> None"
+    assert str(inspect.signature(Made)) == "(x: (3,), y: list = <factory>) -> None"
     assert jax.tree.leaves(Made(2.0)) == [2.0, 1.0]
 
 
@@ -463,6 +463,14 @@ def test_static_and_nondiff_both_set():
     both = dataclasses.field(metadata={"static": True, "nondiff": True})
     with pytest.raises(pg.errors.DataclassError, match="field `Both.x` sets both static=True and nondiff=True"):
         pg.dataclass(type("Both", (), {"__annotations__": {"x": float}, "x": both}))
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "option"), [(NonDiff, "nondiff=True"), (Static, "static=True"), (pg.Diff, "nondiff=False")]
+)
+def test_a_wrapper_as_a_type_says_which_option_marks_the_field(wrapper, option):
+    with pytest.raises(pg.errors.DataclassError, match=rf"a type marks nothing[\s\S]*partgrad\.field\({option}\)"):
+        pg.dataclass(type("Typed", (), {"__annotations__": {"a": wrapper}}))
 
 
 def test_an_unhashable_static_value_names_the_field():

@@ -108,10 +108,16 @@ add_log = lambda c, v: (c + log_if_positive(v), None)
 CASES = [
     Case("scan", lambda x: lax.scan(add_log, 0.0, x)[0], [0, 1, 2], [0, 1, 0.5]),
     Case(
-        "scan of no steps",
-        lambda x: kept_sum(x > 0, lax.scan(lambda c, v: (c * jnp.log(x) * v, c), jnp.sqrt(x), jnp.zeros(0))[0]),
+        "a part without elements",
+        lambda x: kept_sum(jnp.repeat(x > 0, 2), jnp.repeat(jnp.concatenate([jnp.log(x)[:0], jnp.sqrt(x)]), 2)),
         [0, 1, 4],
-        [0, 0.5, 0.25],
+        [0, 1, 0.5],
+    ),
+    Case(
+        "scan of no steps",
+        lambda x: kept_sum(x > 0, jnp.sqrt(x)) + lax.scan(lambda c, v: (c * x * v, c), x, jnp.zeros(0))[0].sum(),
+        [0, 1, 4],
+        [1, 1.5, 1.25],
     ),
     Case(
         "scan that stacks, masked outside",

@@ -49,15 +49,6 @@ def test_what_they_return_has_the_attributes_of_jaxs():
             _ = got._nothing
 
 
-def test_pullbacks_of_two_branches_are_one():
-    held = {"w": jnp.ones(2), "h": pg.NonDiff(jnp.float32(3.0))}
-    loss = lambda t: (t["w"] * t["h"]).sum()
-    pull = lambda t: pg.vjp(loss, t, wrt=lambda t: (t["w"][:1], t["h"]))[1]
-    either = jax.jit(lambda taken, t: jax.lax.cond(taken, pull, pull, t))(True, held)
-    ((first, by_held),) = either(1.0)
-    assert (first.tolist(), by_held) == ([3.0], 2.0)
-
-
 def test_a_program_is_compiled_once_for_equal_pullbacks():
     apply = jax.jit(lambda pull: pull(jnp.ones(2)))
     for variance in (1.0, 2.0):

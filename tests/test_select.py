@@ -413,6 +413,7 @@ def test_a_path_that_matches_nothing():
     refused([1.0, [2.0]], "[1][3]", LookupError, "Near names: `[1][0]`")
     refused({"weight": [1.0]}, "weigt.x", LookupError, "Near names: `weight`", "write `weight` for `weigt`")
     refused({"a": NonDiff({"weight": 1.0})}, "a.weigt", LookupError, "write 'a.weight'")
+    refused(NonDiff({"weight": 1.0}), "weigt", LookupError, "write 'weight'")
     refused({"m": Unnamed(1.0)}, "m.w", LookupError, "`Unnamed` is registered without names: `['m'].w` is `['m'][0]`")
     refused({"a": 1.0}, "a[0", LookupError, "cannot be read at position 1", "a closing bracket")
 

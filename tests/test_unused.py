@@ -312,6 +312,7 @@ def test_auxiliary_data_does_not_use_a_leaf():
 
 def test_no_leaves():
     assert used_leaves(lambda s: jnp.ones(()), []) == []
+    assert used_leaves(lambda s: (), [1.0]) == [False]
 
 
 def test_branches_in_python_on_a_value():

@@ -357,11 +357,8 @@ def _entering(wanted: list[int], sources: Sequence[int], count: int) -> list[int
 
 
 def _scan_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-    parts = scan_parts(step.equation)
-    if parts.length == 0:
-        others = [False] * (len(step.operands) - parts.consts - parts.carried)
-        inputs = [*[False] * parts.consts, *demanded[: parts.carried], *others]
-        return step.of_wires(inputs), guard.whole(step).run
+    if scan_parts(step.equation).length == 0:
+        return [True] * len(step.wires), guard.whole(step).run
     scan = _Scan(step)
     # A step needs a mask of its own.
     of_wires, demanded = iter(whole(step.of_wires(fed), step.wires)), whole(demanded, step.results)

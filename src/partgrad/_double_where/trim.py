@@ -270,7 +270,7 @@ _APART = named(
     select_n squeeze sub transpose"""
 )
 # ... and those where each element of the operand goes into one element of the result.
-_ONE_TO_ONE = _APART - {"add", "add_any", "broadcast_in_dim", "select_n", "sub"}
+_ONE_TO_ONE = _APART - {"broadcast_in_dim", "select_n"}
 
 
 class _Trimming:

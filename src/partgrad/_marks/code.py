@@ -18,12 +18,8 @@ _SIMPLE = frozenset({int, str, bool, type(None)})
 _CACHE_SIZE = 1024
 
 
-class _Factory:
-    def __repr__(self) -> str:
-        return "<factory>"
-
-
-FACTORY = _Factory()
+# The default of a parameter whose field has a default factory.
+FACTORY = object()
 
 
 def _compile(cls: type, name: str, lines: list[str], scope: dict[str, Any]) -> Callable[..., Any]:

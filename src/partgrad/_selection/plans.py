@@ -97,16 +97,6 @@ class Plan:
         self.others = tuple(i for i in numbers if not is_differentiable(leaves[i]))
         self._shapes = () if self._is_whole else tuple((i, _shape(leaves[i])) for i in numbers)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Plan) and self._key() == other._key())
-
-    def __hash__(self) -> int:
-        return hash(self.indices)
-
-    def _key(self) -> Any:
-        elements = [own if own is None else (own.shape, own.tobytes()) for own in self.elements]
-        return self.indices, self._size, elements, self._part, self._thawed
-
     def fits(self, leaves: list[Any]) -> bool:
         """Whether it is right for other leaves in the same structure: they differ in nothing that mattered."""
         if list(map(is_differentiable, map(leaves.__getitem__, self._considered))) != self._differentiable:
@@ -244,7 +234,10 @@ def _kept(plans: dict[Hashable, Plan], key: Any, leaves: list[Any]) -> Plan | No
 
 
 class Form:
-    """The shape of the gradient of an argument, as part of a structure that JAX compares."""
+    """The shape of the gradient of an argument.
+
+    Two are equal only if they are one, like the programs in what `jax.vjp` returns, which is part of one structure.
+    """
 
     __slots__ = ("plan", "position", "treedef")
 
@@ -252,14 +245,6 @@ class Form:
         self.plan = plan
         self.treedef = treedef
         self.position = position
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Form):
-            return NotImplemented
-        return (self.plan, self.treedef, self.position) == (other.plan, other.treedef, other.position)
-
-    def __hash__(self) -> int:
-        return hash((self.plan, self.treedef, self.position))
 
     def shaped(self, values: Iterable[Any]) -> Any:
         """One value per differentiated leaf, in the shape of the gradient."""

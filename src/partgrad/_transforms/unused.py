@@ -25,7 +25,7 @@ def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any]) -> li
     """
     try:
         jaxpr, shape = _staged(_linear_map, function, selected, selected)
-    except NotImplementedError:
+    except NotImplementedError:  # JAX 0.10
         # The `custom_vjp` of `jax_custom_vjp3` has a reverse mode only.
         return _reached_in_reverse(function, selected, _like_output(function, selected))
     count = len(selected)
@@ -39,7 +39,7 @@ def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any]) -> li
     return used
 
 
-def _like_output(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
+def _like_output(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:  # JAX 0.10
     try:
         return jax.eval_shape(function, leaves)
     except jax.errors.ConcretizationTypeError:
