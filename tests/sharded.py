@@ -361,6 +361,16 @@ def checked(mesh, net, x):
     assert pg.check(loss)(net, x).ok
 
 
+def what_devices_share_is_live_if_any_of_them_needs_it(mesh, net, x):
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Auto,))
+    body = lambda scale, x: jnp.where(x > 0, scale * x, 0.0)
+    for checked in (True, False):
+        mapped = jax.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), check_vma=checked)
+        f = lambda scale, mapped=mapped: mapped(scale**2, jnp.arange(8.0)).sum()
+        with jax.set_mesh(mesh):
+            assert jax.jit(jax.grad(pg.double_where(f)))(3.0) == 168.0
+
+
 FACTS = [
     eager_gradients_are_where_their_leaves_are,
     edits_move_nothing,
@@ -370,6 +380,7 @@ FACTS = [
     checkpoints,
     mapped_by_pmap,
     checked,
+    what_devices_share_is_live_if_any_of_them_needs_it,
 ]
 NAMES = [*CASES, *(fact.__name__ for fact in FACTS)]
 

@@ -584,6 +584,7 @@ BACKWARD = {
     "a product of cotangents": lambda c: (c * (1 + c)) @ jnp.diag(c),
     "a quotient": lambda c: c / (1.0 + c) + 1.0 / (1.0 + c),
     "a loop that counts": lambda c: lax.fori_loop(0, 2, lambda i, c: c * jnp.array([2.0, 3.0])[i], c),
+    "a read that fills": lambda c: c.at[jnp.array([0, 9])].get(mode="fill", fill_value=1.0) * jnp.array([2.0, 3.0]),
     "a factor by index": lambda c: np.ones(2) * lax.stop_gradient(c).at[:1].multiply(c[:1], unique_indices=True),
 }
 
@@ -595,6 +596,34 @@ def test_a_backward_pass_is_jaxs():
     points = dict.fromkeys(passed, np.array([[-1.0, -2.0], [-1.0, 2.0]]))
     found, expected = (jax.jit(jax.vmap(jax.grad(g)))(points) for g in (pg.double_where(f), f))
     jax.tree.map(close, found, expected)
+
+
+def with_rule(cotangent):
+    def of(f):
+        rule = jax.custom_vjp(f)
+        rule.defvjp(lambda *operands: jax.vjp(f, *operands), lambda pull, c: pull(cotangent(c)))
+        return rule
+
+    return of
+
+
+UNITS = {
+    "checkpoint": jax.checkpoint,
+    "loop in a checkpoint": lambda f: jax.checkpoint(
+        lambda r, x: lax.scan(lambda c, _: (c + f(r, x), None), 0.0 * x, None, length=1)[0]
+    ),
+    "shard_map": lambda f: shard(f, IN_PARTS),
+    "linear backward pass": with_rule(lambda c: c),
+    "backward pass that clips": with_rule(lambda c: jnp.clip(c, -9.0, 9.0)),
+}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_what_a_unit_does_not_need_is_not_differentiated_a_second_time(unit):
+    """The unit sends back exact zeros for the roots that it does not select, and their derivatives are infinite."""
+    inside = UNITS[unit](lambda r, x: jnp.where(x > 0, jnp.unstack(jnp.stack([r, x]))[0] ** 3, x**2))
+    f = pg.double_where(lambda x: inside(jnp.sqrt(x), x).sum())
+    close(jax.jit(jax.jacrev(jax.grad(f)))(np.array([0.0, 1.0])), np.diag([2.0, 0.75]))
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.internal
 
 # Without a rule, a primitive is live as a whole: a NaN may stay, no number is wrong.
 REASONS = {
-    "a call, opened before any rule is asked": [*CALLS, "call", "eval_jaxpr", "composite", "stage"],
+    "a call, opened before any rule is asked": [*CALLS, "call", "composite", "stage"],
     "a custom rule, which the derivative has applied already": [
         *("custom_jvp_call", "call_hi_primitive", "call_hi_primitive_linearized", "linear_call", "remat_opt"),
     ],

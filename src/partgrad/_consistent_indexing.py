@@ -46,7 +46,7 @@ from ._programs import (
 from ._trees import refuse_uncallable
 
 # The other parameters of these do not describe their jaxprs.
-_HOLDERS = CALLS | {"scan", "while", "cond", "custom_linear_solve", "eval_jaxpr"}
+_HOLDERS = CALLS | {"scan", "while", "cond", "custom_linear_solve"}
 # `HIGH` ones, such as `custom_root` from 0.12 on, show only their rules.
 _RULED = CUSTOM_JVPS | CUSTOM_VJPS | HIGH
 # How deep rules are searched that are called by rules.

@@ -23,6 +23,7 @@ from .._programs import (
     evaluate,
     is_custom_rule,
     is_floating,
+    named,
     opened,
     primal_jaxpr,
     reenter,
@@ -31,10 +32,15 @@ from .._programs import (
     while_parts,
     zeros_like_aval,
 )
+from .known import follow, is_zero
 from .mask import Mask, either
 from .program import Step, Wire, linear_outputs
 from .trim import RULES, Guard, fed_rule, rule_of
 
+# What they know is no summand.
+_FACTORS = named(
+    "mul dot_general conv_general_dilated div scatter-mul triangular_solve tridiagonal_solve custom_linear_solve"
+)
 # A mask for a cotangent and whatever is computed from cotangents; None for any other value.
 Path = Mask | None
 
@@ -57,7 +63,9 @@ def pulled(
 def _step(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard) -> tuple[Operands, list[Path]]:
     name = equation.primitive.name
     if all(path is None for path in paths):
-        return bind(equation, values), [None] * len(equation.outvars)
+        results = bind(equation, values)
+        follow(equation, values, results)
+        return results, [None] * len(equation.outvars)
     if name in CALLS:
         return pulled(*opened(primal_jaxpr(equation)), values, paths, guard)
     if is_custom_rule(equation):
@@ -74,6 +82,8 @@ def _step(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard)
     if is_linear_step(step):
         _, emit = rule_of(step).trim(step, masks, [True] * len(step.results), guard)
         results = emit(cotangents)
+        if _is_homogeneous(step):
+            return results, list(fed)
     else:
         results = step.run(cotangents)
     return results, [_live(mask, result) for mask, result in zip(fed, results, strict=True)]
@@ -102,6 +112,11 @@ def _custom(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guar
 
 def _live(mask: Mask, result: Any) -> Mask:
     return either(mask, result != 0) if mask is not True and is_floating(result) else True
+
+
+def _is_homogeneous(step: Step) -> bool:
+    """Whether nothing but zeros comes from zeros through a linear step, which may add a number as well."""
+    return step.name in _FACTORS or all(is_zero(value) for value in step.known if is_floating(jax.typeof(value)))
 
 
 def is_linear_step(step: Step) -> bool:

@@ -25,9 +25,10 @@ from .._programs import (
 )
 from . import cond, coupled, inside, products, scan, structural  # noqa: F401
 from .batched import pushed
-from .body import split
+from .body import State, split, state_of
 from .known import Numbers, captured, remember, remembering
 from .linearize import linearized
+from .mask import Mask, arrays_in, restored
 from .program import Wire, without_dead_code
 from .trim import Guard, feed, trim
 
@@ -42,12 +43,16 @@ class _Derivative(NamedTuple):
         consts: These constants.
         linear: From the coefficients and the tangents to the tangents of the reached outputs.
         reached: For each output, whether a tangent reaches it.
+        demanded: For each operand, what is known of the mask of the elements from which a path leads to an output.
+        masks: From constants and the operands to those of these masks that are arrays.
     """
 
     values: "_Core"
     consts: Operands
     linear: Jaxpr
     reached: list[bool]
+    demanded: list[State]
+    masks: Jaxpr
 
 
 def along_taken_paths(jaxpr: Jaxpr) -> Run:
@@ -82,6 +87,12 @@ class Program:
         # Only JAX can follow what goes through a mutable reference.
         return evaluate(self._jaxpr, [], [*consts, *operands])
 
+    def demanded(self, operands: Operands) -> list[Mask]:
+        """For each operand, the elements from which a path leads to an output."""
+        if self._is_mutating:
+            return [True] * len(operands)
+        return self._core(self._consts).demanded([*self._consts, *operands])[len(self._consts) :]
+
     def _core(self, consts: Operands) -> "_Core":
         numbers = [*map(captured, consts), *self._nothing]
         key = tuple(None if known is None else (known.shape, known.dtype, known.tobytes()) for known in numbers)
@@ -115,6 +126,14 @@ class _Core:
             return list(self._function(*map(_unfolded, consts), *operands))
         return evaluate(self._jaxpr, [], [*consts, *operands])
 
+    def demanded(self, operands: Operands) -> list[Mask]:
+        """For each operand, the elements from which a path leads to an output."""
+        moving = tuple(number for number, operand in enumerate(operands) if is_floating(jax.typeof(operand)))
+        derivative = self._derivative(operands, moving)
+        masks = restored(derivative.demanded, evaluate(derivative.masks, [], [*derivative.consts, *operands]))
+        of_moving = dict(zip(moving, masks, strict=True))
+        return [of_moving.get(number, False) for number in range(len(operands))]
+
     def _rule(self, operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[Operands, list[Any]]:
         # The primal of `jax.grad(f)(1.0)` is a number, but rules of other libraries may ask for attributes of arrays.
         operands = [as_array(operand, jax.typeof(operand)) for operand in operands]
@@ -138,17 +157,21 @@ class _Core:
     def _derivative(self, operands: Sequence[Any], moving: tuple[int, ...]) -> _Derivative:
         key = moving, tuple(map(jax.typeof, operands))
         if key not in self._derivatives:
-            linear: list[Any] = []
+            found: list[Any] = []
             # What is remembered holds tracers, and must not outlive the trace.
-            linearize = remembering()(functools.partial(self._linearized, moving, linear))
+            linearize = remembering()(functools.partial(self._linearized, moving, found))
             jaxpr, consts = opened(jax.make_jaxpr(linearize)(*operands))
-            jaxpr = without_dead_code(with_constants_as_inputs(jaxpr))
-            values = _Core(jaxpr, [*map(captured, consts), *self._numbers])
-            self._derivatives[key] = _Derivative(values, consts, *linear)
+            jaxpr = with_constants_as_inputs(jaxpr)
+            linear, reached, demanded = found
+            count = len(jaxpr.outvars) - demanded.count(None)
+            of_outputs = functools.partial(without_dead_code, jaxpr)
+            values = _Core(of_outputs(jaxpr.outvars[:count]), [*map(captured, consts), *self._numbers])
+            masks = of_outputs(jaxpr.outvars[count:])
+            self._derivatives[key] = _Derivative(values, consts, linear, reached, demanded, masks)
         return self._derivatives[key]
 
-    def _linearized(self, moving: tuple[int, ...], linear: list[Any], *operands: Any) -> Operands:
-        """The outputs and the coefficients of the derivative; the derivative itself goes into a list."""
+    def _linearized(self, moving: tuple[int, ...], found: list[Any], *operands: Any) -> Operands:
+        """The outputs, the coefficients and the demanded masks; the derivative itself goes into a list."""
         for operand, numbers in zip(operands, self._numbers, strict=True):
             remember(operand, numbers)
         outputs, program = linearized(self._jaxpr, list(operands), moving)
@@ -157,10 +180,10 @@ class _Core:
         program = dataclasses.replace(
             program, outputs=[w for w, is_in in zip(program.outputs, reached, strict=True) if is_in]
         )
-        _, emit = trim(program, fed, [True] * sum(reached), Guard(lambda j, values: Program(j)(*values)))
+        masks, emit = trim(program, fed, [True] * sum(reached), Guard(Program))
         jaxpr, coefficients = split(emit, [wire.aval for wire in program.inputs])
-        linear[:] = [jaxpr, reached]
-        return [*outputs, *coefficients]
+        found[:] = [jaxpr, reached, list(map(state_of, masks))]
+        return [*outputs, *coefficients, *arrays_in(masks)]
 
 
 # Programs of equal structure share their derivatives.

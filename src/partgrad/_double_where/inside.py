@@ -4,11 +4,12 @@ In the first two, the masks are computed inside, next to the values, together wi
 there is protected by a `double_where` of its own.
 """
 
+import functools
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._programs import (
     CHECKPOINTS,
@@ -27,6 +28,7 @@ from .._programs import (
     primal_jaxpr,
     shard_map_like,
     shard_map_specs,
+    shared_axes,
     structure_of,
     with_constants_as_inputs,
     zeros_like_aval,
@@ -35,8 +37,8 @@ from .backward import has_rule, is_transposed, pulled
 from .batched import pulled_only
 from .body import State, as_arrays, split, state_of
 from .known import remembering
-from .mask import Mask, arrays_in, either, full_like, restored
-from .program import LinearProgram, Step, Wire, transposed, whole, without_dead_code
+from .mask import Mask, arrays_in, either, full_like, restored, united
+from .program import LinearProgram, Step, Wire, linear_outputs, transposed, whole, without_dead_code
 from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, trim
 
 # JAX does not linearize these again: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.
@@ -66,11 +68,8 @@ def _contains(step: Step, names: Container[str]) -> bool:
     return any_equation(opened(primal_jaxpr(step.equation))[0], lambda e: e.primitive.name in names)
 
 
-def _protected(
-    of_known: Callable[[Operands], Emit], known: Operands, tangents: Sequence[Any], guard: Guard
-) -> Operands:
-    """Run a linear function of tangents, whose coefficients are functions of known values that may have tangents."""
-    avals = [jax.typeof(tangent) for tangent in tangents]
+def _parted(of_known: Callable[[Operands], Emit], known: Operands, avals: Sequence[Any]) -> tuple[ClosedJaxpr, Jaxpr]:
+    """A linear function of tangents: its coefficients, as a function of known values, and the rest of it."""
     linear: list[Any] = []
 
     def coefficients(*known: Any) -> Operands:
@@ -78,9 +77,30 @@ def _protected(
         linear[:] = [jaxpr]
         return consts
 
-    closed = jax.make_jaxpr(coefficients)(*known)
-    consts = guard.protected(closed, known)
-    return evaluate(linear[0], [], [*consts, *tangents])
+    return jax.make_jaxpr(coefficients)(*known), linear[0]
+
+
+def _cut(demanded: Callable[[Operands], list[Mask]]) -> Callable[[Operands], Operands]:
+    """A function that returns known values unchanged, whose own derivatives are followed only where they are demanded.
+
+    What is inside sends exact zeros to the others, but only these masks tell what computes the values. They are not
+    needed before a second derivative is.
+
+    Args:
+        demanded: Computes the masks of these values.
+    """
+
+    @jax.custom_jvp
+    def unchanged(known: Operands) -> Operands:
+        return known
+
+    @unchanged.defjvp
+    def rule(primals: tuple[Operands], tangents: tuple[Operands]) -> tuple[Operands, Operands]:
+        ((known,), (rates,)) = primals, tangents
+        triples = zip(known, demanded(known), rates, strict=True)
+        return unchanged(known), [only(m, rate) if is_floating(jax.typeof(v)) else rate for v, m, rate in triples]
+
+    return unchanged
 
 
 # --- checkpoint -----------------------------------------------------------------------------------------------------
@@ -92,11 +112,13 @@ class _Checkpoint(NamedTuple):
     Attributes:
         masks: Computes the demanded masks of the wires that are arrays.
         operands: What is known of the demanded masks.
+        cut: Passes on the known operands, cut from what no live edge in the checkpoint needs.
         run: The checkpoint of the tangents. JAX knows the same function again, and traces it once.
     """
 
     masks: ClosedJaxpr
     operands: list[State]
+    cut: Callable[[Operands], Operands]
     run: Callable[[Operands, Operands], Operands]
 
 
@@ -111,6 +133,7 @@ def _checkpoint_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: G
     known = [*step.known, *arrays_in(fed), *arrays_in(demanded)]
     trimmed = _trimmed_checkpoint(step, fed, demanded, known, guard)
     arrays = evaluate(*opened(trimmed.masks), known) if None in trimmed.operands else []
+    known = trimmed.cut(known)
     return restored(trimmed.operands, arrays), lambda tangents: trimmed.run(known, list(tangents))
 
 
@@ -147,7 +170,7 @@ def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Op
     own = len(shapes[0])
     of_outputs = lambda outputs: ClosedJaxpr(without_dead_code(jaxpr, outputs), consts)
     linear, operands = found
-    coefficients = of_outputs(jaxpr.outvars[:own])
+    coefficients = guard.protected(of_outputs(jaxpr.outvars[:own]))
 
     _, flags = checkpoint_settings(step.equation)
     prevented = None
@@ -157,9 +180,10 @@ def _new_checkpoint(step: Step, fed: list[Mask], demanded: list[Mask], known: Op
         prevented = [*of_known, *[False] * (len(known) - count)], step.of_wires(flags)
 
     def body(known: Operands, tangents: Operands) -> Operands:
-        return evaluate(linear, [], [*guard.protected(coefficients, known), *tangents])
+        return evaluate(linear, [], [*coefficients(*known), *tangents])
 
-    return _Checkpoint(of_outputs(jaxpr.outvars[own:]), operands, checkpoint_like(step.equation, body, prevented))
+    run = checkpoint_like(step.equation, body, prevented)
+    return _Checkpoint(of_outputs(jaxpr.outvars[own:]), operands, _cut(coefficients.demanded), run)
 
 
 # --- shard_map ------------------------------------------------------------------------------------------------------
@@ -184,15 +208,38 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
         program = LinearProgram.at(primal_jaxpr(step.equation), step.linear, known[:count])
         return trim(program, feed(program, fed_inside), demanded_inside, Guard(guard.protected))
 
-    def masks_inside(known: Operands) -> Operands:
-        pairs = zip(trimmed(known)[0], avals, strict=True)
-        return [full_like(mask, aval) for mask, aval in pairs]
+    def parted(known: Operands) -> tuple[ClosedJaxpr, Jaxpr]:
+        return _parted(lambda known: trimmed(known)[1], known, avals)
 
-    inside = [*of_known, *of_masks]
-    operands = shard_map_like(step.equation, masks_inside, (inside,), of_wires)(known)
-    body = lambda known, tangents: _protected(lambda k: trimmed(k)[1], known, tangents, guard)
-    run = shard_map_like(step.equation, body, (inside, of_wires), list(out_specs))
+    inside, states = [*of_known, *of_masks], list[State]()
+
+    def masks_of_wires(known: Operands) -> Operands:
+        masks, _ = trimmed(known)
+        states[:] = map(state_of, masks)
+        return _leaving(step.equation, masks, of_wires, avals)
+
+    def masks_of_known(known: Operands) -> Operands:
+        masks = guard.protected(parted(known)[0]).demanded(known)
+        return _leaving(step.equation, masks, inside, list(map(jax.typeof, known)))
+
+    def body(known: Operands, tangents: Operands) -> Operands:
+        coefficients, linear = parted(known)
+        return evaluate(linear, [], [*guard.protected(coefficients)(*known), *tangents])
+
+    mapped = functools.partial(shard_map_like, step.equation)
+    found = jax.make_jaxpr(mapped(masks_of_wires, (inside,), of_wires))(known)
+    arrays = evaluate(*opened(found), known) if None in states else [None] * len(states)
+    operands = [array if state is None else state for array, state in zip(arrays, states, strict=True)]
+    known = _cut(mapped(masks_of_known, (inside,), inside))(known)
+    run = mapped(body, (inside, of_wires), list(out_specs))
     return operands, lambda tangents: run(known, list(tangents))
+
+
+def _leaving(equation: JaxprEqn, masks: Sequence[Mask], specs: Sequence[Any], avals: Sequence[Any]) -> Operands:
+    """Masks inside a `shard_map` as arrays that leave it: of what is the same on some devices, the union of theirs."""
+    # Elsewhere, the types say over which axes a value varies, and masks are united where they are demanded.
+    masks = [united(mask, shared_axes(equation, spec)) for mask, spec in zip(masks, specs, strict=True)]
+    return [full_like(mask, aval) for mask, aval in zip(masks, avals, strict=True)]
 
 
 # --- custom_vjp -----------------------------------------------------------------------------------------------------
@@ -250,9 +297,8 @@ def _masked(
     arrays = [value for value in step.known if isinstance(value, jax.Array)]
     known = [*arrays, *arrays_in(fed), *arrays_in(demanded)]
 
-    def backward(known: Operands, cotangents: Operands) -> Operands:
-        live = [number for number, cotangent in enumerate(cotangents) if cotangent is not None]
-
+    def pass_of(live: list[int], known: Operands, cotangents: Operands) -> ClosedJaxpr:
+        @remembering()
         def masked(*given: Any) -> Operands:
             operands, of_live = iter(given), given[len(known) :]
             at = step.with_known([next(operands) if isinstance(v, jax.Array) else v for v in step.known])
@@ -262,16 +308,35 @@ def _masked(
                 new = dict(zip(map(id, step.known), at.known, strict=True))
                 consts = [new.get(id(const), const) for const in consts]
             else:
-                pull = lambda *given: at.transposed(_placed(live, given, len(cotangents)))
+                pull = lambda *given: at.transposed(_placed(live, given, len(step.results)))
                 jaxpr, consts = opened(jax.make_jaxpr(pull)(*of_live))
             paths = [of_results[number] for number in live]
             found, _ = pulled(jaxpr, consts, list(of_live), paths, Guard(guard.protected))
             return [only(mask, cotangent) for mask, cotangent in zip(of_wires, found, strict=True)]
 
-        operands = [*known, *(cotangents[number] for number in live)]
-        return guard.protected(jax.make_jaxpr(masked)(*operands), operands)
+        return jax.make_jaxpr(masked)(*known, *cotangents)
 
-    avals = [wire.aval for wire in step.results]
+    def backward(known: Operands, cotangents: Operands) -> Operands:
+        live = [number for number, cotangent in enumerate(cotangents) if cotangent is not None]
+        given = [cotangents[number] for number in live]
+        return guard.protected(pass_of(live, known, given))(*known, *given)
+
+    def of_known(known: Operands) -> list[Mask]:
+        zeros = [zeros_like_aval(step.results[number].aval) for number in traced[0]]
+        program = guard.protected(pass_of(traced[0], known, zeros))
+        avals = list(map(jax.typeof, known))
+
+        def full(*given: Any) -> Operands:
+            masks = program.demanded(list(given))[: len(known)]
+            return [full_like(mask, aval) for mask, aval in zip(masks, avals, strict=True)]
+
+        closed = jax.make_jaxpr(full)(*known, *zeros)
+        # A mask that depends on cotangents is not known before they are.
+        steered = linear_outputs(closed, [False] * len(known) + [True] * len(zeros))
+        masks = evaluate(*opened(closed), [*known, *zeros])
+        return [is_steered or mask for is_steered, mask in zip(steered, masks, strict=True)]
+
+    known, avals = _cut(of_known)(known), [wire.aval for wire in step.results]
     return lambda tangents: pulled_only(backward, avals, known, list(tangents))
 
 

@@ -229,6 +229,12 @@ def is_safe_outside(value: Any, mask: Any) -> bool:
     return chosen is mask or (numbers is not None and live is not None and not np.any(numbers & ~live))
 
 
+def is_zero(value: Any) -> bool:
+    """Whether a value is known to be zero, whatever the data are."""
+    numbers = numbers_of(value)
+    return numbers is not None and not np.any(numbers)
+
+
 def captured(value: Any) -> Numbers | None:
     """The numbers of an array that a function captured, if it may be part of masks."""
     if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray):

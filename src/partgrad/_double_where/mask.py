@@ -118,8 +118,13 @@ def exceeds(mask: jax.Array, shape: Shape) -> bool:
 
 def on_all_devices(mask: Mask, aval: Any) -> Mask:
     """A mask of a tangent that is equal on some devices inside `shard_map`, from the masks that they computed."""
-    axes = frozenset[Any]() if isinstance(mask, bool) else varying_axes(jax.typeof(mask)) - varying_axes(aval)
-    return jax.lax.pmax(jnp.asarray(mask, jnp.int8), tuple(sorted(axes))) > 0 if axes else mask
+    return mask if isinstance(mask, bool) else united(mask, varying_axes(jax.typeof(mask)) - varying_axes(aval))
+
+
+def united(mask: Mask, axes: Iterable[Any]) -> Mask:
+    """The elements in the mask of any device along some mesh axes."""
+    axes = tuple(sorted(axes))
+    return mask if isinstance(mask, bool) or not axes else jax.lax.pmax(jnp.asarray(mask, jnp.int8), axes) > 0
 
 
 def on_mesh_of(equation: JaxprEqn, function: Callable[..., tuple[Any, ...]], *masks: list[Mask]) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,15 +28,27 @@ Emit = Callable[[Sequence[Any]], Operands]
 CUT = object()
 
 
+class Protected(Protocol):
+    """A jaxpr as a function whose derivative flows along taken paths only."""
+
+    def __call__(self, *operands: Any) -> Operands:
+        """Its outputs."""
+        ...
+
+    def demanded(self, operands: Operands) -> list[Mask]:
+        """For each operand, the elements from which a path leads to an output."""
+        ...
+
+
 class Guard:
     """What replaces the coefficients of dead edges.
 
     Args:
-        protected: Runs a jaxpr on operands as `double_where` does, for what is differentiated a second time.
+        protected: Makes a function of a jaxpr, for what is differentiated a second time.
         cuts: Whether known operands may stay as they are where no live edge needs them.
     """
 
-    def __init__(self, protected: Callable[[Any, Operands], Operands], cuts: bool = True):
+    def __init__(self, protected: Callable[[Any], Protected], cuts: bool = True):
         self.protected, self.cuts = protected, cuts
 
     def coefficient(self, value: Any, needed: Mask, filler: Any = None, divides: bool = False) -> Any:

@@ -97,6 +97,7 @@ from .primitives import (
     residual_count as residual_count,
     scan_parts as scan_parts,
     shard_map_specs as shard_map_specs,
+    shared_axes as shared_axes,
     solve_jaxpr as solve_jaxpr,
     solve_parts as solve_parts,
     varying_axes as varying_axes,

@@ -37,6 +37,7 @@ from .primitives import (
     platforms_of,
     primal_jaxpr,
     scan_parts,
+    shard_map_axes,
     shard_map_specs,
     varying_axes,
     while_parts,
@@ -365,11 +366,8 @@ def _shard_map(equation: JaxprEqn, operands: Operands, run: Callable[..., Operan
 def shard_map_like(equation: JaxprEqn, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
     """`jax.shard_map` over the mesh axes of an equation."""
     p = equation.params
-    axes = p.get("newly_manual_axes", p.get("manual_axes"))
-    names = {"axis_names": set(axes)} if axes else {}
-    return jax.shard_map(
-        function, mesh=p["mesh"], in_specs=in_specs, out_specs=out_specs, check_vma=p["check_vma"], **names
-    )
+    specs = {"in_specs": in_specs, "out_specs": out_specs, "axis_names": shard_map_axes(equation)}
+    return jax.shard_map(function, mesh=p["mesh"], check_vma=p["check_vma"], **specs)
 
 
 _LOOPS = {"scan": _scan, "while": _while}

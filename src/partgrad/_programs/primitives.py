@@ -26,7 +26,8 @@ def named(names: str) -> frozenset[str]:
 
 # --- what contains jaxprs --------------------------------------------------------------------------------------------
 
-CALLS = named("jit pjit closed_call core_call")
+# `eval_jaxpr` is the `closed_call` of 0.12.
+CALLS = named("jit pjit closed_call core_call eval_jaxpr")
 # The names of calls that partgrad makes around the user's functions.
 TRANSPARENT = named("partgrad_double_where")
 # The scope of the stops that `partgrad.draw` makes with gradient="fixed".
@@ -61,7 +62,10 @@ WRITES = EXTREMAL_WRITES | named("scatter scatter-add scatter-sub scatter-mul")
 # --- what is linear --------------------------------------------------------------------------------------------------
 
 # Each element of a result is an element of an operand.
-MOVES = named("broadcast_in_dim concatenate copy copy_p expand_dims pad reshape rev slice squeeze transpose tile split")
+MOVES = named(
+    """broadcast_in_dim concatenate copy copy_p expand_dims pad reshape rev slice split squeeze stack tile transpose
+    unstack"""
+)
 SUMS = named("add add_any sub neg reduce_sum cumsum convert_element_type")
 PRODUCTS = named("mul dot_general conv_general_dilated ragged_dot_general")
 
@@ -71,7 +75,7 @@ KINDS: dict[str, frozenset[str]] = {
     "call": CALLS | named("call composite jaxpr_call xla_metadata_call"),
     "checkpoint": CHECKPOINTS | named("remat_opt"),
     "custom rule": CUSTOM_RULES | CUSTOM_LINEAR | HIGH | HIGH_LINEAR | named(
-        "custom_vmap_call custom_partitioning custom_linear_solve linear_call eval_jaxpr unreachable"),
+        "custom_vmap_call custom_partitioning custom_linear_solve linear_call unreachable"),
     "control flow": named("scan while cond platform_index"),
     "sharding": named("""shard_map all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast
         pbroadcast_dynamic pmax pmin ppermute precv preduced psend psum psum_invariant pvary ragged_all_to_all
@@ -207,6 +211,19 @@ def checkpoint_settings(equation: JaxprEqn) -> tuple[Any, bool | tuple[bool, ...
 def shard_map_specs(equation: JaxprEqn) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """How a `shard_map` splits its operands among the devices, and how its results are joined."""
     return tuple(equation.params["in_specs"]), tuple(equation.params["out_specs"])
+
+
+def shard_map_axes(equation: JaxprEqn) -> frozenset[Any]:
+    """The mesh axes that a `shard_map` takes over."""
+    parameters = equation.params
+    axes = parameters.get("newly_manual_axes", parameters.get("manual_axes"))
+    return frozenset(axes or parameters["mesh"].axis_names)
+
+
+def shared_axes(equation: JaxprEqn, spec: Any) -> frozenset[Any]:
+    """The mesh axes over which a `shard_map` does not split a value, if the types inside do not tell."""
+    checked = equation.params["check_vma"]
+    return frozenset[Any]() if checked else shard_map_axes(equation).difference(jax.tree.leaves(tuple(spec)))
 
 
 class ScanParts(NamedTuple):
