@@ -78,13 +78,15 @@ def ratios(programs: list[Any], argument: Any) -> list[float]:
 
 
 def report(name: str, build: Callable[..., Built]) -> None:
-    """Print one line: against the trick written by hand, where there is one, or else against `jax.grad`."""
+    """Print a line against `jax.grad`, and one against the trick written by hand, where there is one."""
     loss, argument, by_hand = build()
-    reference = figures(jax.grad(by_hand or loss), argument)
     ours = figures(jax.grad(pg.double_where(loss)), argument)
-    shown = "  ".join(f"{key} {_ratio(ours[key], reference[key])}" for key in ours)
     first, again = traces(build)
-    print(f"{name:30} {shown}  trace {first:4.1f}, again {again:4.1f}", flush=True)
+    times = f"  trace {first:4.1f}, again {again:4.1f}"
+    for reference, shown, last in [(loss, name, times), *([(by_hand, "  by hand", "")] if by_hand else [])]:
+        others = figures(jax.grad(reference), argument)
+        counted = "  ".join(f"{key} {_ratio(ours[key], others[key])}" for key in ours)
+        print(f"{shown:30} {counted}{last}", flush=True)
 
 
 def _ratio(one: float, other: float) -> str:

@@ -100,35 +100,43 @@ def log_posterior(more: int = 0) -> Built:
     x, y = normal(count, 3), normal(count)
     group, seen = jnp.arange(count) % groups, jnp.asarray(RANDOM.random(count) > 0.2)
 
-    def loss(p: Any) -> Any:
+    def loss(p: Any, by_hand: bool = False) -> Any:
+        """By hand, such that all of a missing observation may be NaN."""
+        kept = lambda values, seen=seen: jnp.where(seen, values, 1.0) if by_hand else values
         scale, noise = jax.nn.softplus(p["scale"]), jnp.exp(p["noise"])
-        mean = x @ p["slope"] + scale * p["offset"][group]
-        each = jax.scipy.stats.norm.logpdf(y, mean, noise)
+        mean = kept(x, seen[:, None]) @ p["slope"] + scale * p["offset"][group]
+        each = jax.scipy.stats.norm.logpdf(kept(y), kept(mean), noise)
         prior = sum(jax.scipy.stats.norm.logpdf(p[name]).sum() for name in ("slope", "offset", "noise"))
         bounded = jnp.where(scale < 5.0, jnp.log(scale) - scale, -jnp.inf)
         return -(jnp.where(seen, each, 0.0).sum() + prior + bounded)
 
     zero = jnp.zeros(())
-    return loss, {"slope": normal(3), "offset": normal(groups), "scale": zero, "noise": zero}, None
+    parameters = {"slope": normal(3), "offset": normal(groups), "scale": zero, "noise": zero}
+    return lambda p: loss(p), parameters, lambda p: loss(p, by_hand=True)
 
 
 def n_body(more: int = 0) -> Built:
     bodies = 64 + more
     start = normal(2, bodies, 3)
 
-    def loss(masses: Any) -> Any:
+    def loss(masses: Any, by_hand: bool = False) -> Any:
+        """By hand, such that what is on the diagonal may be NaN."""
+
         def step(state: Any, _: Any) -> Any:
             x, v = state
+            same = jnp.eye(bodies, dtype=bool)
             apart = x[:, None] - x[None]
             squares = (apart**2).sum(-1)
-            cubes = jnp.where(jnp.eye(bodies, dtype=bool), 0.0, squares**-1.5)
+            if by_hand:
+                squares, apart = jnp.where(same, 1.0, squares), jnp.where(same[..., None], 1.0, apart)
+            cubes = jnp.where(same, 0.0, squares**-1.5)
             v = v - 0.01 * jnp.einsum("ij,ijk,j->ik", cubes, apart, masses)
             return (x + 0.01 * v, v), None
 
         (x, _), _ = lax.scan(step, (start[0], start[1]), length=20)
         return (x**2).sum()
 
-    return loss, jnp.ones(bodies), None
+    return lambda masses: loss(masses), jnp.ones(bodies), lambda masses: loss(masses, by_hand=True)
 
 
 def transformer(more: int = 0) -> Built:

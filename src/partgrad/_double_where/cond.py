@@ -53,7 +53,7 @@ class _Branches:
 def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     branches, masks = _Branches(step), step.of_wires(fed)
 
-    @remembering()
+    @remembering(inside=True)
     def one(jaxpr: Any, known: Operands, arrays: Operands) -> list[Mask]:
         return outputs_fed(branches.program(jaxpr, known), restored(masks, arrays))
 
@@ -70,7 +70,7 @@ def _cond_fed(step: Step, fed: list[Mask]) -> list[Mask]:
 def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
     branches, fed = _Branches(step), step.of_wires(fed)
 
-    @remembering()
+    @remembering(inside=True)
     def one(jaxpr: Any, known: Operands, fed_arrays: Operands, demanded_arrays: Operands) -> TrimmedBody:
         program = branches.program(jaxpr, known)
         masks, apart = (restored(fed, fed_arrays), restored(demanded, demanded_arrays)), branches.apart[id(jaxpr)]

@@ -69,9 +69,13 @@ _knowledge: contextvars.ContextVar[_Knowledge | None] = contextvars.ContextVar("
 
 
 @contextlib.contextmanager
-def remembering() -> Iterator[None]:
-    """A context that remembers what is known about traced values, and forgets it with the tracers on exit."""
-    token = _knowledge.set(_Knowledge(_knowledge.get()))
+def remembering(inside: bool = False) -> Iterator[None]:
+    """A context that remembers what is known about traced values, and forgets it with the tracers on exit.
+
+    Args:
+        inside: Whether what is known outside counts too, as for a body that is used where it is traced.
+    """
+    token = _knowledge.set(_Knowledge(_knowledge.get() if inside else None))
     try:
         yield
     finally:
@@ -260,22 +264,14 @@ def lifted(function: Callable[..., Any], of_traced: Callable[..., Any] | None = 
         result = np.asarray(function(*numbers))
         if result.size and (result.all() or not result.any()):
             return bool(result.flat[0])
-        return _alike(result, lambda: traced_by(*masks))
+        for mask, known in zip(masks, numbers, strict=True):
+            if known is not None and np.array_equal(known, result) and hasattr(mask, "dtype") and mask.dtype == bool:
+                return mask
+        traced = traced_by(*masks)
+        remember(traced, result)
+        return traced
 
     return of_masks
-
-
-def _alike(numbers: Numbers, make: Callable[[], Any]) -> Any:
-    """A traced mask of known numbers: an earlier one if its numbers are the same."""
-    knowledge = _knowledge.get()
-    key = numbers.shape, np.packbits(numbers).tobytes()
-    found = None if knowledge is None else knowledge.made.get(key)
-    if found is None:
-        found = make()
-        remember(found, numbers)
-        if knowledge is not None and isinstance(found, jax.core.Tracer):
-            knowledge.made[key] = found
-    return found
 
 
 def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:

@@ -9,7 +9,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Jaxpr
 
-from .._programs import Operands, evaluate, opened, scan_like, scan_parts, step_through, union, varying_axes
+from .._programs import (
+    Operands,
+    ScanParts,
+    evaluate,
+    opened,
+    scan_like,
+    scan_parts,
+    step_through,
+    union,
+    varying_axes,
+    zeros_like_aval,
+)
 from .backward import settled
 from .body import State, TrimmedBody, as_arrays, joined, state_of, trimmed_body
 from .known import narrowed, remembering, widened
@@ -82,7 +93,7 @@ class _Scan:
         if not carry:
             return [], []
 
-        @remembering()
+        @remembering(inside=True)
         def body(carry: Operands, xs: Operands) -> tuple[Operands, Operands]:
             outputs = self.program([*consts, *carry, *xs]).outputs[: self.carried]
             return [value for value, linear in zip(outputs, self.carries, strict=True) if not linear], carry
@@ -95,7 +106,7 @@ class _Scan:
         carries = [v for v, linear in zip(values[: self.carried], self.carries, strict=True) if linear]
         return [*carries, *values[self.carried :]]
 
-    @remembering()
+    @remembering(inside=True)
     def trimmed(self, slices: Operands, fed: Sequence[Mask], demanded: Sequence[Mask], guard: Guard) -> TrimmedBody:
         """One step without its dead edges."""
         known = self.at_step(slices)
@@ -357,8 +368,9 @@ def _entering(wanted: list[int], sources: Sequence[int], count: int) -> list[int
 
 
 def _scan_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-    if scan_parts(step.equation).length == 0:
-        return [True] * len(step.wires), guard.whole(step).run
+    parts = scan_parts(step.equation)
+    if parts.length == 0:
+        return _no_steps(step, parts, demanded, guard)
     scan = _Scan(step)
     # A step needs a mask of its own.
     of_wires, demanded = iter(whole(step.of_wires(fed), step.wires)), whole(demanded, step.results)
@@ -369,6 +381,17 @@ def _scan_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
     of_tangents = iter(masks.demanded)
     of_inputs = [next(of_tangents) if linear else False for linear in scan.linear]
     return step.of_wires(of_inputs), scan.emit(masks, guard)
+
+
+def _no_steps(step: Step, parts: ScanParts, demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
+    carries, stacked = slice(parts.consts, parts.consts + parts.carried), step.results[parts.carried :]
+    of_inputs: list[Mask] = [False] * len(step.operands)
+    of_inputs[carries] = demanded[: parts.carried]
+    for value in step.operands[carries]:
+        if not isinstance(value, Wire):
+            guard.coefficient(value, True)
+    nothing = [zeros_like_aval(wire.aval) for wire in stacked]
+    return step.of_wires(of_inputs), lambda tangents: [*step.operands_with(tangents)[carries], *nothing]
 
 
 def _scan_fed(step: Step, fed: list[Mask]) -> list[Mask]:

@@ -70,6 +70,7 @@ from .primitives import (
     WRITES as WRITES,
     Chain as Chain,
     Operands as Operands,
+    ScanParts as ScanParts,
     Window as Window,
     any_equation as any_equation,
     branches_of as branches_of,
