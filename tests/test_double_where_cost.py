@@ -46,7 +46,7 @@ def padded(w):
 
 
 def padded_variance(w):
-    # NumPy knows that the 4,200 numbers are more than none, so `var` selects nothing.
+    # There are 4,200 numbers, which is known, so `var` selects nothing.
     return jnp.where(jnp.arange(60)[:, None] > 9, jnp.tanh(jnp.ones((60, 4)) @ w), 0.0).var()
 
 
@@ -57,10 +57,10 @@ def relu(w):
 @pytest.mark.parametrize(
     ("f", "x", "most"),
     [
-        pytest.param(attention, jnp.ones((4, 4)), 1.2, id="attention"),
-        pytest.param(distances, jnp.arange(6.0).reshape(3, 2), 1.6, id="distances"),
-        pytest.param(relu, jnp.ones((4, 4)), 2.6, id="relu"),
-        pytest.param(padded_variance, jnp.ones((4, 70)), 1.5, id="variance"),
+        pytest.param(attention, jnp.ones((4, 4)), 1.0, id="attention"),
+        pytest.param(distances, jnp.arange(6.0).reshape(3, 2), 1.3, id="distances"),
+        pytest.param(relu, jnp.ones((4, 4)), 1.2, id="relu"),
+        pytest.param(padded_variance, jnp.ones((4, 70)), 0.95, id="variance"),
         # What was just selected by the same mask is not selected again.
         pytest.param(padded, jnp.ones((4, 4)), 1.5, id="padded"),
         pytest.param(lambda w: jnp.sum(jnp.tanh(w @ w)), jnp.ones((4, 4)), 1.0, id="tanh"),
@@ -99,7 +99,7 @@ def test_masks_of_a_loop(f, x, loops):
     ours, plain = (jax.jit(jax.grad(g)).lower(x) for g in (pg.double_where(f), f))
     assert ours.as_text().count("stablehlo.while") == plain.as_text().count("stablehlo.while") + loops
     cost = lambda lowered: lowered.compile().cost_analysis()["bytes accessed"]
-    assert cost(ours) <= 1.2 * cost(plain)
+    assert cost(ours) <= 1.1 * cost(plain)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,11 @@ def test_second_derivatives_of_a_loop_with_padding(order):
 def test_devices_are_told_nothing_of_masks_written_per_row():
     script = pathlib.Path(__file__).parents[1] / "benchmarks" / "double_where_mesh.py"
     printed = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
-    figures = {name: float(ratio) for name, ratio in re.findall(r"mask of each (\w+).* ([\d.]+)x", printed)}
+    figures = {
+        name: float(ratio) for name, ratio in re.findall(r"mask of each (\w+(?: by hand)?).* ([\d.]+)x", printed)
+    }
     assert figures["row"] == 1.0
-    assert figures["number"] <= 1.3
+    assert figures["number"] <= figures["number by hand"]
 
 
 # Each with a path not taken on which a chain of products ends in an infinity; and with it written twice, by hand.
