@@ -120,6 +120,12 @@ CASES = [
         [1, 1.5, 1.25],
     ),
     Case(
+        "scan of no steps, masked outside",
+        lambda x: kept_sum(x > 0, lax.scan(lambda c, v: (c * jnp.log(x) * v, c), jnp.sqrt(x), jnp.zeros(0))[0]),
+        [0, 1, 4],
+        [0, 0.5, 0.25],
+    ),
+    Case(
         "scan that stacks, masked outside",
         lambda x: kept_sum(x > 0, lax.scan(lambda c, v: (c, jnp.sqrt(v)), 0.0, x)[1]),
         [0, 1, 4],

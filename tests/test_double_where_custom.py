@@ -231,3 +231,23 @@ def test_after_a_rule_that_says_a_result_has_no_derivative():
     np.testing.assert_array_equal(jax.grad(none)(x), [0, 0, 0])
     one = pg.double_where(lambda x: head(halves(x)[1]) + head(halves(x)[0]))
     np.testing.assert_array_equal(jax.vmap(jax.grad(one))(x[None]), [[0.5, 0.5, 0]])
+
+
+def test_a_backward_pass_that_prints_in_a_loop(capfd):
+    @jax.custom_vjp
+    def rule(x):
+        return jnp.sin(x)
+
+    def backward(x, cotangents):
+        def step(carry, now):
+            jax.debug.print("at {}", now[0])
+            return carry, jnp.cos(now[0]) * now[1]
+
+        return (lax.scan(step, 0.0, (x, cotangents))[1],)
+
+    rule.defvjp(lambda x: (jnp.sin(x), x), backward)
+    f = lambda x: jnp.sum(jnp.where(x > 0.5, rule(x), 0.0))
+    x = jnp.array([0.25, 1.0])
+    np.testing.assert_allclose(jax.grad(pg.double_where(f))(x), [0.0, jnp.cos(1.0)], rtol=1e-6)
+    jax.effects_barrier()
+    assert "at 0.25" in capfd.readouterr().out

@@ -266,30 +266,31 @@ class _MaskedScan:
         count, first = len(of_carries), len(of_carries) + len(arrays_in(in_any))
         jaxpr, inputs = step.jaxpr, len(step.jaxpr.invars)
         # Whatever an equation takes has to be there, even if its value does not depend on it.
-        read = lambda equation, given: [union(given)] * len(equation.outvars)
         bits = [1 << number for number in range(inputs)]
+        read = lambda equation, given: [union(given) | bool(equation.effects) << inputs] * len(equation.outvars)
         sources = step_through(jaxpr, [0] * len(step.consts), bits, read, literal=lambda literal: 0)
-        run = lambda numbers, operands: evaluate(
+        run = lambda jaxpr, numbers, operands: evaluate(
             without_dead_code(jaxpr, [jaxpr.outvars[number] for number in numbers]), step.consts, operands
         )
         fixed = [number for number, source in enumerate(sources) if not source]
-        values = dict(zip(fixed, run(fixed, [None] * inputs), strict=True))
+        pure = jaxpr.replace(eqns=[equation for equation in jaxpr.eqns if not equation.effects])
+        values = dict(zip(fixed, run(pure, fixed, [None] * inputs), strict=True))
         # The same mask may count for several operands.
         place = lambda number: (number < first, id(jaxpr.outvars[number]))
         moving = list({place(n): n for n, source in enumerate(sources) if source and n >= count}.values())
         sums, each = [n for n in moving if n < first], [n for n in moving if n >= first]
         wanted = [n for n, mask in enumerate(of_carries) if n not in values and not isinstance(mask, bool)]
-        entering = _entering([*wanted, *moving], sources, count)
+        entering = list(range(inputs)) if jaxpr.effects else _entering([*wanted, *moving], sources, count)
         carries, scanned = [n for n in entering if n < count], [n for n in entering if n >= count]
 
         def body(before: Any, x: Operands) -> Any:
             operands = dict(zip(entering, (*before[0], *x), strict=True))
-            found = run([*carries, *sums, *each], [operands.get(number) for number in range(inputs)])
+            found = run(jaxpr, [*carries, *sums, *each], [operands.get(number) for number in range(inputs)])
             masks, unions = found[: len(carries)], found[len(carries) : len(carries) + len(sums)]
             joined = [old | new for old, new in zip(before[1], unions, strict=True)]
             return varying_over(self.axes, (masks, joined)), found[len(carries) + len(sums) :]
 
-        if entering:
+        if entering or jaxpr.effects:
             arrays, xs = self._arrays(self.demanded[: self.carries], step.states), jax.tree.leaves(self.xs)
             none = [jnp.zeros(jaxpr.outvars[number].aval.shape, bool) for number in sums]
             start = [arrays[number] for number in carries], varying_over(self.axes, none)
