@@ -6,8 +6,13 @@ prints, at each twentieth of the calls, how many objects Python holds and how mu
 the second half there is an object more for each call, or 20 MB more. Caches that hold a bounded number fill up: those of
 `double_where` after some 25000 calls, but the one of JAX's rules, which takes literals apart. `tests/test_soak.py` makes
 fewer calls.
+
+    PYTHONPATH=src python tests/soak.py 20000 threads
+
+makes the calls from 16 threads at once, and fails if a result is wrong; it is meant for free-threaded builds of Python.
 """
 
+import concurrent.futures
 import gc
 import itertools
 import resource
@@ -97,9 +102,25 @@ def soak(calls, marks=10, report=False):
     return found
 
 
-if __name__ == "__main__":
-    calls, begun = int(sys.argv[1]), time.perf_counter()
-    found = soak(calls, 20, report=True)
+def together(calls, threads=16):
+    """Make so many calls from several threads at once."""
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(lambda i: KINDS[i % len(KINDS)](i), range(calls)):
+            pass
+
+
+def main(calls, mode=""):
+    begun = time.perf_counter()
+    if mode == "threads":
+        together(int(calls))
+        has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+        print(f"{calls} calls, {'with' if has_lock else 'without'} the GIL, {time.perf_counter() - begun:.0f} s")
+        return False
+    found = soak(int(calls), 20, report=True)
     print(f"{time.perf_counter() - begun:.0f} s")
     (early, small), (late, large) = found[len(found) // 2 - 1], found[-1]
-    sys.exit(late - early > calls / 2 or large > small + 20)
+    return late - early > int(calls) / 2 or large > small + 20
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

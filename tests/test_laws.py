@@ -103,6 +103,7 @@ def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tre
 
 @example(NonDiff(Config(NonDiff([]))))
 @example(Flax(Flax((0.0, NonDiff(3)))))
+@example(Flax(Linear(0.0, RBF(NonDiff(None), 0.0))))
 @given(mixed)
 def test_freeze_then_thaw_changes_nothing_but_marks(tree):
     frozen, thawed = pg.freeze(tree, None), pg.thaw(tree, None)

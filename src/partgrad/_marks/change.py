@@ -117,7 +117,7 @@ class _Visitor:
             return node, self._mark_of_leaf(place.start, mark, passed)
         counted = [i for i in numbers if self._differentiable[i]]
         is_whole = bool(counted) and all(self._after[i] for i in counted)
-        if is_whole and mark is None:
+        if mark is None and (is_whole or self._changed.isdisjoint(numbers)):
             return node, None
         owned = in_module and _is_plain(node)
         if is_whole and (is_named or passed) and not owned:
