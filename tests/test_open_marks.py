@@ -455,6 +455,9 @@ def test_parts_of_a_module_whose_marks_cover_a_part():
     through_jit = jax.jit(lambda s: jax.grad(lambda s: f(pg.combine(s, rest)))(s))(selected)
     np.testing.assert_allclose(through_jit["c"].bias, pg.grad(f)(frozen)["c"].bias)
     assert np.abs(through_jit["c"].bias).sum() > 0
+    described = []
+    pg.grad(lambda t: described.append(pg.mask(t)["c"]) or f(t), wrt="c.weight")(frozen)
+    assert [(mask.weight, mask.bias) for mask in described] == [(False, True)] * len(described)
     node = pg.grad(f, wrt="c")(frozen)
     assert node.weight is None
     assert pg.grad(f, wrt="c.weight")(frozen).shape == (2, 2)

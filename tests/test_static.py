@@ -74,6 +74,7 @@ def test_python_values_are_constants_of_the_compiler():
         (Size(1), Size(True)),
         ({"of": (Size(0.0),)}, {"of": (Size(-0.0),)}),
         (Metre(1), Yard(1)),
+        ({1}, frozenset({1})),
     ],
 )
 def test_it_compares_by_type_and_value_recursively(first, second):
