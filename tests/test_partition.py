@@ -36,6 +36,19 @@ def test_naming_a_held_leaf_builds_both_parts_thawed_there():
     assert pg.combine(selected, rest) == pg.thaw(model, lambda m: (m.a.variance, m.b.period))
 
 
+def test_a_module_in_a_field_is_held_in_part():
+    model = pg.freeze(RBF(5.0, Linear(2.0, 3.0)), "lengthscale.weight")
+    assert [pg.is_nondiff(model, f"lengthscale.{name}") for name in ("weight", "bias")] == [True, False]
+    gradient = pg.grad(lambda m: m.variance * m.lengthscale.weight * m.lengthscale.bias)(model)
+    assert (gradient.variance, gradient.lengthscale.weight, gradient.lengthscale.bias) == (6.0, None, 10.0)
+
+
+def test_a_combination_thaws_what_its_sides_hold():
+    held = {"a": NonDiff(1.0), "b": NonDiff(2.0), "c": NonDiff(3.0)}
+    assert pg.thaw(held, pg.path("a") | "b") == {"a": 1.0, "b": 2.0, "c": NonDiff(3.0)}
+    assert pg.thaw(held, ~pg.path("a")) == {"a": NonDiff(1.0), "b": 2.0, "c": 3.0}
+
+
 def test_parts_that_differ_in_static_data_alone():
     parts = [pg.partition(Flax(1.0, size), lambda m: m.w)[i] for i, size in enumerate((4, 5))]
     with pytest.raises(pg.errors.PartsError, match=r"Expected .*Flax.*4.*, got .*Flax.*5"):

@@ -154,6 +154,16 @@ def test_callables_of_other_kinds():
     assert chosen(tree, Picker().pick) == ["[0]"]
 
 
+class Losing:
+    def __init__(self, x=None):
+        self.x = x
+
+
+jax.tree_util.register_pytree_node(
+    Losing, lambda node: ((node.x,) if node.x is not None else (), None), lambda _, children: Losing()
+)
+
+
 def test_the_cache_keeps_no_array_alive():
     class Foreign:
         def __init__(self, x, constant):
@@ -168,6 +178,10 @@ def test_the_cache_keeps_no_array_alive():
     pg.partition({"a": array}, lambda t: [leaf for leaf in t.values() if leaf.ndim == 1])
     with pytest.raises(errors.NoMatchError):
         pg.partition({"a": array}, "b")
+    # What its class builds has no leaves, so that a selector is resolved on the tree itself.
+    losing = pg.items([Losing(array)], "[0][0]")
+    assert losing[0][1] is array
+    del losing
     del array
     gc.collect()
     assert alive() is None

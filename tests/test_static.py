@@ -204,3 +204,8 @@ def test_a_slice_is_static():
     assert f(Static(slice(1, 3))).tolist() == f(Static(slice(1, 3))).tolist() == [1.0, 2.0]
     assert f(Static(slice(1, 4))).size == 3
     assert f._cache_size() == 2
+
+
+def test_errors_of_jax_about_structures_show_it():
+    assert "'x'" in str(jax.tree.structure(Static("x")))
+    assert "1 arrays" in str(jax.tree.structure(Static(("x", jnp.ones(2)))))

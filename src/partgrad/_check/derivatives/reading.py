@@ -207,18 +207,17 @@ class Point:
             differs = ~agrees & (difference > _BEYOND * error)
             is_slight = difference <= slack * magnitude
             relative = np.where(difference > 0, difference / np.maximum(magnitude, np.finfo(float).tiny), 0.0)
-        for status, of_status in (
-            (MISMATCH, differs & ~is_slight),
-            (ROUNDING, differs & is_slight),
-            (AGREE, agrees),
-            (INCONCLUSIVE, np.ones(got.shape, bool)),
-        ):
-            if of_status.any():
-                worst = int(np.argmax(np.where(of_status, relative, -1.0)))
-                # No negative zeros.
-                numbers = got[worst].item() + 0.0, expected[worst].item() + 0.0
-                return Agreement(status, *numbers, float(relative[worst]))
-        raise AssertionError
+        by_status = {
+            MISMATCH: differs & ~is_slight,
+            ROUNDING: differs & is_slight,
+            AGREE: agrees,
+            INCONCLUSIVE: np.ones(got.shape, bool),
+        }
+        status, of_status = next(item for item in by_status.items() if item[1].any())
+        worst = int(np.argmax(np.where(of_status, relative, -1.0)))
+        # No negative zeros.
+        numbers = got[worst].item() + 0.0, expected[worst].item() + 0.0
+        return Agreement(status, *numbers, float(relative[worst]))
 
 
 def _range(values: list[Any]) -> Any:
