@@ -51,7 +51,8 @@ def replace(tree: T, wrt: Selector, new: Any) -> T:
         tree: Any pytree.
         wrt: A selector, as in `select`.
         new: A function to apply to each selected leaf; or a tree in the shape of the gradient: the new part, or the
-            whole tree with None at every leaf that is not selected.
+            whole tree with None at every leaf that is not selected. If functions were selected, such as the activation
+            of a network, a function is the new leaf.
 
     Returns:
         The tree with the new leaves.
@@ -70,7 +71,9 @@ def replace(tree: T, wrt: Selector, new: Any) -> T:
     target = Target(tree, as_selection(wrt), purpose="edit")
     template = target.shaped(target.selected)
     # A model may itself be callable: a tree counts as a value, and a bare function does not.
-    if callable(new) and (isinstance(new, jax.tree_util.Partial) or jax.tree.structure(new) == jax.tree.structure(0)):
+    is_function = isinstance(new, jax.tree_util.Partial) or jax.tree.structure(new) == jax.tree.structure(0)
+    replaces_functions = target.selected and all(map(callable, target.selected))
+    if callable(new) and is_function and not replaces_functions:
         values = [new(leaf) for leaf in target.selected]
     else:
         values = values_like(template, new, "The new value of `replace`")
