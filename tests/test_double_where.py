@@ -60,6 +60,13 @@ def shard(f, out):
     return jax.shard_map(f, mesh=MESH, in_specs=PartitionSpec("i"), out_specs=out)
 
 
+def multiplied_and_gathered(part, shared):
+    """A mask of what devices share is united in each step of the loop."""
+    step = lambda c, _: (jnp.where(c > 0, c * lax.pcast(shared, "i", to="varying"), c), None)
+    part, _ = lax.scan(step, part, None, length=2)
+    return jnp.where(part > 0, lax.all_gather(part, "i", tiled=True)[:2], part)
+
+
 def custom_jvp_sqrt(x):
     @jax.custom_jvp
     def f(x):
@@ -347,6 +354,17 @@ CASES = [
         )(x).sum(),
         [0, 4],
         [0, 8],
+    ),
+    Case(
+        "double_where of a loop in a shard_map",
+        lambda x: jax.shard_map(
+            pg.double_where(multiplied_and_gathered),
+            mesh=MESH,
+            in_specs=(IN_PARTS, PartitionSpec()),
+            out_specs=IN_PARTS,
+        )(x, jnp.sqrt(x[1])).sum(),
+        [0, 1],
+        [1, 2],
     ),
     Case("custom_vjp that counts", counting_vjp, [0, 4], [1, 0.25], forward=False),
     Case(

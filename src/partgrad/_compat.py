@@ -47,6 +47,14 @@ def is_batched(value: Any) -> bool:
 # There is no public access to what a primitive computes. Read on 0.10.2 and 0.12.
 
 
+def has_side_effects(equation: "JaxprEqn") -> bool:
+    """Whether an equation does more than compute its results.
+
+    The effect of a collective only names its mesh axis. JAX does not export the class (0.10 to 0.12).
+    """
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+
+
 def expansion_of(equation: "JaxprEqn") -> Callable[..., Any]:
     """What a `call_hi_primitive` computes, as a function of its operands."""
     primitive = equation.params["_prim"]

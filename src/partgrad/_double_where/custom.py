@@ -25,6 +25,7 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     opened,
+    varying_like,
     with_constants_as_inputs,
 )
 
@@ -76,13 +77,14 @@ def _(primals: Any, _: Any) -> Any:
 def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
     """An equation whose values need no tangent, with the tangents of its own rule, whatever that rule returns."""
     function = jax.custom_jvp(lambda *operands: bind(equation, list(operands)))
+    is_of_user = equation.primitive.name in CUSTOM_JVPS and _is_of_user(equation)
 
     def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
         moving = tuple(number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))
         along_moving, start = along(equation, moving, primals)
         _, pushed = jax.jvp(along_moving, start, [tangents[number] for number in moving])
         floating = tuple(number for number in moving if is_floating(jax.typeof(primals[number])))
-        if equation.primitive.name in CUSTOM_JVPS and floating and _has_constant_tangents(equation, floating):
+        if is_of_user and floating and _has_constant_tangents(equation, floating):
             entered = sum(jnp.sum(tangents[number].real) for number in floating)
             pushed = [_carried(entered, tangent) if is_floating(jax.typeof(tangent)) else tangent for tangent in pushed]
         return bind(equation, list(primals)), pushed
@@ -103,7 +105,7 @@ def _carried(entered: Any, tangent: Any) -> Any:
     # has to look as if it came from the inputs to everything that simplifies programs. A product with zero would turn
     # infinity into NaN, and selections are followed; but nothing checks that a loop overwrites its carry.
     tangent = jnp.asarray(tangent)
-    start = jnp.broadcast_to(entered.astype(tangent.dtype), tangent.shape)
+    start = varying_like(jnp.broadcast_to(entered.astype(tangent.dtype), tangent.shape), jax.typeof(tangent))
     return lax.scan(lambda *_: (tangent, None), start, None, length=1)[0]
 
 

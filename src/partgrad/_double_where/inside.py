@@ -89,18 +89,23 @@ def _cut(demanded: Callable[[Operands], list[Mask]]) -> Callable[[Operands], Ope
     Args:
         demanded: Computes the masks of these values.
     """
+    floating = lambda known: [value for value in known if is_floating(jax.typeof(value))]
 
     @jax.custom_jvp
     def unchanged(known: Operands) -> Operands:
-        return known
+        return floating(known)
 
     @unchanged.defjvp
     def rule(primals: tuple[Operands], tangents: tuple[Operands]) -> tuple[Operands, Operands]:
         ((known,), (rates,)) = primals, tangents
         triples = zip(known, demanded(known), rates, strict=True)
-        return unchanged(known), [only(m, rate) if is_floating(jax.typeof(v)) else rate for v, m, rate in triples]
+        return unchanged(known), [only(mask, rate) for value, mask, rate in triples if is_floating(jax.typeof(value))]
 
-    return unchanged
+    def cut(known: Operands) -> Operands:
+        values = iter(unchanged(known))
+        return [next(values) if is_floating(jax.typeof(value)) else value for value in known]
+
+    return cut
 
 
 # --- checkpoint -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .._compat import ordinary_checkpoint
+from .._compat import has_side_effects, ordinary_checkpoint
 from .._programs import (
     CALLS,
     CHECKPOINTS,
@@ -261,7 +261,7 @@ def without_dead_code(jaxpr: Jaxpr, outputs: Sequence[Any] | None = None) -> Jax
     needed = {atom for atom in outputs if not isinstance(atom, Literal)}
     equations = []
     for equation in reversed(jaxpr.eqns):
-        if equation.effects or any(variable in needed for variable in equation.outvars):
+        if has_side_effects(equation) or any(variable in needed for variable in equation.outvars):
             equations.append(equation)
             needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
     return jaxpr.replace(eqns=equations[::-1], outvars=outputs, debug_info=debug_info)
