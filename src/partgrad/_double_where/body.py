@@ -79,12 +79,6 @@ class TrimmedBody:
         """The coefficients that were computed in the body."""
         return [c for c, origin in zip(self.coefficients, self.origins, strict=True) if _is_own(c, origin)]
 
-    def outside(self, values: Operands, needed: Sequence[Mask], guard: Guard) -> list[Any]:
-        """The values from outside, with fillers where no live edge needs them; None for one that is no coefficient."""
-        triples = enumerate(zip(values, needed, self.fillers, strict=True))
-        used = set(self.origins)
-        return [guard.coefficient(v, m, filler, True) if number in used else None for number, (v, m, filler) in triples]
-
     def merged(self, outside: list[Any], own: Sequence[Any]) -> Operands:
         """The coefficients: values from outside, merged with those computed in the body."""
         rest = iter(own)
