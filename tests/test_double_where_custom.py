@@ -251,3 +251,27 @@ def test_a_backward_pass_that_prints_in_a_loop(capfd):
     np.testing.assert_allclose(jax.grad(pg.double_where(f))(x), [0.0, jnp.cos(1.0)], rtol=1e-6)
     jax.effects_barrier()
     assert "at 0.25" in capfd.readouterr().out
+
+
+OF_JAX = [jax.nn.relu, jax.nn.relu6, jnp.sin, jax.nn.softplus, lambda x: jnp.logaddexp(x, x), lambda x: x]
+
+
+@pytest.mark.parametrize("kind", ["defjvp", "defjvps", "constant", "defvjp"])
+@pytest.mark.parametrize("f", OF_JAX, ids=["relu", "relu6", "sin", "softplus", "logaddexp", "own"])
+def test_another_rule_for_a_function_of_jax(f, kind):
+    """As straight-through estimators have. The rule counts, however often one is made in the same line."""
+    jax.grad(pg.double_where(lambda x: f(x) * jnp.where(x > 0, x, 0.0)))(2.0)
+    for factor in (3.0, 5.0):
+        ruled = jax.custom_vjp(f) if kind == "defvjp" else jax.custom_jvp(f)
+        {
+            "defjvp": lambda g, by: g.defjvp(lambda p, t: (f(*p), by * t[0])),
+            "defjvps": lambda g, by: g.defjvps(lambda t, out, x: by * t),
+            "constant": lambda g, by: g.defjvp(lambda p, t: (f(*p), jnp.full_like(p[0], by))),
+            "defvjp": lambda g, by: g.defvjp(lambda x: (f(x), None), lambda _, c: (by * c,)),
+        }[kind](ruled, factor)
+        selected = lambda x, ruled=ruled: ruled(x) * jnp.where(x > 0, x, 0.0)
+        if kind != "defvjp":
+            want = jax.jvp(selected, (2.0,), (1.0,))[1]
+            assert jax.jvp(pg.double_where(selected), (2.0,), (1.0,))[1] == want
+        if kind != "constant":
+            assert jax.grad(pg.double_where(selected))(2.0) == jax.grad(selected)(2.0) == 2 * factor + f(2.0)

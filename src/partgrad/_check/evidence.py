@@ -22,6 +22,7 @@ from .._programs import (
     of_draws,
     opened,
     union,
+    written,
 )
 from .derivatives.differences import SMOOTH
 from .derivatives.exact import Exact
@@ -203,8 +204,7 @@ def rule_name(equation: JaxprEqn) -> str | None:
     body = custom_rule_body(equation)
     if body is None:
         return None
-    described = getattr(opened(body)[0].debug_info, "func_src_info", None) or ""
-    name = str(described).partition(" at ")[0]
+    name = written(opened(body)[0]).name
     return name if name.isidentifier() else "a custom rule"
 
 

@@ -22,6 +22,7 @@ from .._programs import (
     opened,
     structure_of,
     with_constants_as_inputs,
+    written,
 )
 from . import cond, coupled, inside, products, scan, structural  # noqa: F401
 from .batched import pushed
@@ -193,7 +194,7 @@ _cores: Recent[_Core] = Recent(256)
 def is_double_where(equation: JaxprEqn) -> bool:
     """Whether an equation calls a function under `double_where`."""
     body = custom_rule_body(equation)
-    return body is not None and __file__ in str(getattr(opened(body)[0].debug_info, "func_src_info", ""))
+    return body is not None and written(opened(body)[0]).file.startswith(__file__)
 
 
 def _unfolded(const: Any) -> Any:

@@ -96,6 +96,7 @@ from .primitives import (
     primal_jaxpr as primal_jaxpr,
     reading_dimensions as reading_dimensions,
     residual_count as residual_count,
+    rule_file as rule_file,
     scan_parts as scan_parts,
     shard_map_specs as shard_map_specs,
     shared_axes as shared_axes,
@@ -104,6 +105,7 @@ from .primitives import (
     varying_axes as varying_axes,
     while_parts as while_parts,
     windows_of as windows_of,
+    written as written,
     written_window as written_window,
 )
 from .same import Recent as Recent, operation_of as operation_of, structure_of as structure_of

@@ -18,7 +18,7 @@ from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
 from .._compat import files_of
-from .primitives import CALLS, TRANSPARENT, Chain, inner_jaxprs, name_of
+from .primitives import CALLS, TRANSPARENT, Chain, inner_jaxprs, name_of, written
 
 _OWN = os.path.join(Path(__file__).parents[1], "")
 # So that JAX never reports a line of partgrad as the source of an equation.
@@ -132,8 +132,7 @@ def _shows_line(traceback: Any) -> bool:
 
 def _sites(call: JaxprEqn) -> list[_Frame]:
     """Where the functions inside an equation begin."""
-    named = [getattr(jaxpr.debug_info, "func_src_info", None) or "" for jaxpr in inner_jaxprs(call)]
-    parts = [site.rpartition(" at ")[2].rpartition(":") for site in named if " at " in site]
+    parts = [written(jaxpr).file.rpartition(":") for jaxpr in inner_jaxprs(call)]
     return [(file, int(number)) for file, _, number in parts if number.isdigit()]
 
 

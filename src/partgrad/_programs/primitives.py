@@ -170,6 +170,32 @@ def custom_rule_body(equation: JaxprEqn) -> Any:
     return primal_jaxpr(equation) if is_custom_rule(equation) else None
 
 
+class Written(NamedTuple):
+    """The name of the function that something was traced from, and its file and line."""
+
+    name: str
+    file: str
+
+
+def written(traced: Any) -> Written:
+    """Where the function of a jaxpr, or of a rule that is yet to be traced, was written."""
+    name, _, file = str(getattr(getattr(traced, "debug_info", None), "func_src_info", None) or "").partition(" at ")
+    return Written(name, file)
+
+
+def rule_file(equation: JaxprEqn) -> str:
+    """The file that the rule of a `custom_jvp` was written in; empty if JAX does not say.
+
+    Of rules for single arguments (`defjvps`), JAX only names its own function that adds them up. They count as written
+    where the function was, unless that uses another rule: somebody may have given a new rule to a function of JAX.
+    """
+    rule = written(equation.params["jvp_jaxpr_fun"])
+    body, _ = opened(primal_jaxpr(equation))
+    if rule.name == "jvp" and rule.file.startswith(f"{jax.custom_jvp.__init__.__code__.co_filename}:"):
+        return "" if any_equation(body, is_custom_rule) else written(body).file
+    return rule.file
+
+
 def closed_over(equation: JaxprEqn) -> int:
     """How many of the first operands of a custom rule the function closes over."""
     return int(equation.params.get("num_consts", 0))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .primitives import CUSTOM_RULES, HIGH, custom_rule_body, opened
+from .primitives import CUSTOM_JVPS, CUSTOM_RULES, HIGH, opened, primal_jaxpr, rule_file, written
 
 R = TypeVar("R")
 _LARGEST_LITERAL = 64
@@ -133,11 +133,12 @@ def _operation(equation: JaxprEqn, exact: bool) -> Hashable:
 
 def _body_of_jax(equation: JaxprEqn, exact: bool) -> Hashable:
     """The body of a function whose custom rule is JAX's own and reads nothing else; None for any other equation."""
-    body = custom_rule_body(equation)
-    if body is None:
+    if equation.primitive.name not in CUSTOM_JVPS:
         return None
-    name, _, place = str(getattr(opened(body)[0].debug_info, "func_src_info", "")).partition(" at ")
-    return (name, _parameter(body, exact)) if name in _PLAIN_RULES and _is_jax(place) else None
+    body = primal_jaxpr(equation)
+    name, file = written(opened(body)[0])
+    is_plain = name in _PLAIN_RULES and _is_jax(file) and _is_jax(rule_file(equation))
+    return (name, _parameter(body, exact)) if is_plain else None
 
 
 def _literal(literal: Literal) -> Hashable:
