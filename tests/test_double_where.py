@@ -754,7 +754,12 @@ def test_no_tracer_outlives_its_trace():
     cond = lambda x: lax.cond(x > 0, jnp.sin, jnp.cos, x)
     scan = lambda x: lax.scan(lambda c, v: (jnp.where(v > 0, c * x, c), None), x, jnp.arange(3.0))[0]
     checkpoint = jax.checkpoint(lambda x: jnp.where(x > 0, jnp.sin(x), x))
-    for f in (cond, scan, checkpoint):
+    sharded = jax.shard_map(scan, mesh=MESH, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    clipped = jax.custom_vjp(lambda x: x)
+    clipped.defvjp(lambda x: (x, x), lambda x, c: (x * jnp.clip(c, -9, 9),))
+    selected = lambda x: clipped(jnp.where(x > 0, jnp.sqrt(x), x))
+    loop = lambda x: lax.fori_loop(0, 3, lambda i, c: clipped(c * x), x)
+    for f in (cond, scan, checkpoint, sharded, selected, loop):
         with jax.checking_leaks():
             found = jax.grad(pg.double_where(f))(1.0)
         close(found, jax.grad(f)(1.0))

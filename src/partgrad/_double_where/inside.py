@@ -202,16 +202,18 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
     of_wires = step.of_wires(specs)
     of_known = [spec for spec, linear in zip(specs, step.linear, strict=True) if not linear]
     of_masks = [s for s, m in zip((*of_wires, *out_specs), (*fed, *demanded), strict=True) if not isinstance(m, bool)]
-    count = len(step.known)
     known = [*step.known, *arrays_in(fed), *arrays_in(demanded)]
     avals = step.of_wires([variable.aval for variable in opened(primal_jaxpr(step.equation))[0].invars])
+    # JAX keeps the functions below, so they must not hold what is traced here.
+    equation, linear, count, protected = step.equation, step.linear, len(step.known), guard.protected
+    of_fed, of_demanded = list(map(state_of, fed)), list(map(state_of, demanded))
 
     @remembering()
     def trimmed(known: Operands) -> tuple[list[Mask], Emit]:
         masks = iter(known[count:])
-        fed_inside, demanded_inside = restored(fed, masks), restored(demanded, masks)
-        program = LinearProgram.at(primal_jaxpr(step.equation), step.linear, known[:count])
-        return trim(program, feed(program, fed_inside), demanded_inside, Guard(guard.protected))
+        fed_inside, demanded_inside = restored(of_fed, masks), restored(of_demanded, masks)
+        program = LinearProgram.at(primal_jaxpr(equation), linear, known[:count])
+        return trim(program, feed(program, fed_inside), demanded_inside, Guard(protected))
 
     def parted(known: Operands) -> tuple[ClosedJaxpr, Jaxpr]:
         return _parted(lambda known: trimmed(known)[1], known, avals)
@@ -221,17 +223,17 @@ def _shard_map_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Gu
     def masks_of_wires(known: Operands) -> Operands:
         masks, _ = trimmed(known)
         states[:] = map(state_of, masks)
-        return _leaving(step.equation, masks, of_wires, avals)
+        return _leaving(equation, masks, of_wires, avals)
 
     def masks_of_known(known: Operands) -> Operands:
-        masks = guard.protected(parted(known)[0]).demanded(known)
-        return _leaving(step.equation, masks, inside, list(map(jax.typeof, known)))
+        masks = protected(parted(known)[0]).demanded(known)
+        return _leaving(equation, masks, inside, list(map(jax.typeof, known)))
 
     def body(known: Operands, tangents: Operands) -> Operands:
-        coefficients, linear = parted(known)
-        return evaluate(linear, [], [*guard.protected(coefficients)(*known), *tangents])
+        coefficients, rest = parted(known)
+        return evaluate(rest, [], [*protected(coefficients)(*known), *tangents])
 
-    mapped = functools.partial(shard_map_like, step.equation)
+    mapped = functools.partial(shard_map_like, equation)
     found = jax.make_jaxpr(mapped(masks_of_wires, (inside,), of_wires))(known)
     arrays = evaluate(*opened(found), known) if None in states else [None] * len(states)
     operands = [array if state is None else state for array, state in zip(arrays, states, strict=True)]
@@ -298,25 +300,33 @@ def _masked(
         demanded: The masks of its results.
         guard: What replaces coefficients.
     """
-    # Values other than arrays may decide, in Python, what the pass does.
-    arrays = [value for value in step.known if isinstance(value, jax.Array)]
-    known = [*arrays, *arrays_in(fed), *arrays_in(demanded)]
+    # Values other than arrays may decide, in Python, what the pass does. JAX keeps the functions below, so they may not
+    # hold arrays that are traced here.
+    live_then, traced_then, consts = traced
+    backward_then = with_constants_as_inputs(traced_then)
+    arrays = {id(value): value for value in (*step.known, *consts) if isinstance(value, jax.Array)}
+    known = [*arrays.values(), *arrays_in(fed), *arrays_in(demanded)]
+    places = {value: number for number, value in enumerate(arrays)}
+    kept = lambda values: [(places.get(id(value)), None if id(value) in places else value) for value in values]
+    of_step, of_pass, count = kept(step.known), kept(consts), len(arrays)
+    of_fed, of_demanded = list(map(state_of, fed)), list(map(state_of, demanded))
+    bare, protected = step.with_known([None] * len(of_step)), guard.protected
 
     def pass_of(live: list[int], known: Operands, cotangents: Operands) -> ClosedJaxpr:
         @remembering()
         def masked(*given: Any) -> Operands:
-            operands, of_live = iter(given), given[len(known) :]
-            at = step.with_known([next(operands) if isinstance(v, jax.Array) else v for v in step.known])
-            of_wires, of_results = restored(fed, operands), restored(demanded, operands)
-            jaxpr, consts = traced[1:]
-            if live == traced[0]:
-                new = dict(zip(map(id, step.known), at.known, strict=True))
-                consts = [new.get(id(const), const) for const in consts]
+            values, masks, of_live = given[:count], iter(given[count : len(known)]), list(given[len(known) :])
+            at = lambda kept: [value if number is None else values[number] for number, value in kept]
+            of_wires, of_results = restored(of_fed, masks), restored(of_demanded, masks)
+            if live == live_then:
+                backward, consts = backward_then, at(of_pass)
             else:
-                pull = lambda *given: at.transposed(_placed(live, given, len(step.results)))
-                jaxpr, consts = opened(jax.make_jaxpr(pull)(*of_live))
-            paths = [of_results[number] for number in live]
-            found, _ = pulled(jaxpr, consts, list(of_live), paths, Guard(guard.protected))
+                step = bare.with_known(at(of_step))
+                pull = lambda *given: step.transposed(_placed(live, given, len(step.results)))
+                now, consts = opened(jax.make_jaxpr(pull)(*of_live))
+                backward = with_constants_as_inputs(now)
+            paths = [*[None] * len(consts), *(of_results[number] for number in live)]
+            found, _ = pulled(backward, [], [*consts, *of_live], paths, Guard(protected))
             return [only(mask, cotangent) for mask, cotangent in zip(of_wires, found, strict=True)]
 
         return jax.make_jaxpr(masked)(*known, *cotangents)
@@ -324,11 +334,11 @@ def _masked(
     def backward(known: Operands, cotangents: Operands) -> Operands:
         live = [number for number, cotangent in enumerate(cotangents) if cotangent is not None]
         given = [cotangents[number] for number in live]
-        return guard.protected(pass_of(live, known, given))(*known, *given)
+        return protected(pass_of(live, known, given))(*known, *given)
 
     def of_known(known: Operands) -> list[Mask]:
-        zeros = [zeros_like_aval(step.results[number].aval) for number in traced[0]]
-        program = guard.protected(pass_of(traced[0], known, zeros))
+        zeros = [zeros_like_aval(bare.results[number].aval) for number in live_then]
+        program = protected(pass_of(live_then, known, zeros))
         avals = list(map(jax.typeof, known))
 
         def full(*given: Any) -> Operands:

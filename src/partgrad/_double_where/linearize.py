@@ -47,7 +47,7 @@ class _Parts(NamedTuple):
 
     Attributes:
         values: From its operands to its results and what the linear part knows.
-        linear: From the tangents to those of the results.
+        linear: From what it knows, and the tangents, to the tangents of the results.
     """
 
     values: ClosedJaxpr
@@ -131,7 +131,7 @@ def _parted_by_jax(
         results, push = jax.linearize(function, *moved)
         zeros = [zeros_like_aval(jax.typeof(value)) for value in moved]
         closed = jax.make_jaxpr(lambda *tangents: _floating(equation, push(*tangents)))(*zeros)
-        linear[:] = [closed.jaxpr]
+        linear[:] = [with_constants_as_inputs(closed.jaxpr)]
         return results, closed.consts
 
     with source_of(equation):
@@ -145,7 +145,7 @@ def _parted_by_jax(
             linear[:] = [made.linear]
         else:
             results, known = parted(*operands)
-    found = taken_apart(linear[0], known, [wires[number] for number in numbers], steps)
+    found = taken_apart(linear[0], [], [*known, *(wires[number] for number in numbers)], steps)
     return results, _wires_of(equation, found)
 
 
