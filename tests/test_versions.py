@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 import partgrad._compat as compat
 from flags import flag_set
+from partgrad._programs import written
 
 pytestmark = pytest.mark.internal
 
@@ -90,6 +92,21 @@ def checkpoints_are_ordinary():
     return "call_hi_primitive" not in (ordinary.primitive.name, *names) and len(names) == len(high) == 2
 
 
+def effectful():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    total = lambda x: jax.lax.psum(x, "i")
+    specs = {"mesh": mesh, "in_specs": PartitionSpec("i"), "out_specs": PartitionSpec()}
+    (sharded,) = traced(jax.shard_map(total, **specs), jnp.ones(1))
+    return [*sharded.params["jaxpr"].eqns, *traced(lambda x: jax.debug.callback(print, x), 1.0)]
+
+
+def written_rules():
+    by_argument, at_once = jax.custom_jvp(lambda x: x), jax.custom_jvp(lambda x: x)
+    by_argument.defjvps(lambda t, out, x: t)
+    at_once.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    return [written(traced(f, 1.0)[0].params["jvp_jaxpr_fun"]) for f in (by_argument, at_once)]
+
+
 PIECES = {
     "speaks_of_structures": (
         "JAX says in other words that two trees do not match; read the new ones into `_OF_STRUCTURES`.",
@@ -114,6 +131,14 @@ PIECES = {
     "is_batched": (
         "The tracer that `jax.vmap` makes is no longer called BatchTracer.",
         lambda: seen_inside(jax.vmap) and not seen_inside(jax.jit),
+    ),
+    "has_side_effects": (
+        "The effect of a collective is no longer a NamedAxisEffect.",
+        lambda: [compat.has_side_effects(e) for e in effectful()] == [False, True],
+    ),
+    "adds_up_rules": (
+        "A rule that `defjvps` makes is no longer called `jvp`, or elsewhere, or its equation no longer says so.",
+        lambda: [compat.adds_up_rules(*rule) for rule in written_rules()] == [True, False],
     ),
     "expansion_of": (
         "An equation of `call_hi_primitive` no longer has its primitive in `params['_prim']`, with `in_tree` and `expand`.",

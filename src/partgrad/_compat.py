@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax._src import config as _config
+from jax._src import config as _config, custom_derivatives as _custom_derivatives
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -44,15 +44,23 @@ def is_batched(value: Any) -> bool:
     return type(value).__name__ == "BatchTracer"
 
 
-# There is no public access to what a primitive computes. Read on 0.10.2 and 0.12.
+# JAX exports no class of effects. Read on 0.10.2 and 0.12.
 
 
 def has_side_effects(equation: "JaxprEqn") -> bool:
-    """Whether an equation does more than compute its results.
-
-    The effect of a collective only names its mesh axis. JAX does not export the class (0.10 to 0.12).
-    """
+    """Whether an equation does more than compute its results: the effect of a collective only names its mesh axis."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+
+
+# JAX exports no name for what `defjvps` makes. Read on 0.10.2 and 0.12.
+
+
+def adds_up_rules(name: str, file: str) -> bool:
+    """Whether a function of this name and file is JAX's own that adds up the rules for single arguments."""
+    return name == "jvp" and file.startswith(f"{_custom_derivatives.__file__}:")
+
+
+# There is no public access to what a primitive computes. Read on 0.10.2 and 0.12.
 
 
 def expansion_of(equation: "JaxprEqn") -> Callable[..., Any]:

@@ -14,6 +14,8 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import AxisType
 
+from .._compat import adds_up_rules
+
 Operands = list[Any]
 # An equation, preceded by those around it, from the outermost inwards.
 Chain = tuple[JaxprEqn, ...]
@@ -191,7 +193,7 @@ def rule_file(equation: JaxprEqn) -> str:
     """
     rule = written(equation.params["jvp_jaxpr_fun"])
     body, _ = opened(primal_jaxpr(equation))
-    if rule.name == "jvp" and rule.file.startswith(f"{jax.custom_jvp.__init__.__code__.co_filename}:"):
+    if adds_up_rules(*rule):
         return "" if any_equation(body, is_custom_rule) else written(body).file
     return rule.file
 
