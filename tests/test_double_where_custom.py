@@ -1,5 +1,7 @@
 """Custom rules of every kind, in everything that contains programs, with results that have no derivative."""
 
+import os
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -275,3 +277,12 @@ def test_another_rule_for_a_function_of_jax(f, kind):
             assert jax.jvp(pg.double_where(selected), (2.0,), (1.0,))[1] == want
         if kind != "constant":
             assert jax.grad(pg.double_where(selected))(2.0) == jax.grad(selected)(2.0) == 2 * factor + f(2.0)
+
+
+def test_a_rule_of_a_library_whose_name_begins_with_jax():
+    path = os.path.join(f"{os.path.dirname(jax.__file__)}other", "rules.py")
+    scope = {}
+    exec(compile("rule = lambda primals, tangents: (primals[0] ** 2, 0 * primals[0] + 7.0)", path, "exec"), scope)
+    f = jax.custom_jvp(jnp.square)
+    f.defjvp(scope["rule"])
+    assert jax.jvp(pg.double_where(f), (2.0,), (1.0,))[1] == jax.jvp(f, (2.0,), (1.0,))[1] == 7.0

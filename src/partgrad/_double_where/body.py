@@ -11,18 +11,10 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr
 
-from .._programs import Operands, named, opened, with_constants_as_inputs, zeros_like_aval
+from .._programs import Operands, named
 from .mask import Mask, full_like
-from .program import LinearProgram
-from .trim import Emit, Guard, Recorder, feed, trim
-
-
-def split(emit: Emit, avals: Sequence[Any]) -> tuple[Jaxpr, Operands]:
-    """A linear function as a jaxpr of coefficients and tangents, and the values of the coefficients."""
-    closed = jax.make_jaxpr(lambda *tangents: emit(tangents))(*[zeros_like_aval(aval) for aval in avals])
-    jaxpr, coefficients = opened(closed)
-    return with_constants_as_inputs(jaxpr), coefficients
-
+from .program import LinearProgram, split
+from .trim import Guard, Recorder, feed, trim
 
 # What is known about a mask before anything is computed: `True`, `False`, or None for an array.
 State = bool | None

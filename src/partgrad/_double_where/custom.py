@@ -23,6 +23,7 @@ from .._programs import (
     evaluate,
     is_custom_rule,
     is_floating,
+    is_of_jax,
     opened,
     rule_file,
     varying_like,
@@ -30,13 +31,13 @@ from .._programs import (
 )
 
 _CUSTOM_VMAP = "custom_vmap_call"
-_LINEAR = (*jax.__path__, os.path.dirname(__file__))
+_HERE = os.path.join(os.path.dirname(__file__), "")
 
 
 def is_remade(equation: JaxprEqn) -> bool:
     """Whether an equation is a custom rule that a linearization would treat differently from JAX's derivatives."""
     name = equation.primitive.name
-    if name == _CUSTOM_VMAP or (name in CUSTOM_JVPS and _is_of_user(equation)):
+    if name == _CUSTOM_VMAP or _is_of_user(equation):
         return True
     is_discrete = is_custom_rule(equation) and not all(is_floating(variable.aval) for variable in equation.outvars)
     is_checkpoint = name in HIGH and without_remat3(equation, evaluate) is not None
@@ -57,8 +58,12 @@ def remade(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands])
 
 
 def _is_of_user(equation: JaxprEqn) -> bool:
-    # JAX's own rules, and partgrad's, are linear and return arrays; and they are common.
-    return not rule_file(equation).startswith(_LINEAR)
+    """Whether an equation is a `custom_jvp` with a rule that may return anything."""
+    if equation.primitive.name not in CUSTOM_JVPS:
+        return False
+    # JAX's own rules, and those beside this one, are linear and return arrays; and they are common.
+    file = rule_file(equation)
+    return not (is_of_jax(file) or file.startswith(_HERE))
 
 
 @jax.custom_jvp
@@ -76,7 +81,7 @@ def _(primals: Any, _: Any) -> Any:
 def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
     """An equation whose values need no tangent, with the tangents of its own rule, whatever that rule returns."""
     function = jax.custom_jvp(lambda *operands: bind(equation, list(operands)))
-    is_of_user = equation.primitive.name in CUSTOM_JVPS and _is_of_user(equation)
+    is_of_user = _is_of_user(equation)
 
     def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
         moving = tuple(number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))

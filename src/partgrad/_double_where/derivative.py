@@ -26,11 +26,11 @@ from .._programs import (
 )
 from . import cond, coupled, inside, products, scan, structural  # noqa: F401
 from .batched import pushed
-from .body import State, split, state_of
+from .body import State, state_of
 from .known import Numbers, captured, remember, remembering
 from .linearize import linearized
 from .mask import Mask, arrays_in, restored
-from .program import Wire, without_dead_code
+from .program import Wire, split, without_dead_code
 from .trim import Guard, feed, trim
 
 _BIG = 4096

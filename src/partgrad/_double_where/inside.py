@@ -35,10 +35,10 @@ from .._programs import (
 )
 from .backward import has_rule, is_transposed, pulled
 from .batched import pulled_only
-from .body import State, as_arrays, split, state_of
+from .body import State, as_arrays, state_of
 from .known import remembering
 from .mask import Mask, arrays_in, either, full_like, restored, united
-from .program import LinearProgram, Step, Wire, linear_outputs, transposed, whole, without_dead_code
+from .program import LinearProgram, Step, Wire, linear_outputs, split, transposed, whole, without_dead_code
 from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, trim
 
 # JAX does not linearize these again: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.

@@ -29,12 +29,11 @@ from .._programs import (
     step_through,
     varying_axes,
     with_constants_as_inputs,
-    zeros_like_aval,
 )
 from .competition import selecting
 from .custom import is_remade
 from .known import follow, followed
-from .program import LinearProgram, Step, Wire, number_in, taken_apart
+from .program import LinearProgram, Step, Wire, number_in, split, taken_apart
 
 # A rule is a few equations, and holds no arrays.
 _rules: Recent[ClosedJaxpr] = Recent(4096)
@@ -129,10 +128,9 @@ def _parted_by_jax(
         values = [at.get(number, value) for number, value in enumerate(given)]
         function, moved = along(equation, numbers, values, selecting)
         results, push = jax.linearize(function, *moved)
-        zeros = [zeros_like_aval(jax.typeof(value)) for value in moved]
-        closed = jax.make_jaxpr(lambda *tangents: _floating(equation, push(*tangents)))(*zeros)
-        linear[:] = [with_constants_as_inputs(closed.jaxpr)]
-        return results, closed.consts
+        rest, known = split(lambda tangents: _floating(equation, push(*tangents)), list(map(jax.typeof, moved)))
+        linear[:] = [rest]
+        return results, known
 
     with source_of(equation):
         if equation.primitive.name in _KEPT and not is_remade(equation):
@@ -142,10 +140,11 @@ def _parted_by_jax(
             # What a loop computes from no data, or from predicates alone, says much about its masks.
             values = followed(made.values, operands)
             results, known = values[: len(equation.outvars)], values[len(equation.outvars) :]
-            linear[:] = [made.linear]
+            rest = made.linear
         else:
             results, known = parted(*operands)
-    found = taken_apart(linear[0], [], [*known, *(wires[number] for number in numbers)], steps)
+            rest = linear[0]
+    found = taken_apart(rest, [], [*known, *(wires[number] for number in numbers)], steps)
     return results, _wires_of(equation, found)
 
 

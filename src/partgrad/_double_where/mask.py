@@ -165,9 +165,9 @@ def any_along(mask: Mask, axes: Iterable[int], keepdims: bool = False) -> Mask:
         of_traced = lambda m: jax.lax.expand_dims(jax.lax.reduce_or(m, axes), axes)
         reduced = once(("any", axes), mask, lambda: lifted(lambda m: m.any(axes, keepdims=True), of_traced)(mask))
         contains(reduced, mask)
-    return (
-        reduced if keepdims else reshaped(reduced, [size for axis, size in enumerate(mask.shape) if axis not in axes])
-    )
+    if keepdims:
+        return reduced
+    return reshaped(reduced, [size for axis, size in enumerate(mask.shape) if axis not in axes])
 
 
 def expanded(mask: Mask, axes: Iterable[int]) -> Mask:

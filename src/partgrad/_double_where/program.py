@@ -20,6 +20,7 @@ from .._programs import (
     opened,
     primal_jaxpr,
     step_through,
+    with_constants_as_inputs,
     zeros_like_aval,
 )
 from .known import follow
@@ -230,6 +231,13 @@ def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:
     return [m if isinstance(m, bool) else full_like(m, wire.aval) for m, wire in zip(masks, wires, strict=True)]
 
 
+def split(function: Callable[[Sequence[Any]], Operands], avals: Sequence[Any]) -> tuple[Jaxpr, Operands]:
+    """A linear function as a jaxpr of coefficients and tangents, and the values of the coefficients."""
+    closed = jax.make_jaxpr(lambda *tangents: function(tangents))(*[zeros_like_aval(aval) for aval in avals])
+    jaxpr, coefficients = opened(closed)
+    return with_constants_as_inputs(jaxpr), coefficients
+
+
 def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
     """Which outputs of a jaxpr depend on the inputs that are tangents."""
     return list(map(bool, by_value(opened(jaxpr)[0], list(map(int, linear)), by_element=False).outputs))
@@ -240,11 +248,9 @@ def wired_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
     jaxpr, _ = opened(jaxpr)
 
     def step(equation: JaxprEqn, given: list[bool]) -> list[bool]:
-        return (
-            wired_outputs(primal_jaxpr(equation), given)
-            if _is_opened(equation)
-            else [any(given)] * len(equation.outvars)
-        )
+        if _is_opened(equation):
+            return wired_outputs(primal_jaxpr(equation), given)
+        return [any(given)] * len(equation.outvars)
 
     return step_through(jaxpr, [False] * len(jaxpr.constvars), list(linear), step, literal=lambda literal: False)
 

@@ -169,7 +169,7 @@ class Sweep:
         """Run the scan, as far as there is anything to compute."""
         step = self._settled()
         before, in_any, in_each = self._kinds(step.body)
-        carried, summed, kept = self._swept(step)
+        carried, summed, kept = self._swept(step, before, in_any)
         unions, of_each = restored(in_any, summed), iter(kept)
         of_steps = [mask if isinstance(mask, bool) else next(of_each) for mask in in_each]
         of_tangents = [mask if isinstance(mask, bool) else mask.stacked for mask in of_steps[: self.scanned]]
@@ -180,9 +180,8 @@ class Sweep:
             list(of_each),
         )
 
-    def _swept(self, step: _MaskStep) -> tuple[Operands, Operands, list[Kept]]:
+    def _swept(self, step: _MaskStep, before: list[Mask], in_any: list[Mask]) -> tuple[Operands, Operands, list[Kept]]:
         """What the step finds in the course of the scan: the carried masks at its end, the unions, and all else."""
-        before, in_any, _ = self._kinds(step.body)
         of_carries = [mask for mask, state in zip(before, step.states, strict=True) if state is None]
         part = _Part(step, len(of_carries), len(arrays_in(in_any)))
         values = part.outside()

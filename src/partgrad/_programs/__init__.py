@@ -40,6 +40,7 @@ from .interpreter import (
 from .lines import (
     holds_users_function as holds_users_function,
     is_in_library as is_in_library,
+    is_of_jax as is_of_jax,
     is_of_jax_random as is_of_jax_random,
     is_users as is_users,
     line as line,

@@ -47,8 +47,13 @@ def is_users(file: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
+def is_of_jax(file: str) -> bool:
+    """Whether a file is one of JAX's; a code object or `written` names it."""
+    return file.startswith(_JAX)
+
+
 def _is_outside_jax(file: str) -> bool:
-    return not file.startswith(("<", *_JAX, _OWN))
+    return not is_of_jax(file) and not file.startswith(("<", _OWN))
 
 
 def as_where(file: str, line: int | None) -> str:
@@ -146,7 +151,7 @@ def _was_running_inside(equation: JaxprEqn, call: JaxprEqn) -> bool:
     first = lambda found: next((number for number, frame in enumerate(frames) if found(frame)), len(frames))
     users = first(lambda frame: is_users(frame.file_name))
     of_call = first(lambda frame: (frame.file_name, frame.function_start_line) in sites)
-    is_lost = bool(sites) and not any(file.startswith(_JAX) for file, _ in sites)
+    is_lost = bool(sites) and not any(is_of_jax(file) for file, _ in sites)
     return users < of_call and (of_call < len(frames) or is_lost)
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from .lines import is_of_jax
 from .primitives import CUSTOM_JVPS, CUSTOM_RULES, HIGH, opened, primal_jaxpr, rule_file, written
 
 R = TypeVar("R")
@@ -28,7 +29,7 @@ _keys: dict[bool, weakref.WeakKeyDictionary[Jaxpr, Hashable]] = {
 class KeyedJaxpr:
     """A jaxpr that equals another if both compute the same; it keeps alive whatever it compares by identity."""
 
-    def __init__(self, jaxpr: Any, key: Hashable):
+    def __init__(self, jaxpr: Jaxpr, key: Hashable):
         self.jaxpr, self._key, self._hash = jaxpr, key, hash(key)
 
     def __hash__(self) -> int:
@@ -92,13 +93,15 @@ def structure_of(jaxpr: Jaxpr, *, exact: bool) -> KeyedJaxpr | None:
         return None
 
 
-def operation_of(equation: JaxprEqn) -> KeyedJaxpr | None:
-    """An equation as something that equals another which computes the same of its operands; compare `structure_of`."""
+def operation_of(equation: JaxprEqn) -> Hashable:
+    """What equals that of another equation if both compute the same of their operands; None where it cannot be told."""
     literals = (_literal(atom) if isinstance(atom, Literal) else None for atom in equation.invars)
     try:
-        return KeyedJaxpr(equation, (_operation(equation, True), tuple(literals), jax.config.jax_enable_x64))
+        key = _operation(equation, True), tuple(literals), jax.config.jax_enable_x64
+        hash(key)
     except TypeError:
         return None
+    return key
 
 
 def _jaxpr(jaxpr: Jaxpr, exact: bool) -> Hashable:
@@ -137,7 +140,7 @@ def _body_of_jax(equation: JaxprEqn, exact: bool) -> Hashable:
         return None
     body = primal_jaxpr(equation)
     name, file = written(opened(body)[0])
-    is_plain = name in _PLAIN_RULES and _is_jax(file) and _is_jax(rule_file(equation))
+    is_plain = name in _PLAIN_RULES and is_of_jax(file) and is_of_jax(rule_file(equation))
     return (name, _parameter(body, exact)) if is_plain else None
 
 
@@ -184,7 +187,7 @@ def _line(equation: JaxprEqn) -> Hashable:
     if frames is None:
         return names
     pairs = zip(*frames(), strict=True)
-    return names, next((_position(code, place) for code, place in pairs if not _is_jax(code.co_filename)), None)
+    return names, next((_position(code, place) for code, place in pairs if not is_of_jax(code.co_filename)), None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -192,10 +195,3 @@ def _position(code: CodeType, place: int) -> Hashable:
     """A code object, and the lines and columns of an instruction."""
     # Python rewrites instructions that run often, and one that it rewrote may be elsewhere.
     return code, next(itertools.islice(code.co_positions(), place // 2, None), None)
-
-
-_JAX = str(jax.__file__).removesuffix("__init__.py")
-
-
-def _is_jax(path: str) -> bool:
-    return path.startswith(_JAX)

@@ -70,14 +70,18 @@ def replace(tree: T, wrt: Selector, new: Any) -> T:
     """
     target = Target(tree, as_selection(wrt), purpose="edit")
     template = target.shaped(target.selected)
-    # A model may itself be callable: a tree counts as a value, and a bare function does not.
-    is_function = isinstance(new, jax.tree_util.Partial) or jax.tree.structure(new) == jax.tree.structure(0)
-    replaces_functions = target.selected and all(map(callable, target.selected))
-    if callable(new) and is_function and not replaces_functions:
+    if _is_function(new) and not (target.selected and all(map(callable, target.selected))):
         values = [new(leaf) for leaf in target.selected]
     else:
         values = values_like(template, new, "The new value of `replace`")
     return target.with_values(values)
+
+
+def _is_function(new: Any) -> bool:
+    # A model may itself be callable: a tree counts as a value, and a bare function does not.
+    if not callable(new):
+        return False
+    return isinstance(new, jax.tree_util.Partial) or jax.tree.structure(new) == jax.tree.structure(0)
 
 
 def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
