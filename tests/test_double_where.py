@@ -622,6 +622,43 @@ def test_a_backward_pass_is_jaxs():
     jax.tree.map(close, found, expected)
 
 
+LINEAR_PASSES = {
+    "product": lambda f: f,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "shard_map": lambda f: shard(f, IN_PARTS),
+    "branch": lambda f: lambda r, c: lax.cond(r[1] > 0, f, lambda r, c: c, r, c),
+    "switch in a loop": lambda f: (
+        lambda r, c: lax.fori_loop(0, 2, lambda i, c: lax.switch(i, [lambda c: c, lambda c: f(r, c)], c), c)
+    ),
+    "loop": lambda f: lambda r, c: lax.scan(lambda c, k: (k * c, None), c, jnp.stack([3.0 * r, r]))[0],
+    "loop that sums": lambda f: lambda r, c: lax.scan(lambda s, k: (s + k * f(r, c), None), 0 * r, jnp.full(2, 0.5))[0],
+    "loop over elements": lambda f: lambda r, c: lax.map(lambda rc: f(*rc), (r, c)),
+    "checkpoint of a loop": lambda f: jax.checkpoint(lambda r, c: lax.map(lambda rc: f(*rc), (r, c))),
+    "loop of a checkpoint": lambda f: lambda r, c: lax.map(lambda rc: jax.checkpoint(f)(*rc), (r, c)),
+    "read": lambda f: lambda r, c: f(r[::-1], jnp.flip(c))[jnp.array([1, 0])],
+    "write": lambda f: lambda r, c: jnp.zeros_like(c).at[jnp.array([1, 0])].add(f(r, c)[::-1]),
+    "slice": lambda f: lambda r, c: lax.dynamic_update_slice(0 * c, lax.dynamic_slice(f(r, c), (0,), (2,)), (0,)),
+    "parts": lambda f: lambda r, c: shard(lambda c: lax.psum(c, "i"), IN_PARTS)(f(r, c)),
+    "complex": lambda f: lambda r, c: lax.complex(f(r, c), 0 * c).real,
+}
+
+
+@pytest.mark.parametrize("name", LINEAR_PASSES)
+def test_no_nan_goes_back_through_a_linear_backward_pass(name):
+    """The selection comes after the rule and the root before it, so the masks go back through the pass."""
+    cube = jax.custom_vjp(lambda r: r**3)
+    cube.defvjp(lambda r: (r**3, r), lambda r, c: (LINEAR_PASSES[name](lambda r, c: 3.0 * r**2 * c)(r, c),))
+    f = pg.double_where(lambda x: jnp.where(x > 0, cube(jnp.sqrt(x)), x).sum())
+    x = np.array([0.0, 4.0])
+    every = jax.jit(lambda x: (jax.grad(f)(x), jax.jacrev(jax.grad(f))(x), jax.jacfwd(f)(x), jax.hessian(f)(x)))
+    gradient, curvature, forward, hessian = every(x)
+    for found in gradient, forward:
+        close(found, [1.0, 3.0])
+    for found in curvature, hessian:
+        close(found, np.diag([0.0, 0.375]))
+
+
 def with_rule(cotangent):
     def of(f):
         rule = jax.custom_vjp(f)

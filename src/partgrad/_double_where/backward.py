@@ -121,23 +121,20 @@ def _is_homogeneous(step: Step) -> bool:
 
 def is_linear_step(step: Step) -> bool:
     """Whether a step has a rule and is a linear function of its wires."""
-    return has_rule(step) and is_transposed(step.transposed, [wire.aval for wire in step.results])
+    if not has_rule(step):
+        return False
+    try:
+        jax.eval_shape(step.transposed, [zeros_like_aval(wire.aval) for wire in step.results])
+    except Exception:
+        # JAX has no single exception for what it cannot transpose.
+        return False
+    return True
 
 
 def has_rule(step: Step) -> bool:
     """Whether there is a rule for a step if it is linear."""
     # A selection by a wire, for example, or a wire that is an index.
     return step.name in RULES and all(is_floating(wire.aval) for wire in step.wires)
-
-
-def is_transposed(transposed: Callable[[Operands], Any], avals: Sequence[Any]) -> bool:
-    """Whether JAX can transpose a function, given its transpose and what that takes."""
-    try:
-        jax.eval_shape(transposed, [zeros_like_aval(aval) for aval in avals])
-    except Exception:
-        # JAX has no single exception for what it cannot transpose.
-        return False
-    return True
 
 
 # --- equations that contain programs ----------------------------------------------------------------------------------

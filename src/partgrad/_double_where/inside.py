@@ -33,13 +33,13 @@ from .._programs import (
     with_constants_as_inputs,
     zeros_like_aval,
 )
-from .backward import has_rule, is_transposed, pulled
+from .backward import has_rule, pulled
 from .batched import pulled_only
 from .body import State, as_arrays, state_of
 from .known import remembering
 from .mask import Mask, arrays_in, either, full_like, restored, united
 from .program import LinearProgram, Step, Wire, linear_outputs, split, transposed, whole, without_dead_code
-from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, trim
+from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, outputs_fed, trim
 
 # JAX does not linearize these again: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.
 _CUSTOM = CUSTOM_LINEAR | HIGH_LINEAR | {"custom_vmap_call"}
@@ -253,7 +253,7 @@ def _leaving(equation: JaxprEqn, masks: Sequence[Mask], specs: Sequence[Any], av
 
 
 def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-    """A custom backward pass as a linear program from cotangents: it is fed where its result is demanded."""
+    """A custom backward pass that is linear becomes the program of tangents whose transpose it is."""
     # The cotangent of a result that nothing demands is a symbolic zero, which the pass may test for.
     pairs = enumerate(zip(step.results, demanded, strict=True))
     live = [number for number, (wire, mask) in pairs if mask is not False and is_floating(wire.aval)]
@@ -263,28 +263,32 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
         return step.transposed(_placed(live, cotangents, len(step.results)))
 
     closed = jax.make_jaxpr(lambda *cotangents: pull(cotangents))(*map(zeros_like_aval, avals))
-    program = LinearProgram.of(closed, [Wire(aval) for aval in avals])
-    found = feed(program, [demanded[number] for number in live])
-    operands = [found[output] if isinstance(output, Wire) else False for output in program.outputs]
-    if not _is_linear(closed, program):
+    backward = LinearProgram.of(closed, [Wire(aval) for aval in avals])
+    of_live = [demanded[number] for number in live]
+    push = _transpose_of(closed, backward, [wire.aval for wire in step.wires])
+    if push is None:
         # For example, a pass that clips cotangents. Whatever it computes from a zero is part of the answer.
+        masks = outputs_fed(backward, of_live)
         of_nothing = evaluate(*opened(closed), [zeros_like_aval(aval) for aval in avals])
-        operands = [either(mask, value != 0) for mask, value in zip(operands, of_nothing, strict=True)]
+        operands = [either(mask, value != 0) for mask, value in zip(masks, of_nothing, strict=True)]
         return operands, _masked(guard.whole(step), (live, *opened(closed)), step.of_wires(fed), demanded, guard)
-    reached, emit = trim(program, found, step.of_wires(fed), guard)
+    program = LinearProgram.of(push, [Wire(wire.aval) for wire in step.wires])
+    found = feed(program, step.of_wires(fed))
+    operands, emit = trim(program, found, of_live, guard)
+    reached = [isinstance(output, Wire) and found[output] is not False for output in program.outputs]
     nothing = lambda known, cotangents: [zeros_like_aval(wire.aval) for wire in step.wires]
 
-    def push(tangents: Sequence[Any]) -> Operands:
-        pushed = dict(zip(live, transposed(emit, avals, tangents), strict=True))
+    def run(tangents: Sequence[Any]) -> Operands:
+        pushed = dict(zip(live, emit(tangents), strict=True))
         # A constant zero would not do where only a backward pass follows, which JAX refuses to run on constants.
         pushed |= {
             number: pulled_only(nothing, [step.results[number].aval], [], list(tangents))[0]
-            for number, mask in zip(live, reached, strict=True)
-            if mask is False
+            for number, is_reached in zip(live, reached, strict=True)
+            if not is_reached
         }
         return [pushed[n] if n in pushed else zeros_like_aval(wire.aval) for n, wire in enumerate(step.results)]
 
-    return operands, push
+    return operands, run
 
 
 def _masked(
@@ -360,17 +364,21 @@ def _placed(numbers: Sequence[int], values: Sequence[Any], count: int) -> list[A
     return [at.get(number) for number in range(count)]
 
 
-def _is_linear(backward: Any, program: LinearProgram) -> bool:
-    """Whether a backward pass is a linear function that JAX can transpose."""
+def _transpose_of(backward: ClosedJaxpr, program: LinearProgram, avals: Sequence[Any]) -> ClosedJaxpr | None:
+    """The function whose transpose a backward pass is; None if the pass is not linear, or JAX cannot transpose it."""
     jaxpr, consts = opened(backward)
     # An affine pass would count as linear, because its constant does not show in a transpose.
     if any(dependencies(with_constants_as_inputs(jaxpr), [CONSTANT] * len(consts) + [0] * len(jaxpr.invars))):
-        return False
+        return None
     if not all(map(has_rule, program.steps)):
-        return False
+        return None
     run = lambda cotangents: evaluate(jaxpr, consts, list(cotangents))
-    back = lambda tangents: transposed(run, [variable.aval for variable in jaxpr.invars], tangents)
-    return is_transposed(back, [output.aval for output in jaxpr.outvars])
+    push = lambda *tangents: transposed(run, [variable.aval for variable in jaxpr.invars], tangents)
+    try:
+        return jax.make_jaxpr(push)(*map(zeros_like_aval, avals))
+    except Exception:
+        # JAX has no single exception for what it cannot transpose.
+        return None
 
 
 RULES.update(
