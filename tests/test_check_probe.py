@@ -31,7 +31,7 @@ def large(chain, operands, results):
 
 
 def answers(function, *operands):
-    (found,) = probe(jax.make_jaxpr(function)(*operands), list(map(jnp.asarray, operands)), [large])
+    found = probe(jax.make_jaxpr(function)(*operands), list(map(jnp.asarray, operands)), large)
     return [(answer.steps, int(answer.numbers[0])) for answer in found]
 
 
@@ -64,7 +64,7 @@ def test_a_while_loop_counts_its_steps():
 def test_a_batch_of_while_loops_stops_one_by_one():
     loop = jax.vmap(lambda x: lax.while_loop(lambda x: x < 20, lambda x: x * 2.0, x))
     jaxpr = jax.make_jaxpr(loop)(jnp.array([3.0, 30.0]))
-    assert [a.steps for a in probe(jaxpr, [jnp.array([3.0, 30.0])], [large])[0]] == [(0,), (1,), (2,)]
+    assert [a.steps for a in probe(jaxpr, [jnp.array([3.0, 30.0])], large)] == [(0,), (1,), (2,)]
 
 
 def test_inside_of_jit_checkpoint_and_custom_rules():

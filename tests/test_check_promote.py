@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 from jax.scipy import special
 
 from partgrad._check.derivatives.float64 import promoted
@@ -281,3 +282,21 @@ def test_a_primitive_that_runs_python_code_is_left_at_its_own_width():
     (got,) = evaluated(lambda x: eqx.internal.noinline(lambda x: x * jnp.sin(x))(x), X)
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, X * np.sin(X), rtol=1e-6)
+
+
+def test_an_operation_that_refuses_float64_runs_at_its_own_width():
+    """As a kernel of the user's does that was written for one dtype."""
+
+    def in_single(x):
+        if np.asarray(x).dtype != np.float32:
+            raise TypeError("only float32")
+        return np.sin(x)
+
+    kernel = Primitive("kernel")
+    kernel.def_impl(in_single)
+    kernel.def_abstract_eval(lambda aval: aval)
+    jaxpr = jax.make_jaxpr(lambda x: 3 * kernel.bind(x) + x)(X)
+    with jax.enable_x64(True):
+        (found,) = promoted(jaxpr)(X.astype(float))
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, 3.0 * np.sin(X).astype(float) + X)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import Literal, Primitive
 
 import partgrad as pg
 from models import Point
@@ -31,9 +31,9 @@ from partgrad._programs import (
     rewritten,
     run,
     running_line,
+    smoothly,
 )
-from partgrad._programs.dependence import smoothly
-from partgrad._programs.same import structure_of
+from partgrad._programs.same import operation_of, structure_of
 
 pytestmark = pytest.mark.internal
 
@@ -177,6 +177,7 @@ def kept(x, y):
         (lambda x, y: lax.rev(jnp.stack([x, y]), (0,))[0], Y),
         (lambda x, y: jnp.stack([jnp.stack([x, x]), jnp.stack([y, y])]).max(1)[1], Y),
         (lambda x, y: lax.dynamic_slice(jnp.stack([x, y]), (7,), (1,))[0], Y),
+        (lambda x, y: lax.dynamic_slice(jnp.stack([x, y]), (jnp.argsort(jnp.ones(2))[0],), (1,))[0], X | Y),
         (lambda x, y: lax.pad(jnp.stack([x, y]), 0.0, [(-1, 0, 0)])[0], X | Y),
         (lambda x, y: lax.optimization_barrier((x, y))[1], Y),
     ],
@@ -343,6 +344,16 @@ def test_numbers_that_differ_in_sign_or_type_are_not_the_same():
     keys = [key(n) for n in (0.0, -0.0, 1.0, np.float32(1), np.nan)]
     assert len(set(keys)) == len(keys)
     assert key(np.nan) == keys[-1]
+
+
+def test_what_holds_large_constants_has_no_key():
+    large = np.arange(100.0)
+    closed = jax.make_jaxpr(jax.jit(jax.jit(lambda x: x * large)))(1.0)
+    assert structure_of(closed.jaxpr, exact=True) is None
+    (equation,) = jax.make_jaxpr(lambda x: x * x)(1.0).eqns
+    literal = Literal(large, jax.typeof(large))
+    assert operation_of(equation) is not None
+    assert operation_of(equation.replace(invars=[equation.invars[0], literal])) is None
 
 
 def test_a_jaxpr_with_a_custom_rule_has_no_key():

@@ -48,7 +48,6 @@ class Evidence:
     def __init__(self, program: NumberedProgram, plain: Operands, weights: Array):
         self.program, self.plain, self.weights = program, plain, weights
         self.cotangents = cotangents_of(weights, plain)
-        self._answers: dict[Question, list[Answer]] = {}
 
     @functools.cached_property
     def _runs(self) -> tuple[list[Operands], Exception | None]:
@@ -98,12 +97,9 @@ class Evidence:
         is_smooth = (found.verdict == SMOOTH).all()
         return float((self.point.weights * found.derivative).real.sum()) if is_smooth else None
 
-    def answers(self, *questions: Question) -> list[list[Answer]]:
-        """What the equations of the function answer. Each question is asked once; those of one call share a run."""
-        new = [question for question in questions if question not in self._answers]
-        if new:
-            self._answers.update(zip(new, probe(self.program.jaxpr, self.program.leaves, new), strict=True))
-        return [self._answers[question] for question in questions]
+    def answers(self, question: Question) -> list[Answer]:
+        """What the equations of the function answer to a question."""
+        return probe(self.program.jaxpr, self.program.leaves, question)
 
     @property
     def smooth(self) -> Dependence:
@@ -137,11 +133,10 @@ class Evidence:
 
     def leaves_into(self, chain: Chain) -> list[int]:
         """The leaves whose derivative goes through an equation, or through the equations around it."""
-        for length in range(len(chain), 0, -1):
-            if self.smooth.knows(chain[:length]):
-                mask = union(self.smooth.into(chain[:length]))
-                return [leaf for leaf in range(len(self.program.leaves)) if mask >> leaf & 1]
-        return []
+        while chain and not self.smooth.knows(chain):
+            chain = chain[:-1]
+        mask = union(self.smooth.into(chain)) if chain else 0
+        return [leaf for leaf in range(len(self.program.leaves)) if mask >> leaf & 1]
 
     def is_into(self, leaf: int, chain: Chain, flow: Dependence | None = None) -> bool:
         """Whether a leaf flows differentiably into an operand of an equation that has a tangent."""

@@ -170,7 +170,8 @@ class _Examination:
 
 def _tells_part_of(zero: Finding, other: Finding) -> bool:
     is_same = other.severity == "warning" or (bool(zero.where) and other.where == zero.where)
-    return (other.leaf, other.kind) == (zero.leaf, "mismatch") and is_same
+    is_milder = (zero.severity, other.severity) == ("info", "warning")
+    return (other.leaf, other.kind) == (zero.leaf, "mismatch") and is_same and not is_milder
 
 
 def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:

@@ -1,7 +1,7 @@
 """Run a jaxpr once, compiled, and ask its equations questions: at every depth, in every step of every loop."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -47,23 +47,21 @@ class Answer(NamedTuple):
     order: tuple[int, ...]
 
 
-def probe(jaxpr: ClosedJaxpr, operands: Operands, questions: Sequence[Question]) -> list[list[Answer]]:
-    """The answers of a jaxpr's equations to each question, in order of execution; of very many, only the first.
+def probe(jaxpr: ClosedJaxpr, operands: Operands, question: Question) -> list[Answer]:
+    """The answers of a jaxpr's equations to a question, in order of execution; of very many, only the first.
 
-    The questions go to each equation that contains no others, and to each call of a custom rule.
+    The question goes to each equation that contains no others, and to each call of a custom rule.
     """
-    asked = _Run(questions)
+    asked = _Run(question)
     top = lambda *operands: asked.body(*opened(jaxpr), list(operands))
     jax.block_until_ready(quick_jit(top)(*operands))
     jax.effects_barrier()
-    in_order = sorted(asked.answers, key=lambda pair: pair[1].order)
-    return [[answer for question, answer in in_order if question == number] for number in range(len(questions))]
+    return sorted(asked.answers, key=lambda answer: answer.order)
 
 
 class _Asked(NamedTuple):
     """An equation that was asked when the body that contains it was traced."""
 
-    question: int
     chain: Chain
     length: int
 
@@ -79,10 +77,10 @@ class _Body(NamedTuple):
 class _Run:
     """One run of a jaxpr, and the answers it collects."""
 
-    def __init__(self, questions: Sequence[Question]):
-        self._questions = questions
+    def __init__(self, question: Question):
+        self._question = question
         self._places: dict[int, int] = {}
-        self.answers: list[tuple[int, Answer]] = []
+        self.answers: list[Answer] = []
 
     def body(
         self, jaxpr: Jaxpr, consts: Operands, operands: Operands, inside: Chain = (), steps: tuple[Any, ...] = ()
@@ -103,8 +101,7 @@ class _Run:
         name = equation.primitive.name
         if name in _INLINED:
             inner, consts = opened(primal_jaxpr(equation))
-            if len(inner.invars) == len(given):
-                results = self._within(body, inner, consts, given, chain)
+            results = self._within(body, inner, consts, given, chain)
         elif name not in _OPAQUE:
             results = reenter(equation, given, functools.partial(self._staged, body, chain), counted=True)
         contains = results is not None
@@ -119,11 +116,10 @@ class _Run:
         return self.body(jaxpr, consts, operands, chain, body.steps if step is None else (*body.steps, step))
 
     def _ask(self, body: _Body, chain: Chain, given: Operands, results: Operands) -> None:
-        for number, question in enumerate(self._questions):
-            vector = question(chain, given, results)
-            if vector is not None:
-                body.vectors.append(jnp.ravel(vector).astype(jnp.int32))
-                body.asked.append(_Asked(number, chain, body.vectors[-1].size))
+        vector = self._question(chain, given, results)
+        if vector is not None:
+            body.vectors.append(jnp.ravel(vector).astype(jnp.int32))
+            body.asked.append(_Asked(chain, body.vectors[-1].size))
 
     def _send(self, body: _Body) -> None:
         starts = np.cumsum([0, *(one.length for one in body.asked)])[:-1]
@@ -141,7 +137,7 @@ class _Run:
         for one, start in zip(asked, starts, strict=True):
             if everything[start] >= 0 and len(self.answers) < _MOST_ANSWERS:
                 numbers = everything[start : start + one.length]
-                self.answers.append((one.question, Answer(one.chain, steps, numbers, self._order(one, steps))))
+                self.answers.append(Answer(one.chain, steps, numbers, self._order(one, steps)))
 
     def _order(self, one: _Asked, steps: tuple[int, ...]) -> tuple[int, ...]:
         """When an equation was executed: its position in each body around it, with the step numbers in between."""

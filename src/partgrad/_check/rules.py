@@ -72,7 +72,7 @@ class Rules:
         if not any(is_custom_rule(chain[-1]) for chain in self._evidence.smooth.chains):
             return []
         grouped: dict[tuple[Any, ...], list[Answer]] = {}
-        for answer in self._evidence.answers(self._question)[0]:
+        for answer in self._evidence.answers(self._question):
             grouped.setdefault((*map(id, answer.chain), answer.numbers[1]), []).append(answer)
         return [_blame(answers) for answers in grouped.values()]
 

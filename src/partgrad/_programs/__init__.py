@@ -13,6 +13,7 @@ from .dependence import (
     of_cotangents as of_cotangents,
     of_draws as of_draws,
     reaching as reaching,
+    smoothly as smoothly,
     union as union,
 )
 from .elementwise import MOVED as MOVED

@@ -130,7 +130,7 @@ def _operation(equation: JaxprEqn, exact: bool) -> Hashable:
     body = _body_of_jax(equation, exact)
     if body is None and not exact and equation.primitive.name in CUSTOM_RULES | HIGH:
         raise TypeError
-    parameters = _parameters(equation.params, exact) if body is None else body
+    parameters = body or tuple((name, _parameter(value, exact)) for name, value in sorted(equation.params.items()))
     return equation.primitive, parameters, equation.ctx, _line(equation) if exact else None
 
 
@@ -151,10 +151,6 @@ def _literal(literal: Literal) -> Hashable:
     return type(literal.val), literal.aval, value.dtype, value.tobytes()
 
 
-def _parameters(parameters: dict[Any, Any], exact: bool) -> Hashable:
-    return tuple((name, _parameter(value, exact)) for name, value in sorted(parameters.items()))
-
-
 def _parameter(value: Any, exact: bool) -> Hashable:
     inner, consts = opened(value)
     if isinstance(inner, Jaxpr):
@@ -164,8 +160,6 @@ def _parameter(value: Any, exact: bool) -> Hashable:
         return _inner(inner, exact)
     if isinstance(value, tuple | list):
         return type(value), tuple(_parameter(item, exact) for item in value)
-    if isinstance(value, dict):
-        return _parameters(value, exact)
     if isinstance(value, float):
         return float, repr(value)
     return _Identity(value) if exact and callable(value) else (type(value), value)
@@ -184,9 +178,7 @@ def _line(equation: JaxprEqn) -> Hashable:
     """Where in the user's code an equation comes from."""
     frames = getattr(equation.source_info.traceback, "raw_frames", None)
     names = str(equation.source_info.name_stack)
-    if frames is None:
-        return names
-    pairs = zip(*frames(), strict=True)
+    pairs = zip(*frames(), strict=True) if frames else ()
     return names, next((_position(code, place) for code, place in pairs if not is_of_jax(code.co_filename)), None)
 
 

@@ -85,16 +85,10 @@ class Exact:
         return changed
 
     def value(self, point: Leaves, direction: Leaves, step: float) -> Vector:
-        """The outputs at a point moved along a direction; NaN if the function raises."""
+        """The outputs at a point moved along a direction."""
         self.evaluations += 1
         start = _vector(point)
-        try:
-            return np.asarray(self._value(start + step * _vector(direction), start))
-        except Exception:
-            # A function that rejects a point raises when it is evaluated there.
-            if step == 0:
-                raise
-            return np.full(sum(self.sizes), np.nan, np.complex128 if any(self._is_complex) else np.float64)
+        return np.asarray(self._value(start + step * _vector(direction), start))
 
     def forward(self, point: Leaves, direction: Leaves) -> Vector | None:
         """The tangents of the outputs along a direction, or None if there is no forward derivative."""
@@ -136,10 +130,16 @@ def _joined(outputs: list[Any]) -> Any:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in float64, compiled; its results are NaN where it raises because it rejects the point."""
     staged = quick_jit(function)
 
     def run(*operands: Any) -> Any:
         with jax.enable_x64(True):
-            return jax.device_get(staged(*operands))
+            try:
+                return jax.device_get(staged(*operands))
+            except Exception:
+                # What cannot be traced raises again.
+                made = jax.eval_shape(staged, *operands)
+                return jax.tree.map(lambda aval: np.full(aval.shape, np.nan, aval.dtype), made)
 
     return run

@@ -147,8 +147,6 @@ def _as_wide(value: Any, aval: Any) -> Any:
     """A value, converted to the wide dtype of an aval."""
     if hasattr(aval, "inner_aval") or not hasattr(aval, "dtype") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return value
-    if aval.dtype == jax.dtypes.float0:
-        return value
     dtype = wide_dtype(aval.dtype)
     if getattr(value, "dtype", None) == dtype:
         return value

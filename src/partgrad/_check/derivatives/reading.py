@@ -91,7 +91,7 @@ class Point:
 
     def _measured_noise(self) -> Vector:
         """How far the outputs move with the last digits of the point: more than their own rounding if terms cancel."""
-        magnitudes, unit = [np.abs(leaf) for leaf in self.leaves], self.exact.unit
+        magnitudes, unit = [np.abs(leaf).astype(leaf.dtype) for leaf in self.leaves], self.exact.unit
         steps, most = (_LAST_DIGITS, _MOST_NOISE) if not unit else ([-2 * unit, -unit, unit, 2 * unit], 100 * unit)
         moved = [self.exact.value(self.leaves, magnitudes, step) for step in steps]
         with np.errstate(all="ignore"):

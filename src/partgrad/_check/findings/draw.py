@@ -15,6 +15,7 @@ from ..._programs import (
     line,
     reaching,
     sampler_of,
+    smoothly,
     union,
 )
 from ..evidence import Evidence, name_of
@@ -74,7 +75,7 @@ def _decisions(evidence: Evidence) -> list[list[Chain]]:
     for chain in evidence.smooth.chains:
         if (
             chain[-1].primitive.name in _TESTS
-            or any(evidence.smooth.out_of(chain))
+            or any(smoothly(chain, evidence.smooth.into(chain)))
             or evidence.smooth.is_entered(chain)
             or any(map(_sampler, chain))
         ):

@@ -60,7 +60,7 @@ def mismatch(evidence: Evidence, rules: Rules, ties: Ties, found: list[LeafDeriv
         elif derivative.status == "rounding":
             yield from _slight(evidence, rules, leaf, derivative)
         elif derivative.status == "inconclusive" and evidence.value_is_finite:
-            yield Finding("mismatch", "info", path, "", _inconclusive(evidence, leaf, derivative))
+            yield Finding("mismatch", "info", path, "", _inconclusive(derivative))
 
 
 def without_reverse(evidence: Evidence) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def without_reverse(evidence: Evidence) -> Iterator[Finding]:
             "derivative was checked. Fix: a loop of a known number of steps (`jax.lax.scan`), or a custom rule."
         )
     else:
-        foreign = [c for c in _foreign(evidence) if not any(map(is_custom_rule, c))]
+        foreign = [c for c in evidence.smooth.chains if c[-1].primitive.name in FOREIGN and evidence.leaves_into(c)]
         where = raised_at(error) or (line(foreign[0]) if foreign else "")
         text = str(error).partition("\n")[0][:300]
         by = f" in the derivative of {at(foreign[0])}" if foreign else ""
@@ -194,19 +194,14 @@ def _unconverged(path: str, off: float, solver: Chain) -> Finding:
     return Finding("precision", "info" if off <= _CONVERGED else "warning", path, line(solver), message)
 
 
-def _inconclusive(evidence: Evidence, leaf: int, derivative: LeafDerivative) -> str:
+def _inconclusive(derivative: LeafDerivative) -> str:
     begin = "inconclusive: finite differences neither confirm nor refute the gradient"
-    foreign = [c for c in _foreign(evidence) if leaf in evidence.leaves_into(c)]
     if derivative.kinks or derivative.jumps:
         return f"{begin}, because the point is at a {'kink' if derivative.kinks else 'jump'}. Fix: check another point."
-    if foreign:
-        return f"{begin}, because {at(foreign[0])} is evaluated in its own precision. Fix: check in float64."
-    return f"{begin}: the function is noise at small steps. Fix: check in float64, or at another point."
-
-
-def _foreign(evidence: Evidence) -> list[Chain]:
-    """The calls of code outside JAX that a derivative would go through."""
-    return [c for c in evidence.smooth.chains if c[-1].primitive.name in FOREIGN and evidence.leaves_into(c)]
+    return (
+        f"{begin}: the function is noise at small steps, or raises beside the point. Fix: check in float64, or at "
+        "another point."
+    )
 
 
 def _stopped(path: str, derivative: LeafDerivative) -> str:

@@ -24,7 +24,7 @@ def oob(evidence: Evidence) -> Iterator[Finding]:
     if not any_equation(program.jaxpr.jaxpr, lambda equation: equation.primitive.name in by_index):
         return
     grouped: dict[tuple[int, ...], list[Answer]] = {}
-    for answer in evidence.answers(_question)[0]:
+    for answer in evidence.answers(_question):
         grouped.setdefault(tuple(map(id, answer.chain)), []).append(answer)
     if not grouped:
         return

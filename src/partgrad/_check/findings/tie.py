@@ -56,7 +56,7 @@ class Ties:
 
     @functools.cached_property
     def _all(self) -> list[Answer]:
-        return self._evidence.answers(self._question)[0]
+        return self._evidence.answers(self._question)
 
     def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
         if not operands or not self._evidence.leaves_into(chain):

@@ -21,6 +21,7 @@ from ..._programs import (
     last_of,
     line,
     sampler_of,
+    smoothly,
     union,
 )
 from ..evidence import Evidence, at, name_of, rule_name, steps_of
@@ -57,11 +58,15 @@ def zero(evidence: Evidence, is_flat: IsFlat = lambda leaf, where: False) -> Ite
             yield Finding("zero", "info", path, "", message)
 
 
+def _is_no_test_for_nan(chain: Chain) -> bool:
+    return chain[-1].primitive.name not in ("ne", "is_finite")
+
+
 def blockers(
     evidence: Evidence,
     leaf: int,
     flow: Dependence | None = None,
-    wanted: Callable[[Chain], bool] = lambda chain: True,
+    wanted: Callable[[Chain], bool] = _is_no_test_for_nan,
 ) -> list[Chain]:
     """The equations through which the value of a leaf reaches the output, but not its derivative.
 
@@ -74,11 +79,11 @@ def blockers(
         if wanted(chain)
         and not flow.is_entered(chain)
         and evidence.is_into(leaf, chain, flow)
-        # For example `argsort`, whose values have a derivative and whose indices have none.
-        and not all(mask >> leaf & 1 for mask in flow.out_of(chain))
+        # For example `argsort`, whose values have a derivative and whose indices have none. What a slice leaves out is
+        # not stopped there.
+        and not all(mask >> leaf & 1 for mask in smoothly(chain, flow.into(chain)))
     ]
-    last = last_of(evidence.program.jaxpr.jaxpr, found)
-    return [chain for chain in last if chain[-1].primitive.name not in ("ne", "is_finite")]
+    return last_of(evidence.program.jaxpr.jaxpr, found)
 
 
 def _in_rules_of_libraries(evidence: Evidence, leaf: int) -> list[Chain]:
@@ -86,7 +91,7 @@ def _in_rules_of_libraries(evidence: Evidence, leaf: int) -> list[Chain]:
     jaxpr = evidence.program.jaxpr.jaxpr
     flow = differentiably(jaxpr, [1 << number for number in range(len(jaxpr.invars))], into_rules=True)
     is_ruled = lambda chain: any(is_custom_rule(outer) for outer in chain[:-1]) and not is_in_library(chain)
-    return blockers(evidence, leaf, flow, is_ruled)
+    return blockers(evidence, leaf, flow, lambda chain: is_ruled(chain) and _is_no_test_for_nan(chain))
 
 
 def mark_of(chain: Chain) -> str | None:
@@ -102,14 +107,11 @@ def is_fixed_draw(chain: Chain) -> bool:
 
 def _blocked(evidence: Evidence, leaf: int) -> Iterator[Finding]:
     path = evidence.program.paths[leaf]
-    found = blockers(evidence, leaf)
+    found = blockers(evidence, leaf) or blockers(evidence, leaf, wanted=lambda chain: True)
     untold = [chain for chain in found if not _is_told_with_draws(evidence, chain)]
-    if found and not untold:
+    if not untold:
         return
-    chain = next((c for c in untold if mark_of(c)), untold[0]) if untold else None
-    if chain is None:
-        yield Finding("zero", "warning", path, "", "the gradient is zero: no differentiable path leads to the output.")
-        return
+    chain = next((c for c in untold if mark_of(c)), untold[0])
     severity = "info" if is_fixed_draw(chain) else "warning"
     yield Finding("zero", severity, path, line(chain), f"the gradient is zero: {_barrier(path, chain)}")
 
@@ -164,7 +166,7 @@ def _where_cotangents_die(evidence: Evidence) -> list[tuple[Answer, int]]:
         none = jnp.stack([jnp.all(result == 0) for result in made]).all()
         return jnp.where(some & none, 0, -1)[None]
 
-    answers = probe(jaxpr, [*program.leaves, *evidence.cotangents], [question])[0]
+    answers = probe(jaxpr, [*program.leaves, *evidence.cotangents], question)
     chains = {tuple(map(id, answer.chain)): answer.chain for answer in answers}
     reached = arriving(jaxpr.jaxpr, chains.values())
     leaves = {

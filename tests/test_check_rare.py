@@ -1,0 +1,207 @@
+"""What `check` says where it is seldom asked: of a forward derivative alone, of rules that return constants, of stops."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.lax import stop_gradient
+from jax.sharding import PartitionSpec
+
+import partgrad as pg
+
+S = jnp.float32
+F = lambda *values: jnp.array(values, jnp.float32)
+KEY = jax.random.key(0)
+
+
+def findings(function, *args, **options):
+    report = pg.check(function, progress=False, **options)(*args)
+    return {(f.kind, f.severity, f.leaf): f.message for f in report.findings}
+
+
+def forward_rule(function, derivative):
+    function = jax.custom_jvp(function)
+    function.defjvp(lambda primals, tangents: (function(*primals), derivative(primals[0]) * tangents[0]))
+    return function
+
+
+slightly_wrong = forward_rule(lambda x: x**2, lambda x: 2.0002 * x)
+
+
+def root(x):
+    return lax.while_loop(lambda y: jnp.abs(y * y - x) > 1e-6 * x, lambda y: (y + x / y) / 2, x)
+
+
+def test_without_a_gradient_the_forward_derivative_is_judged():
+    wrong = forward_rule(lambda x: x**2, lambda x: 3 * x)
+
+    def function(p):
+        read = p["read"].at[jnp.array([5])].get(mode="promise_in_bounds")[0]
+        return wrong(p["wrong"]) + read + slightly_wrong(root(p["solved"])) + root(p["right"])
+
+    point = {"wrong": S(1.3), "read": F(1, 2), "solved": S(1.3), "right": S(1.7)}
+    found = findings(function, point, forward=True)
+    assert set(found) == {
+        ("mismatch", "error", "['wrong']"),
+        ("mismatch", "error", "['solved']"),
+        ("oob", "warning", "['read']"),
+    }
+    assert found["mismatch", "error", "['wrong']"].startswith("the forward derivative is wrong: it is 3.9")
+    # Another iteration would explain as much, but not a rule that differs from its function.
+    assert (
+        "the rule of `<lambda>`" in (message := found["mismatch", "error", "['solved']"]) or "a custom rule" in message
+    )
+
+
+@pytest.mark.parametrize("loop", [root, lambda x: lax.fori_loop(0, jnp.int32(x), lambda _, y: y * 2, x)])
+def test_an_iteration_until_convergence_may_end_elsewhere_when_compiled(loop):
+    slightly = lambda x: x * (1.0001 if isinstance(x, jax.core.Tracer) else 1.0)
+    found = findings(lambda x: loop(slightly(x)), S(3.3), forward=True)
+    assert set(found) == (set() if loop is root else {("value", "error", "")})
+
+
+def test_a_number_that_a_rule_returns_whatever_it_is_given():
+    constant = jax.custom_vjp(lambda x: x**2)
+    constant.defvjp(lambda x: (x**2, None), lambda _, cotangent: (jnp.full((), jnp.nan),))
+    found = findings(lambda p: constant(p["x"]) + jnp.sqrt(p["y"]), {"x": S(1.3), "y": S(0)})
+    message = found["nan", "error", "['x']"]
+    assert "none of its operations made it so" in message
+    assert "`sqrt`" not in message
+    assert "test_check_rare.py" in message
+    assert "`sqrt`" in found["nan", "error", "['y']"]
+
+
+def test_what_decides_together_with_a_random_number():
+    def function(p):
+        noise = jax.random.normal(KEY, (2,))
+        through, threshold = p["through"] + noise[0], p["threshold"] + noise[1]
+        soft = jax.nn.sigmoid(through)
+        through = 3 * p["through"] + soft + stop_gradient((through > 0) - soft)
+        return through + jnp.where(threshold > 0, threshold**2, 0.0)
+
+    found = findings(function, {"through": S(0.3), "threshold": S(0.4)})
+    assert "(straight-through)" in found["draw", "info", "['through']"]
+    assert found["draw", "info", "['threshold']"].endswith("If the alternatives agree there, all is well.")
+
+
+def test_what_is_left_out_of_an_array_is_not_stopped_or_drawn_there():
+    def function(p):
+        drawn = jnp.concatenate([jax.random.uniform(KEY, (2,)), p["unused"]])[:2]
+        return jnp.concatenate([jnp.floor(p["x"]), p["x"]])[:2].sum() * drawn.sum()
+
+    found = findings(function, {"x": F(1.5, 2.3), "unused": F(1, 2)})
+    assert set(found) == {("zero", "warning", "['x']"), ("zero", "warning", "['unused']")}
+    assert "`floor`" in found["zero", "warning", "['x']"]
+    assert found["zero", "warning", "['unused']"].startswith("no path to the output")
+
+
+def test_a_leaf_that_is_only_tested():
+    def function(p):
+        branch = lax.cond(p["y"] > 0, jnp.round, jnp.square, p["branch"])
+        return p["y"] * (p["equal"] != 0) + jnp.where(jnp.isfinite(p["finite"]), p["y"], 0) + branch
+
+    found = findings(function, {name: S(1.3) for name in ("y", "equal", "finite", "branch")})
+    assert set(found) == {("zero", "warning", f"['{name}']") for name in ("equal", "finite", "branch")}
+    assert "it is only compared, by `!=`" in found["zero", "warning", "['equal']"]
+    assert "it is only compared, by `is_finite`" in found["zero", "warning", "['finite']"]
+    assert "`round`" in found["zero", "warning", "['branch']"]
+
+
+def test_a_stop_is_told_of_a_gradient_that_is_zero_elsewhere():
+    """A note about zeros takes the place of no warning."""
+
+    def function(p):
+        several = (
+            p["some"] + stop_gradient(p["some"] ** 2) + stop_gradient(p["some"] ** 3) + 0 * stop_gradient(p["some"])
+        )
+        return p["part"][0] * stop_gradient(p["part"][0]) + p["at_zero"] ** 2 + stop_gradient(p["at_zero"]) + several
+
+    found = findings(function, {"part": F(1.5, 2.3), "at_zero": S(0), "some": S(1.3)})
+    assert set(found) == {
+        ("mismatch", "warning", "['part']"),
+        ("mismatch", "warning", "['at_zero']"),
+        ("mismatch", "warning", "['some']"),
+        ("zero", "info", "['part']"),
+        ("zero", "info", "['at_zero']"),
+    }
+    assert all("`stop_gradient`" in message for (kind, _, _), message in found.items() if kind == "mismatch")
+
+
+def test_inside_a_shard_map():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = lambda f: jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+    found = findings(
+        lambda p: sharded(jnp.sqrt)(p["root"]).sum() + sharded(lambda x: x * stop_gradient(x))(p["stopped"]).sum(),
+        {"root": F(0, 2), "stopped": F(1.5, 2.3)},
+    )
+    assert "in the derivative of `shard_map`" in found["nan", "error", "['root']"]
+    # What is stopped inside cannot be held.
+    assert "the `stop_gradient`s on its path" in found["mismatch", "error", "['stopped']"]
+
+
+def test_what_low_precision_explains():
+    halved = jax.custom_vjp(lambda x: x**2)
+    halved.defvjp(lambda x: (x**2, x), lambda x, ct: ((2 * x * ct).astype(jnp.bfloat16).astype(jnp.float32),))
+    tenth = forward_rule(lambda x: x * 0.1, lambda x: 1 / S(10))
+    hidden = forward_rule(lambda x: 1e-7 * x, lambda x: 2e-7)
+
+    def function(p):
+        return halved(p["halved"]) + tenth(p["tenth"]) + hidden(p["hidden"][0]) + p["hidden"][1:].sum()
+
+    found = findings(function, {"halved": S(1.3), "tenth": S(1.3), "hidden": F(1, 2, 3)})
+    assert set(found) == {
+        ("precision", "warning", "['halved']"),
+        ("precision", "info", "['tenth']"),
+        ("mismatch", "error", "['hidden']"),
+    }
+    assert "it goes through bfloat16" in found["precision", "warning", "['halved']"]
+    assert "which constants of low precision may explain" in found["precision", "info", "['tenth']"]
+    assert "it is 2e-07 in element [0]" in found["mismatch", "error", "['hidden']"]
+
+
+def test_a_mismatch_that_no_element_shows_by_itself():
+    with jax.enable_x64(True):
+        difference = jax.custom_jvp(lambda x: x[0] - x[1])
+        difference.defjvp(lambda x, t: (difference(*x), (1 + 8e-9) * t[0][0] - t[0][1]))
+        (message,) = findings(difference, jnp.ones(2)).values()
+    assert message.startswith("the forward derivative is wrong")
+    assert "element" not in message
+
+
+def test_arrays_without_elements_and_writes_of_extremes():
+    pair = jax.custom_jvp(lambda x, empty: (2 * x, empty))
+    pair.defjvp(lambda primals, tangents: (pair(*primals), (3 * tangents[0], tangents[1])))
+
+    def function(p):
+        empty = p["read"][jnp.zeros(0, int)]
+        largest = jnp.zeros(2).at[jnp.array([5])].max(p["written"])
+        return pair(p["rule"], empty)[0] + empty.sum() + p["read"].sum() + largest[0] + p["written"].sum()
+
+    found = findings(function, {"read": F(1, 2), "rule": S(1.3), "written": F(1)})
+    assert set(found) == {("mismatch", "error", "['rule']"), ("oob", "warning", "['written']")}
+    assert "It is dropped" in found["oob", "warning", "['written']"]
+
+
+@pytest.mark.parametrize(
+    "raises",
+    [lambda x: x > S(0.1), lambda x: 3 * x != 3 * S(0.1)],
+    ids=["on one side", "on both sides, and in float64"],
+)
+def test_a_function_that_raises_beside_the_point(raises):
+    function = lambda x: jnp.abs(eqx.error_if(x, raises(x), "not here") - S(0.1))
+    ((key, message),) = findings(function, S(0.1)).items()
+    assert key == ("mismatch", "info", "")
+    assert "or raises beside the point" in message
+
+
+def test_what_has_no_source_is_intended_by_name_only():
+    stopped = lambda x: stop_gradient(x) * x
+    found = findings(stopped, S(0.4), intended=functools.partial(stopped))
+    assert set(found) == {("mismatch", "warning", ""), ("intended", "warning", "")}
+
+
+def test_a_tie_of_a_clamp():
+    assert "`clamp`" in findings(lambda x: lax.clamp(0.0, x, 1.0), S(1))["tie", "warning", ""]
