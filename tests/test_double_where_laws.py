@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import partgrad as pg
+from partgrad._double_where.known import captured
 from random_programs import (
     COMPETING,
     ENDS,
@@ -176,6 +177,12 @@ def test_masks_go_through_moves_as_numbers_do(name):
                 np.testing.assert_allclose(evaluated(derivative(ours))(POINT), expected, rtol=1e-12, err_msg=name)
 
 
+def test_numbers_that_are_on_several_hosts_are_not_fetched():
+    on_this_one = np.arange(3) > 0
+    assert captured(on_this_one) is not None
+    assert captured(on_this_one.view(type("Spread", (np.ndarray,), {"is_fully_addressable": False}))) is None
+
+
 def places(shape, axis):
     """The place of each element along an axis, of size one along the others."""
     axis = axis % len(shape) if shape else 0
@@ -258,6 +265,16 @@ def test_rows_that_nothing_is_fed_into_or_demanded_of(name):
             np.testing.assert_array_equal(found[1:], 0.0)
 
 
+def test_rows_of_a_solve_that_nothing_is_fed_into_or_demanded_of():
+    diagonal = np.array([2.0, np.nan, 4.0])
+    divided = lambda _, b: b / diagonal
+    solve = lambda b: lax.custom_linear_solve(lambda v: v * diagonal, b, divided, transpose_solve=divided)
+    fed, demanded = np.array([True, True, False]), np.array([True, False, True])
+    f = pg.double_where(lambda x: jnp.where(demanded, solve(jnp.where(fed, jnp.sin(x), 3.0)), 0.0))
+    for derivative in (jax.jacrev, jax.jacfwd):
+        np.testing.assert_allclose(evaluated(derivative(f))(np.zeros(3)), np.diag([0.5, 0.0, 0.0]))
+
+
 @pytest.mark.parametrize("length", [2, 3])
 def test_the_matrix_of_a_solve_in_a_loop_is_replaced_at_dead_steps_alone(length):
     """Also where there are as many steps as rows."""
@@ -277,6 +294,20 @@ def test_the_matrix_of_a_solve_in_a_loop_is_replaced_at_dead_steps_alone(length)
         for derivative in (jax.grad, jax.jacfwd):
             found = evaluated(derivative(pg.double_where(lambda x: function(x, False))))(x)
             np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_factor_that_the_loop_of_one_branch_leaves_alone_and_another_branch_replaces():
+    def function(x, is_by_hand):
+        rate = jnp.log(jnp.where(x > 0, x, 1.0) if is_by_hand else x)
+        plain = lambda y: jnp.where(x > 0, y * rate, y)
+        loop = lambda y: lax.scan(lambda y, _: (plain(y), None), y, length=2)[0]
+        return jnp.sum(lax.cond(x[1] > 0, plain, loop, jnp.cos(x)))
+
+    x = np.array([0.0, 0.7, 0.4])
+    expected = evaluated(jax.grad(lambda x: function(x, True)))(x)
+    np.testing.assert_allclose(
+        evaluated(jax.grad(pg.double_where(lambda x: function(x, False))))(x), expected, rtol=1e-5
+    )
 
 
 def summed(divided):

@@ -156,6 +156,12 @@ def test_a_structure_from_outside_meets_an_open_one(f, truth):
 # --- an implicit hold on the way is no silent zero -----------------------------------------------------------------
 
 
+def after_another_derivative(m):
+    """Python branches on values, so neither derivative can be traced beforehand."""
+    pg.grad(lambda m: m.a * m.p if m.p > 0 else m.p, wrt="p")(M)
+    return loss(K(m.a, m.p)) if m.p > 0 else m.p
+
+
 @pytest.mark.parametrize(
     "f",
     [
@@ -163,8 +169,9 @@ def test_a_structure_from_outside_meets_an_open_one(f, truth):
         lambda m: loss(K(m.a, m.p)) + m.p,
         lambda m: loss(pg.thaw(K(m.a, m.p), "p")),
         lambda m: loss(jax.tree.unflatten(jax.tree.structure(M), jax.tree.leaves(m))),
+        after_another_derivative,
     ],
-    ids=["built plainly", "one path of two", "built, then thawed", "unflattened"],
+    ids=["built plainly", "one path of two", "built, then thawed", "unflattened", "after another derivative"],
 )
 def test_an_implicit_hold_raises(f):
     with pytest.raises(errors.PartgradError, match="Diff"):

@@ -244,6 +244,9 @@ def test_a_dataclass_that_jax_does_not_know_is_an_error_where_it_holds_arrays():
             errors.ForgottenDecoratorError, match=r"(?s)is a `Kernel`.*Fix: write @partgrad.dataclass above"
         ):
             pg.grad(lambda t: 0.0)(model)
+    around = Kernel(None)
+    around.a = around
+    assert pg.mask({"b": Kernel(around), "x": 1.0}, None) == {"b": False, "x": True}
     assert pg.mask({"b": Kernel(3), "x": 1.0}, None) == {"b": False, "x": True}
     # The plan for this structure is kept.
     with pytest.raises(errors.ForgottenDecoratorError, match=r"`\['b'\]` is a `Kernel`"):

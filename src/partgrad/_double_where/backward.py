@@ -5,7 +5,9 @@ replaced. Whatever the pass computes from a zero is part of the answer, and so l
 carries is live, at every step.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +35,7 @@ from .._programs import (
     zeros_like_aval,
 )
 from .known import follow, is_zero
-from .mask import Mask, either
+from .mask import Mask, both, either, spread
 from .program import Step, Wire, linear_outputs
 from .trim import RULES, Guard, fed_rule, rule_of
 
@@ -77,7 +79,7 @@ def _step(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard)
     ]
     step = Step(equation, tuple(operands), tuple(Wire(variable.aval) for variable in equation.outvars))
     masks: list[Mask] = [False if path is None else path for path in paths]
-    fed = fed_rule(step).fed(step, masks)
+    fed = fed_factors(step, fed_rule(step).fed(step, masks), step.of_wires(masks))
     cotangents = step.of_wires(values)
     if is_linear_step(step):
         _, emit = rule_of(step).trim(step, masks, [True] * len(step.results), guard)
@@ -108,6 +110,21 @@ def _custom(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guar
         function = ordinary_custom_vjp(masked)
         function.defvjp(lambda *operands: jax.vjp(plain, *operands), lambda pull, cotangents: pull(cotangents))
     return list(function(*values, *arrays)), _all_live(linear_outputs(body, _linear(paths)))
+
+
+def fed_factors(step: Step, fed: list[Mask], live: Iterable[Mask]) -> list[Mask]:
+    """The masks of a step's results, if it may be a product or quotient of two wires.
+
+    Args:
+        step: The step.
+        fed: The masks that its rule returns.
+        live: For each wire, the elements that may be other than zero.
+    """
+    if step.name not in {"mul", "div"} or len(step.wires) == 1:
+        return fed
+    # For example, a pass that scales its cotangent by its norm.
+    factors = itertools.islice(live, 2 if step.name == "mul" else 1)
+    return [functools.reduce(both, (spread(mask, step.shape) for mask in factors), fed[0])]
 
 
 def _live(mask: Mask, result: Any) -> Mask:

@@ -1,5 +1,6 @@
 """Masks through a conditional: they go through a conditional of their own."""
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from .body import TrimmedBody, as_arrays, joined, state_of, trimmed_body
 from .known import remembering
 from .mask import Mask, arrays_in, restored, varying_over
 from .program import LinearProgram, Step
-from .trim import RULES, Emit, Guard, Rule, outputs_fed
+from .trim import RULES, Emit, Guard, Rule, one_filler, outputs_fed
 
 
 class _Branches:
@@ -95,7 +96,7 @@ def _cond_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard) 
     if None in operands or None in needed or any(own):
         in_wires, in_known, of_all = branches.masks(masks_of, *given)
     used = {origin for trimmed in found for origin in trimmed.origins}
-    fillers = [next((f for f in each if f is not None), None) for each in zip(*(t.fillers for t in found), strict=True)]
+    fillers = [functools.reduce(one_filler, each) for each in zip(*(t.fillers for t in found), strict=True)]
     triples = enumerate(zip(branches.known, restored(needed, in_known), fillers, strict=True))
     outside = [guard.coefficient(v, m, filler, True) if number in used else None for number, (v, m, filler) in triples]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._programs import (
@@ -33,13 +34,13 @@ from .._programs import (
     with_constants_as_inputs,
     zeros_like_aval,
 )
-from .backward import has_rule, pulled
+from .backward import fed_factors, has_rule, pulled
 from .batched import pulled_only
 from .body import State, as_arrays, state_of
 from .known import remembering
 from .mask import Mask, arrays_in, either, full_like, restored, united
 from .program import LinearProgram, Step, Wire, linear_outputs, split, transposed, whole, without_dead_code
-from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, outputs_fed, trim
+from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, results_fed, trim
 
 # JAX does not linearize these again: the backward pass of a `custom_vjp`, the tangents of a `custom_vmap`.
 _CUSTOM = CUSTOM_LINEAR | HIGH_LINEAR | {"custom_vmap_call"}
@@ -268,9 +269,7 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
     push = _transpose_of(closed, backward, [wire.aval for wire in step.wires])
     if push is None:
         # For example, a pass that clips cotangents. Whatever it computes from a zero is part of the answer.
-        masks = outputs_fed(backward, of_live)
-        of_nothing = evaluate(*opened(closed), [zeros_like_aval(aval) for aval in avals])
-        operands = [either(mask, value != 0) for mask, value in zip(masks, of_nothing, strict=True)]
+        operands = _reached(backward, of_live)
         return operands, _masked(guard.whole(step), (live, *opened(closed)), step.of_wires(fed), demanded, guard)
     program = LinearProgram.of(push, [Wire(wire.aval) for wire in step.wires])
     found = feed(program, step.of_wires(fed))
@@ -289,6 +288,21 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
         return [pushed[n] if n in pushed else zeros_like_aval(wire.aval) for n, wire in enumerate(step.results)]
 
     return operands, run
+
+
+def _reached(backward: LinearProgram, demanded: Sequence[Mask]) -> list[Mask]:
+    """Where a backward pass that is not linear may return anything but zeros, given where its cotangents are not zero.
+
+    Where no path leads, a value is that of a pass of zeros: a factor there need not be zero.
+    """
+    masks = dict(zip(backward.inputs, demanded, strict=True))
+    values = {wire: zeros_like_aval(wire.aval) for wire in backward.inputs}
+    is_live = lambda wire: either(masks[wire], values[wire] != 0)
+    for step in backward.steps:
+        fed = fed_factors(step, results_fed(step, masks), map(is_live, step.wires))
+        masks.update(zip(step.results, fed, strict=True))
+        values.update(zip(step.results, step.run([values[wire] for wire in step.wires]), strict=True))
+    return [is_live(output) if isinstance(output, Wire) else jnp.asarray(output) != 0 for output in backward.outputs]
 
 
 def _masked(

@@ -38,13 +38,6 @@ def _product(
     return Rule(fed, product_trim, loosely)
 
 
-def _factors_fed(step: Step, fed: list[Mask]) -> list[Mask]:
-    if len(step.wires) == 2:
-        # Not linear: for example, a custom backward pass that scales its cotangent by its norm.
-        return lanes_fed(step, fed[:1]) if step.name == "div" else [both(*(spread(m, step.shape) for m in fed))]
-    return lanes_fed(step, fed)
-
-
 def _lanes_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
     return both(demanded, spread(fed, step.shape))
 
@@ -101,7 +94,7 @@ class _DotAxes:
 
 def _dot_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     if len(step.wires) != 1:
-        return [anywhere(fed)]
+        return [spread(anywhere(fed), step.shape)]
     which = step.position
     mask, axes = fed[which], _DotAxes(step, which)
     if isinstance(mask, bool):
@@ -152,7 +145,7 @@ def _dot_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
 
 def _convolution_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     if len(step.wires) != 1 or all(isinstance(mask, bool) for mask in fed):
-        return [anywhere(fed)]
+        return [spread(anywhere(fed), step.shape)]
     (wire,) = step.wires
     tangent = full_like(fed[step.position], wire.aval).astype(wire.aval.dtype)
     return [step.with_known([jnp.ones_like(value) for value in step.known]).run([tangent])[0] != 0]
@@ -179,7 +172,7 @@ def _cotangent(step: Step, mask: Mask) -> jax.Array:
 
 RULES.update(
     {
-        **dict.fromkeys(("mul", "div"), _product(_factors_fed, lanes_demanded, _lanes_needed, _factors_loosely)),
+        **dict.fromkeys(("mul", "div"), _product(lanes_fed, lanes_demanded, _lanes_needed, _factors_loosely)),
         "scatter-mul": _product(_scaled_fed, lambda step, demanded: demanded[:1], _scaled_needed),
         "dot_general": _product(_dot_fed, _dot_demanded, _dot_needed, _dot_loosely),
         "conv_general_dilated": _product(_convolution_fed, _convolution_demanded, _convolution_needed),

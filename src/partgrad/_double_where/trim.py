@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import jax
@@ -115,7 +115,7 @@ class Recorder(Guard):
         self.clashing: set[int] = set()
         self._number = {id(value): number for number, value in enumerate(values)}
         self.needed: list[Mask] = [False] * len(values)
-        self.fillers: list[Any] = [None] * len(values)
+        self.fillers: list[Any] = [CUT] * len(values)
 
     def coefficient(self, value: Any, needed: Mask, filler: Any = None, divides: bool = False) -> Any:
         """Record the need for a value from outside; replace any other at once."""
@@ -131,11 +131,7 @@ class Recorder(Guard):
         needed, old = spread(gathered(needed, jnp.shape(value)), jnp.shape(value)), self.fillers[number]
         if self.needed[number] is not False and self.needed[number] is not needed and number not in self._joined:
             self.clashing.add(number)
-        if filler is CUT:
-            filler = CUT if self.needed[number] is False else old
-        elif filler is None and old is not CUT:
-            filler = old
-        self.fillers[number] = filler
+        self.fillers[number] = one_filler(old, filler)
         self.needed[number] = either(self.needed[number], needed)
         return value
 
@@ -158,6 +154,11 @@ class Recorder(Guard):
             guard.coefficient(v, self.needed[n], self.fillers[n], True)
             for v, n in zip(self._values, numbers, strict=True)
         ]
+
+
+def one_filler(one: Any, other: Any) -> Any:
+    """What does for two steps that read the same value: it stays unchanged only if both let it."""
+    return one if other is CUT or (other is None and one is not CUT) else other
 
 
 def _of_one_shape(mask: Any, value: Any) -> tuple[Any, Any]:
@@ -223,13 +224,17 @@ def feed(program: LinearProgram, fed: Sequence[Mask]) -> dict[Wire, Mask]:
     """The mask of every wire that a path leads to, given those of the inputs."""
     masks = dict(zip(program.inputs, fed, strict=True))
     for step in program.steps:
-        given = [masks[operand] if isinstance(operand, Wire) else False for operand in step.operands]
-        results: list[Mask] = [False] * len(step.results)
-        if any(mask is not False for mask in given):
-            fed_by_rule = lambda given, step=step: (fed_rule(step).fed(step, given),)
-            (results,) = on_mesh_of(step.equation, fed_by_rule, given)
-        masks.update(zip(step.results, results, strict=True))
+        masks.update(zip(step.results, results_fed(step, masks), strict=True))
     return masks
+
+
+def results_fed(step: Step, masks: Mapping[Wire, Mask]) -> list[Mask]:
+    """The masks of a step's results, given those of the wires."""
+    given = [masks[operand] if isinstance(operand, Wire) else False for operand in step.operands]
+    if all(mask is False for mask in given):
+        return [False] * len(step.results)
+    (results,) = on_mesh_of(step.equation, lambda given: (fed_rule(step).fed(step, given),), given)
+    return results
 
 
 def outputs_fed(program: LinearProgram, fed: Sequence[Mask]) -> list[Mask]:
