@@ -1,4 +1,4 @@
-"""A backward pass that is not linear, or that contains loops, run with masks beside its cotangents.
+"""A custom backward pass that is not linear, run with masks beside its cotangents.
 
 A mask says where a path leads from an incoming cotangent. Elsewhere, a cotangent is exactly zero, and its factors are
 replaced. Whatever the pass computes from a zero is part of the answer, and so live. A loop assumes that everything it
