@@ -178,7 +178,8 @@ def test_arrays_without_elements_and_writes_of_extremes():
     def function(p):
         empty = p["read"][jnp.zeros(0, int)]
         largest = jnp.zeros(2).at[jnp.array([5])].max(p["written"])
-        return pair(p["rule"], empty)[0] + empty.sum() + p["read"].sum() + largest[0] + p["written"].sum()
+        whole = p["read"].at[:].add(1.0).sum()
+        return pair(p["rule"], empty)[0] + empty.sum() + whole + largest[0] + p["written"].sum()
 
     found = findings(function, {"read": F(1, 2), "rule": S(1.3), "written": F(1)})
     assert set(found) == {("mismatch", "error", "['rule']"), ("oob", "warning", "['written']")}

@@ -258,6 +258,9 @@ def test_unique_indices_that_clamp_to_one_place():
         multiply = pg.consistent_indexing(lambda x, u, i: x.at[i].multiply(u, **UNIQUE))
         check_grads(lambda x, u: multiply(x, u, jnp.array(i)), (x, u), 2, rtol=1e-4)
         assert multiply(x, u, jnp.array(i)).tolist() == [[1, 2], [6, 12], [0, 45]]
+        # Linear in the array alone.
+        by_x = lambda x: multiply(x, u, jnp.array(i))
+        np.testing.assert_array_equal(jax.jvp(by_x, (x,), (x,))[1], by_x(x))
         put = pg.consistent_indexing(lambda u, i: x.at[i].set(u, **UNIQUE))
         assert jax.grad(lambda u: put(u, jnp.array(i)).sum())(u).tolist() == [[1, 1], [0, 0], [1, 1]]
 

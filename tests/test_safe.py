@@ -183,6 +183,13 @@ def test_norms_of_vectors(order):
     np.testing.assert_allclose(forward, slope, rtol=1e-6)
 
 
+def test_a_norm_of_another_power_is_jaxs_away_from_zero():
+    x = jnp.array([3.0, -4.0, 0.5])
+    both = lambda x: [jax.value_and_grad(lambda x: norm(x, 3))(x) for norm in (safe.norm, jnp.linalg.norm)]
+    (value, slope), (expected, plain) = jax.jit(both)(x)
+    np.testing.assert_allclose([value, *slope], [expected, *plain], rtol=1e-6)
+
+
 @pytest.mark.share
 @pytest.mark.parametrize("order", [None, 1, 3, 1.5, 0.5, -1])
 def test_second_derivatives_of_norms(order):

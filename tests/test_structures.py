@@ -116,6 +116,28 @@ def test_foreign_data_whose_comparison_raises():
     assert (Holder(Foreign(1.0, Aux(np.arange(3)))) == Holder(Foreign(1.0, Aux(np.arange(3))))) is False
 
 
+def test_masks_that_cannot_be_compared():
+    """They share a structure, for which the plan of the first is kept."""
+
+    class Aux:
+        def __eq__(self, other):
+            if self is other:
+                return True
+            raise ValueError("ambiguous")
+
+        def __hash__(self):
+            return 3
+
+    class Foreign:
+        def __init__(self, w, aux):
+            self.w, self.aux = w, aux
+
+    jax.tree_util.register_pytree_node(Foreign, lambda f: ((f.w,), f.aux), lambda aux, c: Foreign(c[0], aux))
+    tree = [Foreign(1.0, Aux()), 2.0]
+    for _ in range(2):
+        assert jax.tree.leaves(pg.partition(tree, [Foreign(True, Aux()), False])[0]) == [1.0]
+
+
 # --- constructors ------------------------------------------------------------------------------------------------
 
 
