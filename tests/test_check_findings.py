@@ -187,6 +187,10 @@ def test_a_clipped_minimum_is_an_error_where_its_derivative_disagrees():
     # So it does in some versions of JAX.
     is_wrong = not np.array_equal(jax.grad(clipped)(point)["v"], [1, 1])
     assert (("oob", "error", "['v']") in findings(clipped, point)) == is_wrong
+    # Nor is it blamed for a read that disagrees.
+    both = lambda p: clipped(p) + p["v"].at[jnp.array([9])].get(mode="promise_in_bounds")[0]
+    found = pg.check(both, progress=False)(point).findings
+    assert [(f.kind, f.severity, f.leaf) for f in found].count(("oob", "error", "['v']")) == 1 + is_wrong
 
 
 @pytest.mark.long

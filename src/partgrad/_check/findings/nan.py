@@ -180,13 +180,13 @@ class _NotFinite:
         return [birth for birth, origin in origins if not origin or leaf in self._evidence.leaves_into(origin)]
 
     def _from_nothing(self, leaf: int) -> Finding:
-        """The message for a derivative that a rule returns as a constant."""
+        """The message for a derivative that no operation made so: a rule returns it, whatever it is given."""
         evidence = self._evidence
         on_path = [c for c in evidence.smooth.chains if is_custom_rule(c[-1]) and leaf in evidence.leaves_into(c)]
         rules = ", ".join(dict.fromkeys(map(at, on_path)))
         message = (
-            f"the {self._name} is not finite, and none of its operations made it so, as where a rule returns a "
-            f"constant. Fix: correct that rule{f' ({rules})' if rules else ''}."
+            f"the {self._name} is not finite, and no operation on its way made it so: a derivative rule returns it, "
+            f"whatever it is given. Fix: correct that rule{f', that of {rules}' if rules else ''}."
         )
         return Finding("nan", "error", self._program.paths[leaf], line(on_path[0]) if on_path else "", message)
 

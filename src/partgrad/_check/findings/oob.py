@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
@@ -105,8 +106,8 @@ def _disagreeing(evidence: Evidence) -> set[int]:
 
 
 def _may_disagree(equation: JaxprEqn) -> bool:
-    if equation.primitive.name in EXTREMAL_WRITES:
-        # JAX clips these when they write, but not when their derivative looks up the winner.
+    if equation.primitive.name in EXTREMAL_WRITES and jax.__version_info__ < (0, 12):  # JAX 0.10
+        # It clips these when they write, but not when their derivative looks up the winner.
         return equation.params["mode"] != GatherScatterMode.FILL_OR_DROP
     return equation.params.get("mode") not in (None, *_DELIBERATE)
 

@@ -107,8 +107,10 @@ def is_fixed_draw(chain: Chain) -> bool:
 
 def _blocked(evidence: Evidence, leaf: int) -> Iterator[Finding]:
     path = evidence.program.paths[leaf]
-    found = blockers(evidence, leaf) or blockers(evidence, leaf, wanted=lambda chain: True)
+    found = blockers(evidence, leaf)
     untold = [chain for chain in found if not _is_told_with_draws(evidence, chain)]
+    if not found:
+        untold = blockers(evidence, leaf, wanted=lambda chain: True)
     if not untold:
         return
     chain = next((c for c in untold if mark_of(c)), untold[0])
