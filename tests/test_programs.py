@@ -33,7 +33,7 @@ from partgrad._programs import (
     running_line,
     smoothly,
 )
-from partgrad._programs.same import operation_of, structure_of
+from partgrad._programs.same import Recent, operation_of, structure_of
 
 pytestmark = pytest.mark.internal
 
@@ -344,6 +344,15 @@ def test_numbers_that_differ_in_sign_or_type_are_not_the_same():
     keys = [key(n) for n in (0.0, -0.0, 1.0, np.float32(1), np.nan)]
     assert len(set(keys)) == len(keys)
     assert key(np.nan) == keys[-1]
+
+
+def test_of_what_was_made_the_least_recent_is_dropped():
+    made, recent = [], Recent(2)
+    for key in ("a", "b", "a", "c", "a", "b", None, None):
+        assert recent.of(key, lambda key=key: made.append(key) or f"of {key}") == f"of {key}"
+    assert made == ["a", "b", "c", "b", None, None]
+    recent.of("d", lambda: made.append("d") or "of d", lasts=lambda made: False)
+    assert list(recent) == ["a", "b"]
 
 
 def test_what_holds_large_constants_has_no_key():
