@@ -127,6 +127,15 @@ CASES = [
         [1, 1.5, 1.25],
     ),
     Case(
+        "scan of no steps, one carry of which is a number",
+        lambda x: (
+            kept_sum(x > 0, jnp.sqrt(x))
+            + lax.scan(lambda c, v: ((c[0], c[1] * c[0] @ x), v), (x, 2.0), jnp.zeros(0))[0][1]
+        ),
+        [0, 1, 4],
+        [0, 0.5, 0.25],
+    ),
+    Case(
         "scan of no steps, masked outside",
         lambda x: kept_sum(x > 0, lax.scan(lambda c, v: (c * jnp.log(x) * v, c), jnp.sqrt(x), jnp.zeros(0))[0]),
         [0, 1, 4],
@@ -601,6 +610,12 @@ def test_a_constant_part_of_a_backward_pass_stays():
     assert jax.grad(pg.double_where(lambda x: f(2 * x, x**2)))(3.0) == 8
 
 
+def set_first(c):
+    reference = jax.new_ref(3.0 * c)
+    reference[0] = jnp.sin(c[0])
+    return reference[...]
+
+
 BACKWARD = {
     "across devices": shard(jnp.cos, IN_PARTS),
     "a norm across devices": shard(lambda c: c * lax.rsqrt(1.0 + lax.psum(c @ c, "i")), IN_PARTS),
@@ -610,6 +625,10 @@ BACKWARD = {
     "a factor of another's": lambda c: c * (1.0 + c[::-1]),
     "a quotient by another's": lambda c: (1.0 + c) / (2.0 + c[::-1]) - 0.5,
     "a sum of products of cotangents": lambda c: c * jnp.sum(c @ jnp.diag(c)),
+    "a loop until": lambda c: lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, c))[1],
+    "a checkpoint": jax.checkpoint(lambda c: jnp.clip(c * jnp.array([2.0, 3.0]), -9.0, 8.0)),
+    "a solve": lambda c: lax.custom_linear_solve(lambda v: (1 + c * c) * v, c, lambda _, b: b / (1 + c * c)),
+    "a mutable reference": set_first,
     "a loop that counts": lambda c: lax.fori_loop(0, 2, lambda i, c: c * jnp.array([2.0, 3.0])[i], c),
     "a read that fills": lambda c: c.at[jnp.array([0, 9])].get(mode="fill", fill_value=1.0) * jnp.array([2.0, 3.0]),
     "a factor by index": lambda c: np.ones(2) * lax.stop_gradient(c).at[:1].multiply(c[:1], unique_indices=True),
@@ -663,6 +682,13 @@ def test_no_nan_goes_back_through_a_linear_backward_pass(name):
         close(found, [1.0, 3.0])
     for found in curvature, hessian:
         close(found, np.diag([0.0, 0.375]))
+
+
+def test_a_backward_pass_of_two_results_of_which_one_is_used_outside():
+    both = jax.custom_vjp(lambda x: (1.0 * x, 2.0 * x))
+    both.defvjp(lambda x: ((1.0 * x, 2.0 * x), None), lambda _, c: (jnp.clip(c[0], -0.5, 0.5) + c[1],))
+    f = pg.double_where(lambda x: jax.tree.map(lambda y: jnp.where(x > 0, y, x), both(jnp.sqrt(x))))
+    close([jax.grad(lambda x: f(x)[number].sum())(np.array([0.0, 4.0])) for number in (0, 1)], [[1, 0.125], [1, 0.25]])
 
 
 def with_rule(cotangent):
@@ -761,6 +787,19 @@ def test_a_mesh_of_explicit_axes():
         close(forward, jax.jvp(jax.grad(on_explicit_axes), (place(regular),), (place(slope),))[1])
 
 
+@pytest.mark.long
+def test_a_loop_with_a_counter_differentiated_inside():
+    def loops(x, is_by_hand):
+        safe = jnp.where(x > 0, x, 1.0) if is_by_hand else x
+        inner = lambda c: lax.fori_loop(0, 2, lambda i, d: jnp.where(x > 0, d * jnp.sin(x[i]) * jnp.log(safe), d), c)
+        return lax.scan(lambda c, _: (inner(c), None), x, length=2)[0].sum()
+
+    slopes = lambda f: lambda x: (jax.grad(f)(x) ** 2).sum()
+    inner, by_hand = pg.double_where(lambda x: loops(x, False)), lambda x: loops(x, True)
+    x = np.array([0.0, 0.5, 2.0])
+    close(jax.jit(jax.grad(pg.double_where(slopes(inner))))(x), jax.jit(jax.grad(slopes(by_hand)))(x))
+
+
 def test_tokens_have_no_derivative():
     def f(x, token):
         lax.after_all(token)
@@ -770,6 +809,18 @@ def test_tokens_have_no_derivative():
     close(jax.grad(pg.double_where(lambda x: f(x, token)))(0.5), np.cos(0.5))
     inside = lambda x, token: jax.grad(pg.double_where(lambda x: f(x, token)))(x)
     close(jax.jit(lambda x: inside(x, lax.create_token()))(0.5), np.cos(0.5))
+
+
+def test_a_callback_sees_values():
+    seen = []
+
+    def f(x):
+        jax.debug.callback(seen.append, x * x)
+        return jnp.where(x > 0, jnp.sqrt(x), 0.0).sum()
+
+    close(jax.grad(pg.double_where(f))(np.array([0.0, 4.0])), [0, 0.25])
+    jax.effects_barrier()
+    close(seen, [[0, 16]])
 
 
 def test_each_platform_compiles_its_branch():

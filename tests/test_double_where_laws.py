@@ -227,6 +227,9 @@ def test_a_mask_along_one_axis_and_an_operand_along_the_other(axis):
 
 # Linear maps of each row, with numbers of its own and with a triangular matrix.
 MATRIX = np.sin(np.arange(16.0)).reshape(4, 4)
+tridiagonal = lambda own, right: lax.linalg.tridiagonal_solve(
+    own.at[:, 0].set(0.0), 4.0 + own**2, own.at[:, -1].set(0.0), right
+)
 IN_ROWS = {
     "product": lambda a, own, low: a * own,
     "quotient": lambda a, own, low: a / own,
@@ -237,6 +240,7 @@ IN_ROWS = {
     "scalar products": lambda a, own, low: jnp.einsum("bi,bi->b", a, own)[:, None],
     "convolution": lambda a, own, low: lax.conv_general_dilated(a[:, None], MATRIX[:1, None, :3], (1,), "SAME")[:, 0],
     "triangular solve": lambda a, own, low: jax.scipy.linalg.solve_triangular(low, a[..., None], lower=True)[..., 0],
+    "tridiagonal solve": lambda a, own, low: tridiagonal(jnp.asarray(own), a[..., None])[..., 0],
     "factors by index": lambda a, own, low: a.at[:, np.array([0, 3])].multiply(own[:, :2], unique_indices=True),
     "branch": lambda a, own, low: lax.cond(a[0, 0] > 0, lambda a: a * own, jnp.sin, a),
 }

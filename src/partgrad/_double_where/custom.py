@@ -97,7 +97,7 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
     return function
 
 
-def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:
+def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:  # JAX 0.10
     """The function with its own backward pass, in the form that can be linearized."""
     pulled = ordinary_custom_vjp(function)
     pulled.defvjp(lambda *operands: jax.vjp(function, *operands), lambda pull, cotangents: pull(cotangents))
@@ -137,6 +137,6 @@ def _is_linearized(equation: JaxprEqn) -> bool:
 
     try:
         jax.eval_shape(linearized, *avals)
-    except NotImplementedError:
+    except NotImplementedError:  # JAX 0.10
         return False
     return True

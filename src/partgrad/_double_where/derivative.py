@@ -90,8 +90,6 @@ class Program:
 
     def demanded(self, operands: Operands) -> list[Mask]:
         """For each operand, the elements from which a path leads to an output."""
-        if self._is_mutating:
-            return [True] * len(operands)
         return self._core(self._consts).demanded([*self._consts, *operands])[len(self._consts) :]
 
     def _core(self, consts: Operands) -> "_Core":
@@ -143,9 +141,6 @@ class _Core:
             for number, (operand, tangent) in enumerate(zip(operands, tangents, strict=True))
             if not isinstance(tangent, SymbolicZero) and is_floating(jax.typeof(operand))
         )
-        if not moving:
-            outputs = list(self._function(*operands))
-            return outputs, [zero_from_primal(output, symbolic_zeros=True) for output in outputs]
         derivative = self._derivative(operands, moving)
         results = derivative.values.run(derivative.consts, operands)
         outputs, coefficients = results[: len(self._floating)], results[len(self._floating) :]

@@ -25,6 +25,7 @@ from .._programs import (
     dependencies,
     evaluate,
     is_floating,
+    is_mutating,
     opened,
     primal_jaxpr,
     shard_map_like,
@@ -264,6 +265,9 @@ def _custom_trim(step: Step, fed: list[Mask], demanded: list[Mask], guard: Guard
         return step.transposed(_placed(live, cotangents, len(step.results)))
 
     closed = jax.make_jaxpr(lambda *cotangents: pull(cotangents))(*map(zeros_like_aval, avals))
+    if any_equation(closed.jaxpr, is_mutating):
+        # Only JAX can follow what goes through a mutable reference.
+        return [True] * len(step.wires), guard.whole(step).run
     backward = LinearProgram.of(closed, [Wire(aval) for aval in avals])
     of_live = [demanded[number] for number in live]
     push = _transpose_of(closed, backward, [wire.aval for wire in step.wires])

@@ -276,8 +276,6 @@ def lifted(function: Callable[..., Any], of_traced: Callable[..., Any] | None = 
 
 def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:
     """Remember facts about the results of an equation that follow from facts about its operands."""
-    if _knowledge.get() is None:
-        return
     name, numbers = equation.primitive.name, [numbers_of(operand) for operand in operands]
     if name == "broadcast_in_dim" and hasattr(operands[0], "shape"):
         if results[0].size == operands[0].size:

@@ -60,14 +60,10 @@ def _scaled_fed(step: Step, fed: list[Mask]) -> list[Mask]:
 
 
 def _scaled_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
-    live = both(fed, demanded)
-    if isinstance(live, bool):
-        return live
     # An index promised to be in bounds that is not reads here, but writes nowhere.
     numbers, window = reading_dimensions(step.equation.params["dimension_numbers"]), written_window(step.equation)
-    return jax.lax.gather(
-        full_like(live, step.results[0].aval), step.operands[1], numbers, window, mode=jax.lax.GatherScatterMode.CLIP
-    )
+    live = full_like(both(fed, demanded), step.results[0].aval)
+    return jax.lax.gather(live, step.operands[1], numbers, window, mode=jax.lax.GatherScatterMode.CLIP)
 
 
 class _DotAxes:
