@@ -286,3 +286,14 @@ def test_a_rule_of_a_library_whose_name_begins_with_jax():
     f = jax.custom_jvp(jnp.square)
     f.defjvp(scope["rule"])
     assert jax.jvp(pg.double_where(f), (2.0,), (1.0,))[1] == jax.jvp(f, (2.0,), (1.0,))[1] == 7.0
+
+
+def test_a_batch_of_calls_whose_backward_pass_has_a_mutable_reference():
+    def backward(slope, cotangent):
+        reference = jax.new_ref(slope * cotangent)
+        return (reference[...],)
+
+    sine = jax.custom_vjp(jnp.sin)
+    sine.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), backward)
+    rooted = jax.vmap(pg.double_where(lambda x: jnp.where(x > 0, jnp.sqrt(x), sine(x))))
+    np.testing.assert_allclose(jax.grad(lambda x: rooted(x).sum())(np.array([0.0, 4.0])), [1, 0.25])
