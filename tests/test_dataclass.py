@@ -9,6 +9,7 @@ import pickle
 import sys
 from typing import Generic, Protocol, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -263,6 +264,7 @@ def test_a_marked_field_stores_the_plain_value():
     assert kernel.variance.shape == (3,)
     assert jax.lax.sin(kernel.variance).shape == (3,)
     assert repr(RBF(NonDiff(1.0), 2.0)) == "RBF(variance=NonDiff(1.0), lengthscale=2.0)"
+    assert eqx.tree_pformat([RBF(NonDiff(1.0), 2.0)]) == "[RBF(variance=NonDiff(1.0), lengthscale=2.0)]"
     assert repr(Periodic(1.0, 2.0, 3.0)) == "Periodic(variance=1.0, lengthscale=2.0, period=NonDiff(3.0))"
 
 

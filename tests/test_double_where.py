@@ -625,6 +625,7 @@ BACKWARD = {
     "a factor of another's": lambda c: c * (1.0 + c[::-1]),
     "a quotient by another's": lambda c: (1.0 + c) / (2.0 + c[::-1]) - 0.5,
     "a sum of products of cotangents": lambda c: c * jnp.sum(c @ jnp.diag(c)),
+    "a read where it says": lambda c: c[jnp.argsort(c)] * jnp.array([2.0, 3.0]),
     "a loop until": lambda c: lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, c))[1],
     "a checkpoint": jax.checkpoint(lambda c: jnp.clip(c * jnp.array([2.0, 3.0]), -9.0, 8.0)),
     "a solve": lambda c: lax.custom_linear_solve(lambda v: (1 + c * c) * v, c, lambda _, b: b / (1 + c * c)),
@@ -642,7 +643,7 @@ def test_a_backward_pass_is_jaxs():
     """
     passed = {name: clipped(backward) for name, backward in BACKWARD.items()}
     f = lambda x: sum(jnp.where(x[name] > 0, 3.0 * passed[name](jnp.sin(x[name])), x[name]).sum() for name in passed)
-    points = dict.fromkeys(passed, np.array([[-1.0, -2.0], [-1.0, 2.0]]))
+    points = dict.fromkeys(passed, np.array([[-1.0, -2.0], [-1.0, 2.0], [2.0, -1.0]]))
     found, expected = (jax.jit(jax.vmap(jax.grad(g)))(points) for g in (pg.double_where(f), f))
     jax.tree.map(close, found, expected)
 
@@ -997,7 +998,9 @@ def test_option_of_the_transforms():
     close(pg.hvp(loss, "x", double_where=True)(model, jnp.ones(2)), [0, -0.25])
     close(pg.jvp(f, (model,), (jnp.ones(2),), wrt="x", double_where=True)[1], expected)
     close(pg.vjp(f, model, wrt="x", double_where=True)[1](jnp.ones(2))[0], expected)
-    close(pg.linearize(f, model, wrt="x", double_where=True)[1](jnp.ones(2)), expected)
+    pushed = pg.linearize(f, model, wrt="x", double_where=True)[1]
+    close(pushed(jnp.ones(2)), expected)
+    close(jax.linear_transpose(pushed, jnp.ones(2))(jnp.ones(2))[0], expected)
     assert np.isnan(pg.grad(loss, "x")(model)[0])
 
 

@@ -142,6 +142,7 @@ MOVES = {
     "slice": lambda a: lax.slice(a, (0, 1), (3, 4), (2, 2)),
     "halves": lambda a: a[:, :2] * 2.0 + a[:, 2:],
     "pad": lambda a: lax.pad(a, 0.5, [(1, -1, 0), (-1, 2, 1)]),
+    "pad with an element": lambda a: lax.pad(a, 2.0 * a[1, 1], [(1, 0, 0), (0, 2, 1)]),
     "broadcast": lambda a: lax.broadcast_in_dim(a[:, :1], (2, 3, 4), (1, 2)),
     "concatenate": lambda a: lax.concatenate([a, a[:, 1:] * 2.0, jnp.ones((3, 1))], 1),
     "split": lambda a: lax.split(a, (1, 2, 1), 1)[1],
@@ -321,6 +322,7 @@ def summed(divided):
 divided_by_triangle = lambda x, by: lax.linalg.triangular_solve(by, x)
 DIVIDED = {
     "plain": lambda x, by: summed(x / by),
+    "one predicate": lambda x, by: summed(lax.select(x[0] > 0, x / by, x)),
     "number": lambda x, by: summed(jnp.where(jnp.arange(3) > 0, x / by, x / 0.0)),
     "loop": lambda x, by: lax.scan(lambda total, _: (total + summed(x / by), None), 0.0, length=2)[0] / 2,
     "steps": lambda x, by: lax.scan(lambda c, z: (c + jnp.where(z[1] > 0, z[0] / z[1], 0.0), None), 0.0, (x, by))[0],
@@ -348,7 +350,7 @@ def test_a_chain_of_products_inside_ends_in_a_selection(inside):
 
         def body(y):
             own = jnp.log(safe(x * y[0])) * jnp.sqrt(safe(x * number))
-            return jnp.where(x > 0, (y * root) * own * total / (1.0 + root), y)
+            return jnp.where(x > 0, (y * total * root) * own / (1.0 + root), y)
 
         if inside == "cond":
             return jnp.sum(lax.cond(x[1] > 0, body, jnp.sin, jnp.cos(x)) ** 2)
@@ -356,7 +358,7 @@ def test_a_chain_of_products_inside_ends_in_a_selection(inside):
 
     with jax.enable_x64(True):
         x = np.array([0.0, 0.7, 0.4])
-        for derivative in (jax.grad, jax.hessian):
+        for derivative in (jax.grad, jax.hessian, lambda f: jax.jacrev(jax.jacrev(f))):
             expected = evaluated(derivative(lambda x: function(x, True)))(x)
             found = evaluated(derivative(pg.double_where(lambda x: function(x, False))))(x)
             np.testing.assert_allclose(found, expected, rtol=1e-10)

@@ -164,6 +164,18 @@ jax.tree_util.register_pytree_node(
 )
 
 
+class Converting:
+    def __init__(self, x, cache=None):
+        self.x, self.cache = float(x), cache
+
+
+jax.tree_util.register_pytree_with_keys(
+    Converting,
+    lambda node: (((jax.tree_util.GetAttrKey("x"), node.x),), None),
+    lambda _, children: Converting(*children),
+)
+
+
 def test_the_cache_keeps_no_array_alive():
     class Foreign:
         def __init__(self, x, constant):
@@ -178,6 +190,8 @@ def test_the_cache_keeps_no_array_alive():
     pg.partition({"a": array}, lambda t: [leaf for leaf in t.values() if leaf.ndim == 1])
     with pytest.raises(errors.NoMatchError):
         pg.partition({"a": array}, "b")
+    # Its class takes no slots, so that its other attributes are those of the tree.
+    pg.items(Converting(1.0, array), "x")
     # What its class builds has no leaves, so that a selector is resolved on the tree itself.
     losing = pg.items([Losing(array)], "[0][0]")
     assert losing[0][1] is array
@@ -196,6 +210,18 @@ def test_equal_selectors_share_a_plan_and_few_plans_are_kept():
 
 
 def test_selectors_are_resolved_once_per_structure():
+    asked = []
+
+    class Kind(type):
+        def __instancecheck__(cls, instance):
+            asked.append(instance)
+            return isinstance(instance, Linear)
+
+    every = Kind("Every", (), {})
+    assert chosen(TREE, every) == chosen(TREE, Linear)
+    before = len(asked)
+    assert chosen(TREE, every) == chosen(TREE, Linear)
+    assert len(asked) == before
     calls = []
 
     def counted(tree):
@@ -314,6 +340,11 @@ def test_static_data_is_not_taken_for_the_leaf_after_it(wrt):
     assert both == (pg.Static("a"), 4.0)
     grids = {"k": pg.Static({"p": jnp.ones(2), "q": jnp.ones(3)}), "z": 2.0}
     assert [path for path, _ in pg.items(grids, wrt)] == ["['k']['p']", "['k']['q']"]
+
+
+def test_what_is_found_has_no_derivative():
+    refused({"a": {"n": 1, "x": 1.0}}, "*.n", errors.NotDifferentiableError, "names `['a']['n']`", "store a float")
+    refused({"n": 1, "x": 1.0}, lambda t: [], errors.NoMatchError, " `wrt` ")
 
 
 def test_nodes_in_static_data_are_not_described():

@@ -193,7 +193,7 @@ def test_what_cannot_be_static_is_refused_where_it_is_built():
     assert isinstance(caught.value, TypeError)
     for words in ("Expected data that can be hashed and compared", "Fix: give its class __eq__ and __hash__"):
         assert words in str(caught.value)
-    with pytest.raises(pg.errors.StaticError, match=r"holds Odd .* at `\['a'\]`, which cannot be static"):
+    with pytest.raises(pg.errors.StaticError, match=r"`Static` holds Odd .* at `\['a'\]`, which cannot be static"):
         Static({"a": np.array(["x", Odd()], object)})
     with pytest.raises(pg.errors.StaticError, match="keys can be sorted"):
         Static({1: 2, "a": 3})
