@@ -692,6 +692,37 @@ def test_a_backward_pass_of_two_results_of_which_one_is_used_outside():
     close([jax.grad(lambda x: f(x)[number].sum())(np.array([0.0, 4.0])) for number in (0, 1)], [[1, 0.125], [1, 0.25]])
 
 
+def outer(r, c):
+    return (r[:, None] * c[None] * c[:, None]).sum(0)
+
+
+# What a pass returns where it is given zeros; each is zero at r == 0, and its derivative by r is not.
+ADDED = {
+    "what it knows": lambda r, c: 2.0 * r,
+    "sum": lambda r, c: c + r,
+    "choice": lambda r, c: jnp.where(c > 9.0, c, r),
+    "choice by cotangent": lambda r, c: jnp.where(c > 0.3, r * c, c + r),
+    "write": lambda r, c: c.at[1].set(r[1]),
+    "scaled write": lambda r, c: jnp.full(2, 4.0).at[:].multiply(r, unique_indices=True) * jnp.exp(-c),
+    "quotient": lambda r, c: r / (1.0 + c),
+    "bound": lambda r, c: jnp.maximum(jnp.clip(c, -9.0, 9.0), r),
+    "nested rule": lambda r, c: jnp.maximum(jax.nn.relu(c) + r, r),
+    "branch": lambda r, c: lax.cond(c[0] > 0, lambda: c + r, lambda: c * r),
+    "branches": lambda r, c: lax.cond(r[0] < 9.0, outer, lambda r, c: 2.0 * outer(r, c), r, c) + outer(c, r),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_what_a_backward_pass_adds_has_its_derivative(name):
+    """It goes through the slope of what comes before, where the number itself is zero."""
+    rule = jax.custom_vjp(lambda r: r**2)
+    rule.defvjp(lambda r: (r**2, r), lambda r, c: (ADDED[name](r, c),))
+    f = lambda x: jnp.where(x > np.array([-1.0, 1.0]), rule(x * (x + 3.0)), x).sum()
+    every = lambda f: lambda x: (jax.grad(f)(x), jax.jacfwd(jax.grad(f))(x), jax.jacrev(jax.grad(f))(x))
+    for x in np.zeros(2), np.array([0.3, -0.2]):
+        jax.tree.map(close, jax.jit(every(pg.double_where(f)))(x), jax.jit(every(f))(x))
+
+
 def with_rule(cotangent):
     def of(f):
         rule = jax.custom_vjp(f)

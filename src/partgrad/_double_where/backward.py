@@ -31,10 +31,11 @@ from .._programs import (
     reenter,
     scan_parts,
     step_through,
+    varying_like,
     while_parts,
     zeros_like_aval,
 )
-from .known import follow, is_zero
+from .known import follow, is_zero, numbers_of, remembering
 from .mask import Mask, both, either, spread
 from .program import Step, Wire, linear_outputs
 from .trim import RULES, Guard, fed_rule, rule_of
@@ -88,7 +89,7 @@ def _step(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard)
             return results, list(fed)
     else:
         results = step.run(cotangents)
-    return results, [_live(mask, result) for mask, result in zip(fed, results, strict=True)]
+    return results, live_masks(step, fed, cotangents, results)
 
 
 def _custom(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guard) -> tuple[Operands, list[Path]]:
@@ -96,6 +97,7 @@ def _custom(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guar
     body, count = custom_rule_body(equation), len(values)
     arrays = [path for path in paths if isinstance(path, jax.Array)]
 
+    @remembering()
     def masked(*operands: Any) -> Operands:
         # The masks are operands too, because an outer differentiation may come after they were traced.
         rest = iter(operands[count:])
@@ -112,23 +114,53 @@ def _custom(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Guar
     return list(function(*values, *arrays)), _all_live(linear_outputs(body, _linear(paths)))
 
 
-def fed_factors(step: Step, fed: list[Mask], live: Iterable[Mask]) -> list[Mask]:
+def fed_factors(step: Step, fed: list[Mask], masks: Iterable[Mask]) -> list[Mask]:
     """The masks of a step's results, if it may be a product or quotient of two wires.
 
     Args:
         step: The step.
         fed: The masks that its rule returns.
-        live: For each wire, the elements that may be other than zero.
+        masks: Those of its wires.
     """
     if step.name not in {"mul", "div"} or len(step.wires) == 1:
         return fed
     # For example, a pass that scales its cotangent by its norm.
-    factors = itertools.islice(live, 2 if step.name == "mul" else 1)
+    factors = itertools.islice(masks, 2 if step.name == "mul" else 1)
     return [functools.reduce(both, (spread(mask, step.shape) for mask in factors), fed[0])]
 
 
-def _live(mask: Mask, result: Any) -> Mask:
-    return either(mask, result != 0) if mask is not True and is_floating(result) else True
+def live_masks(step: Step, fed: list[Mask], given: Operands, results: Operands) -> list[Mask]:
+    """The masks of a step's results, with whatever it adds to what is fed: `c + r` also takes what it knows.
+
+    A result may be zero by chance. It is live if a change of what the step knows changes it, since its derivative goes
+    through what comes before.
+
+    Args:
+        step: The step.
+        fed: Where a path leads.
+        given: Its cotangents.
+        results: What it makes of them.
+    """
+    if all(mask is True for mask in fed):
+        return fed
+    masks = [either(mask, r != 0) if is_floating(r) else True for mask, r in zip(fed, results, strict=True)]
+    is_data = [is_floating(jax.typeof(value)) and numbers_of(value) is None for value in step.known]
+    if step.name in _FACTORS or not any(is_data):
+        return masks
+    data = list(itertools.compress(step.known, is_data))
+
+    def of_data(*data: Any) -> Operands:
+        rest = iter(data)
+        return step.with_known([next(rest) if d else v for v, d in zip(step.known, is_data, strict=True)]).run(given)
+
+    ones = [varying_like(jax.lax.full_like(value, 1), jax.typeof(value)) for value in data]
+    try:
+        _, changes = jax.jvp(of_data, data, ones)
+    except Exception:
+        # A custom rule in there may have no forward mode.
+        return [True] * len(fed)
+    pairs = zip(masks, changes, strict=True)
+    return [mask if mask is True else either(mask, change != 0) for mask, change in pairs]
 
 
 def _is_homogeneous(step: Step) -> bool:
@@ -165,7 +197,9 @@ def _entered(equation: JaxprEqn, values: Operands, paths: list[Path], guard: Gua
         inside = next((inside for body, inside in bodies if opened(body)[0] is jaxpr), None)
         if inside is None:
             return evaluate(jaxpr, consts, operands)
-        return pulled(jaxpr, consts, operands, inside, guard)[0]
+        # What is remembered of a mask from outside may be a value of this body.
+        with remembering(inside=True):
+            return pulled(jaxpr, consts, operands, inside, guard)[0]
 
     entered = reenter(equation, values, run)
     assert entered is not None

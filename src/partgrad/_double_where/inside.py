@@ -9,7 +9,6 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._programs import (
@@ -35,11 +34,11 @@ from .._programs import (
     with_constants_as_inputs,
     zeros_like_aval,
 )
-from .backward import fed_factors, has_rule, pulled
+from .backward import fed_factors, has_rule, live_masks, pulled
 from .batched import pulled_only
 from .body import State, as_arrays, state_of
-from .known import remembering
-from .mask import Mask, arrays_in, either, full_like, restored, united
+from .known import is_zero, remembering
+from .mask import Mask, arrays_in, full_like, restored, united
 from .program import LinearProgram, Step, Wire, linear_outputs, split, transposed, whole, without_dead_code
 from .trim import RULES, UNKNOWN, Emit, Guard, Rule, feed, only, results_fed, trim
 
@@ -301,12 +300,13 @@ def _reached(backward: LinearProgram, demanded: Sequence[Mask]) -> list[Mask]:
     """
     masks = dict(zip(backward.inputs, demanded, strict=True))
     values = {wire: zeros_like_aval(wire.aval) for wire in backward.inputs}
-    is_live = lambda wire: either(masks[wire], values[wire] != 0)
     for step in backward.steps:
-        fed = fed_factors(step, results_fed(step, masks), map(is_live, step.wires))
-        masks.update(zip(step.results, fed, strict=True))
-        values.update(zip(step.results, step.run([values[wire] for wire in step.wires]), strict=True))
-    return [is_live(output) if isinstance(output, Wire) else jnp.asarray(output) != 0 for output in backward.outputs]
+        fed = fed_factors(step, results_fed(step, masks), (masks[wire] for wire in step.wires))
+        given = [values[wire] for wire in step.wires]
+        results = step.run(given)
+        masks.update(zip(step.results, live_masks(step, fed, given, results), strict=True))
+        values.update(zip(step.results, results, strict=True))
+    return [masks[output] if isinstance(output, Wire) else not is_zero(output) for output in backward.outputs]
 
 
 def _masked(
