@@ -122,7 +122,7 @@ def fed_factors(step: Step, fed: list[Mask], masks: Iterable[Mask]) -> list[Mask
         fed: The masks that its rule returns.
         masks: Those of its wires.
     """
-    if step.name not in {"mul", "div"} or len(step.wires) == 1:
+    if step.name not in {"mul", "div"} or len(step.wires) == 1 or not is_floating(step.results[0].aval):
         return fed
     # For example, a pass that scales its cotangent by its norm.
     factors = itertools.islice(masks, 2 if step.name == "mul" else 1)
@@ -143,7 +143,8 @@ def live_masks(step: Step, fed: list[Mask], given: Operands, results: Operands) 
     """
     if all(mask is True for mask in fed):
         return fed
-    masks = [either(mask, r != 0) if is_floating(r) else True for mask, r in zip(fed, results, strict=True)]
+    # A predicate where nothing is fed is that of zeros.
+    masks = [either(mask, r != 0) if is_floating(r) else mask for mask, r in zip(fed, results, strict=True)]
     is_data = [is_floating(jax.typeof(value)) and numbers_of(value) is None for value in step.known]
     if step.name in _FACTORS or not any(is_data):
         return masks
@@ -160,7 +161,7 @@ def live_masks(step: Step, fed: list[Mask], given: Operands, results: Operands) 
         # A custom rule in there may have no forward mode.
         return [True] * len(fed)
     pairs = zip(masks, changes, strict=True)
-    return [mask if mask is True else either(mask, change != 0) for mask, change in pairs]
+    return [either(mask, change != 0) if is_floating(change) else mask for mask, change in pairs]
 
 
 def _is_homogeneous(step: Step) -> bool:
