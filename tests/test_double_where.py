@@ -723,6 +723,13 @@ def test_what_a_backward_pass_adds_has_its_derivative(name):
         jax.tree.map(close, jax.jit(every(pg.double_where(f)))(x), jax.jit(every(f))(x))
 
 
+def test_a_backward_pass_with_a_rule_in_it_that_has_no_forward_mode():
+    scaled, f = ruled(lambda c, x: jnp.sin(c) * x), jax.custom_vjp(lambda x: 1.0 * x)
+    f.defvjp(lambda x: (1.0 * x, x), lambda x, c: (scaled(c, x),))
+    loss, x = lambda x: jnp.where(x > 0, f(jnp.exp(x)), x).sum(), np.array([-1.0, 2.0])
+    close(jax.grad(pg.double_where(loss))(x), jax.grad(loss)(x))
+
+
 def with_rule(cotangent):
     def of(f):
         rule = jax.custom_vjp(f)
