@@ -670,6 +670,7 @@ LINEAR_PASSES = {
 }
 
 
+@pytest.mark.share(6, parts=2)
 @pytest.mark.parametrize("name", LINEAR_PASSES)
 def test_no_nan_goes_back_through_a_linear_backward_pass(name):
     """The selection comes after the rule and the root before it, so the masks go back through the pass."""
@@ -712,6 +713,7 @@ ADDED = {
 }
 
 
+@pytest.mark.share(6, parts=2)
 @pytest.mark.parametrize("name", ADDED)
 def test_what_a_backward_pass_adds_has_its_derivative(name):
     """It goes through the slope of what comes before, where the number itself is zero."""
