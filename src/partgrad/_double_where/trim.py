@@ -270,10 +270,11 @@ def trim(
         given = [fed[operand] if isinstance(operand, Wire) else False for operand in step.operands]
         dead = all(mask is False for mask in wanted) or all(mask is False for mask in given)
         emits.append(None if dead else trimming.step(step, given, wanted))
+    emits = _without_zeros(program, emits[::-1])
     outputs = [guard.coefficient(output, True) for output in program.outputs]
     masks = [trimming.masks.get(wire, False) for wire in program.inputs]
     unclean = [wire in trimming.unclean for wire in program.inputs]
-    run = _runner(program, emits[::-1], outputs)
+    run = _runner(program, emits, outputs)
     loose = trimming.loosened(program)
     if not loose.isdisjoint(output for output in program.outputs if isinstance(output, Wire)):
         of_output = lambda output: trimming.masks[output] if isinstance(output, Wire) and output in loose else True
@@ -369,6 +370,18 @@ class _Trimming:
         one_to_one = step.name in _ONE_TO_ONE and len(step.wires) == 1 and not isinstance(operands[0], bool)
         same = step.name not in {"mul", "div"} or step.wires[0].shape == step.shape
         return one_to_one and same and self._are_apart(step)
+
+
+def _without_zeros(program: LinearProgram, emits: list[Emit | None]) -> list[Emit | None]:
+    """The functions of the steps, without those that are given nothing but the zeros of dead steps."""
+    # JAX refuses to run a backward pass on constants.
+    zeros: set[Wire] = set()
+    found: list[Emit | None] = []
+    for step, emit in zip(program.steps, emits, strict=True):
+        found.append(None if zeros.issuperset(step.wires) else emit)
+        if found[-1] is None:
+            zeros.update(step.results)
+    return found
 
 
 def _cleaned_after(emit: Emit, masks: Sequence[Mask]) -> Emit:
