@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad
 from jax.sharding import PartitionSpec
 
 import partgrad as pg
@@ -812,6 +814,17 @@ def on_explicit_axes(x):
     mapped = jax.shard_map(kept, in_specs=PartitionSpec("i", "j"), out_specs=PartitionSpec("i", "j"))(x)
     parts = kept(product), kept(flat), scanned, chosen, mapped, jnp.max(kept(x), 0), jax.checkpoint(kept)(x)
     return sum(part.sum() for part in parts) + jnp.where(jnp.arange(2) > 0, kept(x).T, 0.0).sum()
+
+
+def test_a_primitive_with_parameters_that_have_no_hash():
+    """JAX cannot compile it, and runs it outside of `jit`."""
+    scale = Primitive("scale")
+    scale.def_impl(lambda x, options: x * options["by"])
+    scale.def_abstract_eval(lambda x, options: x)
+    ad.deflinear2(scale, lambda cotangent, x, options: [scale.bind(cotangent, options=options)])
+    f = lambda x: scale.bind(jnp.where(x > 0, jnp.sqrt(x), x), options={"by": 2.0})
+    assert jax.grad(pg.double_where(f))(0.0) == 2
+    assert jax.grad(pg.double_where(f))(4.0) == 0.5
 
 
 @pytest.mark.long

@@ -186,4 +186,10 @@ def _key(equation: JaxprEqn, avals: tuple[Any, ...], literals: Sequence[Any], nu
     parameters = tuple(sorted(equation.params.items()))
     values = tuple((type(value), getattr(value, "dtype", None), repr(value)) for value in literals)
     places = tuple(isinstance(atom, Literal) for atom in equation.invars)
-    return equation.primitive, parameters, avals, values, places, numbers, equation.ctx, jax.config.jax_enable_x64
+    key = (equation.primitive, parameters, avals, values, places, numbers, equation.ctx, jax.config.jax_enable_x64)
+    try:
+        hash(key)
+    except TypeError:
+        # JAX runs primitives with such parameters outside of `jit`.
+        return None
+    return key
