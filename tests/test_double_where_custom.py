@@ -257,6 +257,8 @@ STOPPED = {
     "twice": lambda x: with_rule(both)(jnp.cos(x), stopped(jnp.sin(x))),
     "one of two results": lambda x: head(pair(jnp.sin(x), jnp.cos(x))[0]) * pair(stopped(x), jnp.cos(x))[1],
     "in a loop": lambda x: lax.scan(lambda c, _: (c * head(stopped(jnp.sin(c))), None), x, None, length=2)[0],
+    "before a loop": lambda x: lax.scan(lambda c, _: (2 * head(c), None), stopped(jnp.sin(x)), None, length=2)[0],
+    "before a branch": lambda x: lax.cond(x[0] > 0, lambda x: head(jnp.sin(x)), jnp.cos, stopped(jnp.sin(x))),
     "in a checkpoint": jax.checkpoint(lambda x: x + head(stopped(jnp.sin(x)))),
     "in a branch": lambda x: lax.cond(x[0] > 0, lambda x: x + head(stopped(jnp.sin(x))), jnp.sin, x),
 }

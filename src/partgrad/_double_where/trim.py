@@ -18,7 +18,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import KINDS, Operands, is_floating, mesh_elsewhere, named, varying_like, zeros_like_aval
+from .._programs import (
+    CONSTANT,
+    KINDS,
+    Operands,
+    dependencies,
+    inner_jaxprs,
+    is_floating,
+    mesh_elsewhere,
+    named,
+    opened,
+    varying_like,
+    with_constants_as_inputs,
+    zeros_like_aval,
+)
 from .known import is_safe_outside, numbers_of
 from .mask import Mask, Shape, either, full_like, gathered, on_all_devices, on_mesh_of, spelled_out, spread
 from .program import LinearProgram, Step, Wire
@@ -373,15 +386,25 @@ class _Trimming:
 
 
 def _without_zeros(program: LinearProgram, emits: list[Emit | None]) -> list[Emit | None]:
-    """The functions of the steps, without those that are given nothing but the zeros of dead steps."""
-    # JAX refuses to run a backward pass on constants.
+    """The functions of the steps, without those that make zeros of the zeros of dead steps."""
+    # JAX refuses to run a custom backward pass on constants.
     zeros: set[Wire] = set()
     found: list[Emit | None] = []
     for step, emit in zip(program.steps, emits, strict=True):
-        found.append(None if zeros.issuperset(step.wires) else emit)
+        found.append(None if zeros.issuperset(step.wires) and _is_homogeneous(step) else emit)
         if found[-1] is None:
             zeros.update(step.results)
     return found
+
+
+def _is_homogeneous(step: Step) -> bool:
+    """Whether a step makes nothing but zeros of zeros."""
+    # A rule may return a constant as a tangent, which a loop then carries.
+    if not any(inner_jaxprs(step.equation)):
+        return True
+    closed = jax.make_jaxpr(lambda *tangents: step.run(tangents))(*[zeros_like_aval(wire.aval) for wire in step.wires])
+    jaxpr, consts = opened(closed)
+    return not any(dependencies(with_constants_as_inputs(jaxpr), [CONSTANT] * len(consts) + [0] * len(jaxpr.invars)))
 
 
 def _cleaned_after(emit: Emit, masks: Sequence[Mask]) -> Emit:

@@ -19,9 +19,11 @@ from .interpreter import expanded, step_through
 from .primitives import (
     CALLS,
     CHECKPOINTS,
+    CUSTOM_LINEAR,
     DRAWS,
     FLAT,
     HIGH,
+    HIGH_LINEAR,
     MOVES,
     PRODUCTS,
     SUMS,
@@ -282,6 +284,8 @@ def linearly(chain: Chain, sources: Sources) -> Sources:
     elif name in PRODUCTS:
         # A zero factor in the program is a number, but a zero that a rule returned stays a zero.
         passed = total if total & ~CONSTANT or all(sources) else 0
+    elif name in CUSTOM_LINEAR | HIGH_LINEAR:
+        passed = total & ~CONSTANT
     elif name == "select_n":
         passed = union(sources[1:]) | sources[0] & ~CONSTANT
     elif name in _LINEAR_IN and not _fills(equation):
