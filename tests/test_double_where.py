@@ -823,8 +823,12 @@ def test_a_primitive_with_parameters_that_have_no_hash():
     scale.def_abstract_eval(lambda x, options: x)
     ad.deflinear2(scale, lambda cotangent, x, options: [scale.bind(cotangent, options=options)])
     f = lambda x: scale.bind(jnp.where(x > 0, jnp.sqrt(x), x), options={"by": 2.0})
-    assert jax.grad(pg.double_where(f))(0.0) == 2
-    assert jax.grad(pg.double_where(f))(4.0) == 0.5
+    try:
+        assert jax.grad(pg.double_where(f))(0.0) == 2
+        assert jax.grad(pg.double_where(f))(4.0) == 0.5
+    finally:
+        # Another test asks which primitives have derivatives.
+        del ad.primitive_jvps[scale], ad.primitive_transposes[scale]
 
 
 @pytest.mark.long
