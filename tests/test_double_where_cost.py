@@ -102,10 +102,8 @@ def test_masks_of_a_loop(f, x, loops):
     assert cost(ours) <= 1.1 * cost(plain)
 
 
-@pytest.mark.parametrize(
-    "order",
-    ["reverse over reverse", *(pytest.param(o, marks=pytest.mark.long) for o in ORDERS if o != "reverse over reverse")],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("order", ORDERS)
 def test_second_derivatives_of_a_loop_with_padding(order):
     padded = pg.double_where(lambda w: masked_loop(w, jnp.where(KEPT[:, None], INPUTS, jnp.nan)))
     w = 0.1 * jnp.arange(16.0).reshape(4, 4)

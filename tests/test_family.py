@@ -63,6 +63,7 @@ def same(one, other):
     assert not left
 
 
+@pytest.mark.long
 @pytest.mark.share
 @pytest.mark.parametrize("wrt", SELECTORS, ids=range(len(SELECTORS)))
 def test_each_transform_is_that_of_jax_on_the_function_closed_over_the_rest(wrt):
@@ -95,6 +96,7 @@ def test_each_transform_is_that_of_jax_on_the_function_closed_over_the_rest(wrt)
     same(product, jax.jvp(jax.grad(lambda p: closed(p, X)["s"]), (leaves,), (tangents,))[1])
 
 
+@pytest.mark.long
 def test_a_jacobian_over_a_part_has_the_parts_structure():
     jacobian = pg.jacrev(f, wrt=lambda m: (m["k"], m["lin"].bias))(MODEL, X)
     kernel, bias = jacobian["y"]

@@ -1,9 +1,9 @@
 """What runs by default and what only with everything (`python -m pytest -m ""`).
 
-A parametrised test marked `share(24, kind=...)` runs every 24th case of each kind by default, beginning with the
+A parametrised test marked `share(48, kind=...)` runs every 48th case of each kind by default, beginning with the
 first, so that no kind is without one; rows that are marked `long` themselves are counted apart. `kind` maps the
 parameters, by name, to what the case is a case of. A law draws `examples(n)`: all of them with everything, and a
-24th, at least two, by default, unless an example takes no time. A test of both precisions (`x64`) runs in one of them
+48th, at least two, by default, unless an example takes no time. A test of both precisions (`x64`) runs in one of them
 by default, in the other with everything.
 
 `.ci/run` deals these tables out: TESTS_TURN is 0 or 1, a lane with `-m "not elsewhere"` runs that quarter of each, or
@@ -17,7 +17,7 @@ import zlib
 
 import pytest
 
-SHARE = 24
+SHARE = 48
 PARTS = 4
 TURN = os.environ.get("TESTS_TURN")
 CASES = os.environ.get("LAW_CASES")
