@@ -7,6 +7,7 @@ import matrix
 TRIPLES = matrix.covering_array(3)
 
 
+@pytest.mark.long
 @pytest.mark.share(72, parts=2)
 @pytest.mark.parametrize("cell", TRIPLES, ids=str)
 def test_a_cell_is_right_or_refused_by_jax(cell):

@@ -53,6 +53,7 @@ def pull(f, *args):
 # --- elementwise -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.share
 @pytest.mark.parametrize("name", UNARY)
 def test_functions_of_one_operand(name, x64):
@@ -84,6 +85,7 @@ def test_second_derivatives_of_one_operand(name, x64):
         assert_same(found[~singular], expected[~singular], ulps=4)
 
 
+@pytest.mark.long
 @pytest.mark.share
 @pytest.mark.parametrize("name", BINARY)
 def test_functions_of_two_operands(name, x64):
@@ -549,6 +551,7 @@ def test_where_gives_functions_only_what_is_selected_for_them():
     assert seen[2].shape == (0, 4)
 
 
+@pytest.mark.long
 @pytest.mark.share
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_derivatives_of_where(wrap):
