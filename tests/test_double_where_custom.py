@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
+from random_programs import clipped_vjp, custom_vjp as with_rule
 
 
 @pytest.fixture(autouse=True)
@@ -235,25 +236,14 @@ def test_after_a_rule_that_says_a_result_has_no_derivative():
     np.testing.assert_array_equal(jax.vmap(jax.grad(one))(x[None]), [[0.5, 0.5, 0]])
 
 
-def with_rule(function, change=lambda cotangent: cotangent):
-    rule = jax.custom_vjp(function)
-    backward = lambda pull, cotangents: pull(jax.tree.map(change, cotangents))
-    rule.defvjp(lambda *operands: jax.vjp(function, *operands), backward)
-    return rule
-
-
-def clipping(function):
-    return with_rule(function, lambda cotangent: jnp.clip(cotangent, -9.0, 9.0))
-
-
-stopped, head = with_rule(lax.stop_gradient), clipping(lambda x: 2 * x)
+stopped, head = with_rule(lax.stop_gradient), clipped_vjp(lambda x: 2 * x)
 both = lambda x, y: lax.stop_gradient(x) + 2 * y * y
 pair = with_rule(lambda x, y: (lax.stop_gradient(x), y**2))
 # Nothing is demanded of what comes before, so a backward pass is given only zeros that are known as such.
 STOPPED = {
     "alone": lambda x: stopped(jnp.sin(x)),
     "before a pass": lambda x: x * head(3 * stopped(jnp.sin(x))),
-    "beside a tangent": lambda x: clipping(both)(x, stopped(jnp.sin(x))) + clipping(both)(stopped(jnp.sin(x)), x),
+    "beside a tangent": lambda x: clipped_vjp(both)(x, stopped(jnp.sin(x))) + clipped_vjp(both)(stopped(jnp.sin(x)), x),
     "twice": lambda x: with_rule(both)(jnp.cos(x), stopped(jnp.sin(x))),
     "one of two results": lambda x: head(pair(jnp.sin(x), jnp.cos(x))[0]) * pair(stopped(x), jnp.cos(x))[1],
     "in a loop": lambda x: lax.scan(lambda c, _: (c * head(stopped(jnp.sin(c))), None), x, None, length=2)[0],

@@ -13,15 +13,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._programs import (
     CHECKPOINTS,
-    CONSTANT,
     CUSTOM_LINEAR,
     HIGH_LINEAR,
     Operands,
     Recent,
+    adds_a_constant,
     any_equation,
     checkpoint_like,
     checkpoint_settings,
-    dependencies,
     evaluate,
     is_floating,
     is_mutating,
@@ -386,9 +385,7 @@ def _transpose_of(backward: ClosedJaxpr, program: LinearProgram, avals: Sequence
     """The function whose transpose a backward pass is; None if the pass is not linear, or JAX cannot transpose it."""
     jaxpr, consts = opened(backward)
     # An affine pass would count as linear, because its constant does not show in a transpose.
-    if any(dependencies(with_constants_as_inputs(jaxpr), [CONSTANT] * len(consts) + [0] * len(jaxpr.invars))):
-        return None
-    if not all(map(has_rule, program.steps)):
+    if adds_a_constant(backward) or not all(map(has_rule, program.steps)):
         return None
     run = lambda cotangents: evaluate(jaxpr, consts, list(cotangents))
     push = lambda *tangents: transposed(run, [variable.aval for variable in jaxpr.invars], tangents)

@@ -19,17 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._programs import (
-    CONSTANT,
     KINDS,
     Operands,
-    dependencies,
+    adds_a_constant,
     inner_jaxprs,
     is_floating,
     mesh_elsewhere,
     named,
-    opened,
     varying_like,
-    with_constants_as_inputs,
     zeros_like_aval,
 )
 from .known import is_safe_outside, numbers_of
@@ -391,20 +388,19 @@ def _without_zeros(program: LinearProgram, emits: list[Emit | None]) -> list[Emi
     zeros: set[Wire] = set()
     found: list[Emit | None] = []
     for step, emit in zip(program.steps, emits, strict=True):
-        found.append(None if zeros.issuperset(step.wires) and _is_homogeneous(step) else emit)
+        found.append(None if zeros.issuperset(step.wires) and _keeps_zeros(step) else emit)
         if found[-1] is None:
             zeros.update(step.results)
     return found
 
 
-def _is_homogeneous(step: Step) -> bool:
+def _keeps_zeros(step: Step) -> bool:
     """Whether a step makes nothing but zeros of zeros."""
     # A rule may return a constant as a tangent, which a loop then carries.
     if not any(inner_jaxprs(step.equation)):
         return True
-    closed = jax.make_jaxpr(lambda *tangents: step.run(tangents))(*[zeros_like_aval(wire.aval) for wire in step.wires])
-    jaxpr, consts = opened(closed)
-    return not any(dependencies(with_constants_as_inputs(jaxpr), [CONSTANT] * len(consts) + [0] * len(jaxpr.invars)))
+    zeros = [zeros_like_aval(wire.aval) for wire in step.wires]
+    return not adds_a_constant(jax.make_jaxpr(lambda *tangents: step.run(tangents))(*zeros))
 
 
 def _cleaned_after(emit: Emit, masks: Sequence[Mask]) -> Emit:

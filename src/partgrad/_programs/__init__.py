@@ -4,6 +4,7 @@ from .dependence import (
     CONSTANT as CONSTANT,
     Dependence as Dependence,
     Sources as Sources,
+    adds_a_constant as adds_a_constant,
     arrivals as arrivals,
     arriving as arriving,
     by_value as by_value,

@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from .elementwise import moved, union_of
-from .interpreter import expanded, step_through
+from .interpreter import expanded, step_through, with_constants_as_inputs
 from .primitives import (
     CALLS,
     CHECKPOINTS,
@@ -307,6 +307,13 @@ def _fills(equation: JaxprEqn) -> bool:
 def dependencies(jaxpr: Jaxpr, sources: Sources) -> Sources:
     """What each output of a linear program depends on, given what its inputs depend on; 0 for a known zero."""
     return Dependence(jaxpr, sources, linearly, constant=CONSTANT, through_control=True, into_rules=True).outputs
+
+
+def adds_a_constant(closed: Any) -> bool:
+    """Whether a function, linear but for what it adds, makes anything but zeros of zeros."""
+    jaxpr, consts = opened(closed)
+    sources = [CONSTANT] * len(consts) + [0] * len(jaxpr.invars)
+    return any(dependencies(with_constants_as_inputs(jaxpr), sources))
 
 
 def by_value(jaxpr: Jaxpr, sources: Sources, **asked: Any) -> Dependence:
