@@ -172,7 +172,7 @@ def test_html():
     text = report(rows, NAN, VALUE._replace(message="<script>"))._repr_html_()
     assert "<strong>loss: 2 errors in 2 leaves</strong>" in text
     assert ">[&#x27;&lt;b&gt;&amp;&#x27;]</td>" in text
-    assert re.search('<td><i class="pg-look [^>]*is-error"[^>]*>✕</i> error</td>', text)
+    assert re.search('<td><span [^>]*title="error">✕</span> error</td>', text)
     assert len(re.findall("<details[^>]* open>", text)) == 2
     assert "&lt;script&gt;" in text
     assert "<b>" not in text

@@ -14,6 +14,7 @@ from models import RBF, Config, Flax, Linear
 from partgrad import NonDiff
 from partgrad._trees.equality import trees_equal
 from partgrad._trees.leaf import is_differentiable
+from strategies import trees
 from tiers import examples
 
 pytestmark = pytest.mark.internal
@@ -37,11 +38,7 @@ NODES = [
 ]
 
 
-def trees(leaves):
-    return pg.testing.trees(leaves, NODES)
-
-
-mixed, smooth = trees(st.one_of(floats, others)), trees(floats)
+mixed, smooth = trees(st.one_of(floats, others), NODES), trees(floats, NODES)
 
 
 def paths(tree):

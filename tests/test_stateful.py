@@ -16,6 +16,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import partgrad as pg
 from models import Flax, Linear
+from strategies import marked, trees
 from tiers import examples
 
 NODES = [
@@ -50,7 +51,7 @@ def key_paths(tree):
 
 
 class Edited(hypothesis.stateful.RuleBasedStateMachine):
-    @initialize(tree=pg.testing.marked(pg.testing.trees(numbers, NODES, max_leaves=6)))
+    @initialize(tree=marked(trees(numbers, NODES, max_leaves=6)))
     def begin(self, tree):
         self.tree = tree
         rows = pg.summary(tree).rows

@@ -269,7 +269,7 @@ def test_long_paths_lose_their_middle():
 def test_html():
     tree = {"<b>&": [dense(), dense()], "f": type("<T>", (), {})()}
     text = summary(tree)._repr_html_()
-    row = "<td>[&#x27;&lt;b&gt;&amp;&#x27;][0..1][&#x27;w&#x27;]</td><td>f32[3,4]</td><td><i [^>]*>●</i> differentiated</td>"
+    row = "<td>[&#x27;&lt;b&gt;&amp;&#x27;][0..1][&#x27;w&#x27;]</td><td>f32[3,4]</td><td><span [^>]*>●</span> differentiated</td>"
     assert re.search(re.escape(row).replace(re.escape("[^>]*"), "[^>]*"), text)
     assert "<td>&lt;T&gt;</td>" in text
     assert "<b>" not in text

@@ -1,8 +1,5 @@
 """Assertions about gradients, as a test suite uses them."""
 
-import sys
-
-import hypothesis
 import jax.numpy as jnp
 import pytest
 
@@ -10,8 +7,6 @@ import partgrad as pg
 from partgrad import errors, testing
 from partgrad._check.finding import Finding
 from partgrad._check.report import GradientReport, LeafRow as Row
-
-pytestmark = pytest.mark.internal
 
 pytestmark = pytest.mark.internal
 
@@ -61,18 +56,6 @@ def test_errors_fail_and_show_the_table(asked):
 def test_warnings_do_not_fail(asked):
     asked["findings"] = (NAN._replace(severity="warning"),)
     assert testing.assert_gradients(f, {"a": 1.0}, 2.0) is None
-
-
-def test_a_leaf_that_has_no_path_is_selected_by_none():
-    assert hypothesis.find(testing.selectors(1.0), lambda wrt: True) is None
-    assert testing.selectors(1).is_empty
-
-
-def test_without_hypothesis_the_strategies_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "hypothesis.strategies", None)
-    with pytest.raises(ModuleNotFoundError) as caught:
-        testing.trees()
-    assert "pip install 'partgrad[testing]'" in caught.value.__notes__[0]
 
 
 def test_a_right_and_a_singular_gradient():

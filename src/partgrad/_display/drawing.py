@@ -2,7 +2,7 @@
 
 import html
 
-from .._trees import LOOKS
+from .look import LOOKS
 from .table import columns, printable, shortened
 from .twigs import Twig
 

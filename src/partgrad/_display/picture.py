@@ -1,64 +1,48 @@
-"""Pictures of trees: in a terminal, as HTML that unfolds, and as SVG."""
+"""Pictures of trees: as text, as SVG, and in notebooks."""
 
-import html
 import pathlib
 from collections import Counter
 from typing import Any
 
+import jax
+
 from .._selection import Selection, Target, as_selection
-from .._trees import LOOKS
 from ..errors import ArgumentError
+from . import notebook
 from .drawing import drawn
-from .markup import counted, page, styled, symbol
+from .look import LOOKS
 from .table import COLUMNS, printable, shortened, table
 from .twigs import Grower, Twig
 from .values import Size, in_bytes, size_of
 
 # The widest that type, status and value may be in a line of text.
 _WIDEST = (24, 36, 24)
-# How many rows are shown unfolded in HTML, and how many the text and the SVG have at most.
-_OPEN = 40
+# How many rows the text and the SVG have at most.
 _LINES = 100
 
 
 class Picture:
-    """A drawing of a tree, as `partgrad.show` returns it.
+    """A drawing of a tree, as `partgrad.show` returns it: text, SVG, and in a notebook what treescope makes of it."""
 
-    In a notebook it is a tree whose nodes fold; in a terminal it is text. The picture keeps only what it shows, not the
-    tree.
-    """
-
-    def __init__(self, root: Twig, counts: "Counter[str]", wrt: str, selected: Size, everything: Size):
+    def __init__(self, tree: Any, root: Twig, kinds: list[str], wrt: str, selected: Size, everything: Size):
+        # A tracer must not be kept.
+        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+        self._tree = None if is_traced else tree
+        self._kinds_by_path = {} if is_traced else notebook.kinds_by_path(tree, kinds)
         self._root = root
-        self._counts = counts
+        self._counts = Counter(kinds)
         self._wrt = wrt
         self._selected = selected
         self._everything = everything
 
     def __str__(self) -> str:
         rows = [_cells(*line) for line in self._root.lines(_LINES)]
-        legend = "   ".join(f"{LOOKS[kind].symbol} {kind} {self._counts[kind]:,}" for kind in self._kinds())
         head = ("tree", "type", "status", "value")
-        return "\n".join(
-            [*table(head, rows, _WIDEST), "", *([legend] if legend else []), shortened(self._title(), COLUMNS)]
-        )
+        legend = [self._legend()] if self._counts else []
+        return "\n".join([*table(head, rows, _WIDEST), "", *legend, shortened(self._title(), COLUMNS)])
 
     def __repr__(self) -> str:
         return str(self)
-
-    def html(self) -> str:
-        """The picture as HTML that stands anywhere: without scripts, and without anything from elsewhere.
-
-        Returns:
-            A `<div>` with its own style. It takes the text's colour from the page, so it may be light or dark.
-        """
-        opened = {id(twig) for _, twig, is_open in self._root.lines(_OPEN) if is_open}
-        parts = [
-            f'<div class="pg-head">{html.escape(self._title())}</div>',
-            f'<ul class="pg-tree">{_item(self._root, opened)}</ul>',
-            f'<div class="pg-legend">{counted(self._counts, words=True)}</div>',
-        ]
-        return styled("\n".join(parts))
 
     def svg(self) -> str:
         """The picture as SVG: what fits on a page, unfolded; light or dark as the reader's system is.
@@ -73,28 +57,32 @@ class Picture:
         """Write the picture to a file.
 
         Args:
-            path: Where to; it ends in `.svg`, `.html` or `.txt`.
+            path: Where to; it ends in `.svg` or `.txt`.
 
         Raises:
             ArgumentError: If it ends in something else.
         """
         path = pathlib.Path(path)
-        title = printable(self._root.name)
-        writers = {".svg": self.svg, ".html": lambda: page(title, self.html()), ".txt": lambda: f"{self}\n"}
+        writers = {".svg": self.svg, ".txt": lambda: f"{self}\n"}
         if path.suffix not in writers:
             raise ArgumentError(
                 f"A picture cannot be saved as `{printable(str(path))}`.",
-                "Expected a name that ends in .svg, .html or .txt.",
+                "Expected a name that ends in .svg or .txt.",
                 fix="write another name; for a PNG, open the SVG in a browser or in Inkscape.",
             )
         path.write_text(writers[path.suffix](), encoding="utf-8")
 
-    # Notebooks prefer HTML; converters to PDF take the SVG.
-    def _repr_html_(self) -> str:
-        return self.html()
+    # A notebook prefers HTML, and shows the SVG if there is none.
+    def _repr_html_(self) -> str | None:
+        if not self._kinds_by_path or not notebook.is_available():
+            return None
+        return notebook.rendered(self._tree, self._kinds_by_path, f"{self._legend()}\n{self._title()}")
 
     def _repr_svg_(self) -> str:
         return self.svg()
+
+    def _legend(self) -> str:
+        return "   ".join(f"{LOOKS[kind].symbol} {kind} {self._counts[kind]:,}" for kind in self._kinds())
 
     def _kinds(self) -> list[str]:
         return [kind for kind in LOOKS if self._counts[kind]]
@@ -124,8 +112,8 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
         depth: The maximum number of levels drawn below the root.
 
     Returns:
-        The picture, which shows as HTML in a notebook and as text in a terminal; `picture.save("model.svg")` or
-        `picture.save("model.html")` writes it to a file.
+        The picture: text in a terminal; in a notebook an SVG or, if treescope is installed, treescope's view with
+        these symbols and colours. `picture.save("model.svg")` writes it to a file.
 
     Raises:
         SelectionError: If the selector does not fit the tree.
@@ -148,11 +136,7 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
     target = Target(tree, selection)
     grower = Grower(target, depth)
     return Picture(
-        grower.root,
-        Counter(grower.kinds),
-        _words(wrt, selection),
-        size_of(target.selected),
-        size_of(target.leaves),
+        tree, grower.root, grower.kinds, _words(wrt, selection), size_of(target.selected), size_of(target.leaves)
     )
 
 
@@ -171,26 +155,3 @@ def _cells(last: tuple[bool, ...], twig: Twig, is_open: bool) -> tuple[str, str,
     mark = f"{LOOKS[twig.kind].symbol} " if twig.kind else ""
     counts = "  ".join(f"{LOOKS[kind].symbol} {count}" for kind, count in twig.counted)
     return f"{guides}{branch}{mark}{twig.named(is_open)}", twig.type, twig.status or counts, twig.value
-
-
-def _item(twig: Twig, opened: set[int]) -> str:
-    """A row and its contents, as HTML."""
-    text = lambda words: html.escape(printable(words))
-    mark = f"{symbol(twig.kind)} " if twig.kind else ""
-    more = " &hellip;" if twig.is_left_out else ""
-    quiet = " pg-quiet" if twig.kind == "no derivative" else ""
-    cells = [
-        f'<span class="pg-name" title="{text(twig.path)}">{mark}{text(twig.name)}{more}</span>',
-        f'<span class="pg-type">{text(twig.type)}</span>',
-    ]
-    if twig.kind:
-        cells.append(f'<span class="pg-status{quiet}">{text(twig.status)}</span>')
-        cells.append(f'<span class="pg-value">{text(twig.value)}</span>')
-    else:
-        cells.append(f'<span class="pg-counts">{counted(twig.counts)}</span>')
-    row = " ".join(cells)
-    if not twig.below:
-        return f'<li><div class="pg-row">{row}</div></li>'
-    inside = "\n".join(_item(below, opened) for below in twig.below)
-    is_open = " open" if id(twig) in opened else ""
-    return f'<li><details{is_open}><summary class="pg-row">{row}</summary>\n<ul>{inside}</ul></details></li>'

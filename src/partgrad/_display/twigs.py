@@ -10,7 +10,8 @@ from jax.tree_util import GetAttrKey, SequenceKey
 
 from .._marks import Layout, Place, Static
 from .._selection import Target
-from .._trees import LOOKS, describe, is_array, paths
+from .._trees import describe, is_array, paths
+from .look import LOOKS
 from .status import kind_of, statuses
 from .table import ROOT
 from .values import value_of

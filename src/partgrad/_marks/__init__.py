@@ -27,8 +27,5 @@ from .opening import (
     united as united,
     without_marks as without_marks,
 )
-from .pickled import leave_old_names
 from .static import Static as Static, StaticData as StaticData, typed_structure as typed_structure
 from .unwrap import unwrap as unwrap
-
-leave_old_names()

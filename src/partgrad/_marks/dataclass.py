@@ -33,10 +33,10 @@ from .instance import (
     mutable_hash,
     mutable_setattr,
     pdoc,
-    show,
     treescope_repr,
     wrap_own_init,
 )
+from .printing import text_of
 
 T = TypeVar("T")
 # Py_TPFLAGS_HEAPTYPE: whether a class is made by a class statement.
@@ -222,7 +222,7 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
     if not options["frozen"]:
         generated["__delattr__"] = mutable_delattr
     if repr:
-        generated["__repr__"] = show
+        generated["__repr__"] = text_of
         generated["__treescope_repr__"] = treescope_repr
         generated["__pdoc__"] = pdoc
     if eq:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 
-from .._trees import show_wrapped
 from ..errors import DataclassError
+from .printing import Wrapped, text_of
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Diff(Generic[T]):
             self.value = value
 
     def __repr__(self) -> str:
-        return show_wrapped("Diff", self.value)
+        return text_of(Wrapped("Diff", self.value))
 
 
 def diff_refused(where: str, fix: str) -> DataclassError:

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+from wadler_lindig import TextDoc
 
 from .._message import listed, near_misses, word
-from .._trees import accepts, show_fields, trees_equal
+from .._trees import accepts, trees_equal
 from ..errors import DataclassError
 from .cover import Cover, hold_part
 from .diff import Diff, diff_refused
 from .fields import MARKS, SCHEMA, Marks, Schema
 from .hold import hold
 from .nondiff import NonDiff, cover_of
-from .scope import document_of, render_fields
+from .printing import Wrapped, document_of, rendered, text_of
 from .static import Static, StaticData
 
 _BUILDING = "_partgrad_building"
@@ -266,17 +267,23 @@ def wrappers_of(instance: Any) -> dict[str, str]:
     return wrappers
 
 
-def pdoc(self: Any, **kwargs: Any) -> Any:
-    return document_of(self, wrappers_of(self), **kwargs)
-
-
-def treescope_repr(self: Any, path: "str | None", subtree_renderer: Any) -> Any:
-    return render_fields(self, wrappers_of(self), getattr(self, SCHEMA).static, path, subtree_renderer)
-
-
-def show(self: Any) -> str:
-    schema, marks, wrappers = getattr(self, SCHEMA), getattr(self, MARKS), wrappers_of(self)
+def _written_fields(instance: Any) -> dict[str, Any]:
+    """The fields that a repr shows, with their marks."""
+    schema, marks, wrappers = getattr(instance, SCHEMA), getattr(instance, MARKS), wrappers_of(instance)
     covers = {name: cover.of for name, cover in marks.covers}
-    names = [name for name in schema.names if name not in schema.hidden]
-    shown = [(name, self.__dict__.get(name, ...), wrappers.get(name), covers.get(name, "")) for name in names]
-    return show_fields(type(self).__qualname__.rsplit("<locals>.", 1)[-1], shown)
+    values = {name: instance.__dict__.get(name, ...) for name in schema.names if name not in schema.hidden}
+    return {
+        name: Wrapped(wrappers[name], value, covers.get(name, "")) if name in wrappers else value
+        for name, value in values.items()
+    }
+
+
+def pdoc(self: Any, **kwargs: Any) -> Any:
+    if type(self).__repr__ is not text_of:
+        # The user's own.
+        return TextDoc(repr(self))
+    return document_of(type(self).__qualname__.rsplit("<locals>.", 1)[-1], _written_fields(self).items(), **kwargs)
+
+
+def treescope_repr(self: Any, path: str | None, subtree_renderer: Any) -> Any:
+    return rendered(type(self), _written_fields(self), path, subtree_renderer)

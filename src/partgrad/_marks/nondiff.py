@@ -9,11 +9,10 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from .._trees import show_wrapped
 from ..errors import ArgumentError
 from .cover import Cover, hold_part
 from .hold import EXPLICIT, WRAPPER, hold
-from .scope import render_wrapper
+from .printing import Wrapped, text_of
 
 T = TypeVar("T")
 
@@ -73,9 +72,13 @@ class NonDiff(Generic[T]):
         return getattr(self.value, name)
 
     def __repr__(self) -> str:
-        return show_wrapped("NonDiff", self.value, "" if self._cover is None else self._cover.of)
+        return text_of(self)
 
-    __treescope_repr__ = render_wrapper
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        return _printed(self).__pdoc__(**kwargs)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return _printed(self).__treescope_repr__(path and f"{path}.value", subtree_renderer)
 
     def __reduce__(self) -> Any:
         return covering, (self.value, self._cover)
@@ -117,6 +120,10 @@ class NonDiff(Generic[T]):
 
 def _is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _printed(wrapper: NonDiff[Any]) -> Wrapped:
+    return Wrapped("NonDiff", wrapper.value, "" if wrapper._cover is None else wrapper._cover.of)
 
 
 def _plain(value: Any) -> Any:

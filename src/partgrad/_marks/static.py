@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from .._trees import is_array, show_wrapped, too_deep, trees_equal, write, written
+from .._trees import is_array, too_deep, trees_equal, write, written
 from ..errors import PartgradError, StaticError
 from .hold import hold
-from .scope import render_wrapper
+from .printing import Wrapped, text_of
 
 T = TypeVar("T")
 
@@ -195,10 +195,14 @@ class Static(Generic[T]):
     def __hash__(self) -> int:
         return hash(self._data)
 
-    __treescope_repr__ = render_wrapper
-
     def __repr__(self) -> str:
-        return show_wrapped("Static", self._value)
+        return text_of(self)
+
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        return Wrapped("Static", self._value).__pdoc__(**kwargs)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return Wrapped("Static", self._value).__treescope_repr__(path and f"{path}.value", subtree_renderer)
 
     def __reduce__(self) -> Any:
         return unflatten_static, (self._data, (self._data.child(self._value),) if self._data.arrays else ())

@@ -16,17 +16,16 @@ from .leaf import (
     describe as describe,
     dtype_of as dtype_of,
     flatten as flatten,
+    function_name as function_name,
     is_array as is_array,
     is_differentiable as is_differentiable,
     shape_of as shape_of,
     too_deep as too_deep,
     written as written,
 )
-from .look import LOOKS as LOOKS
 from .paths import write as write
 from .reach import (
     data_of as data_of,
     held_by as held_by,
     reaches_array as reaches_array,
 )
-from .show import show_fields as show_fields, show_wrapped as show_wrapped

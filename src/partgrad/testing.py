@@ -1,20 +1,13 @@
-"""Gradients in a test suite, and strategies for `hypothesis`."""
+"""Gradients in a test suite."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._check import check
-from .._trees import parameters_of
-from ..errors import ArgumentError
-from .strategies import (
-    marked as marked,
-    models as models,
-    programs as programs,
-    selectors as selectors,
-    trees as trees,
-)
+from ._check import check
+from ._trees import parameters_of
+from .errors import ArgumentError
 
-__all__ = ["assert_gradients", "marked", "models", "programs", "selectors", "trees"]
+__all__ = ["assert_gradients"]
 
 
 def assert_gradients(
