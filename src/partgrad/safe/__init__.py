@@ -4,6 +4,9 @@ Values are those of `jax.numpy`, bit for bit, everywhere: an infinity stays an i
 there is no derivative, as for `sqrt` at 0, it is `at_singular`, 0 by default. Everywhere else it is JAX's. At a
 singular point the function counts as locally linear, so its second derivative there is 0.
 
+The decompositions `eigh` and `svd` and `matrix_function` have derivatives where eigenvalues or singular values are
+equal; each says for which functions they are right.
+
 Example:
     >>> import jax, jax.numpy as jnp
     >>> from partgrad import safe
@@ -12,7 +15,9 @@ Example:
     [0. 0.]
 """
 
+from ._decompositions import eigh, svd
 from ._elementwise import arccos, arcsin, arctan2, cbrt, divide, log, power, reciprocal, sqrt
+from ._matrix_function import matrix_function
 from ._reductions import logsumexp, norm, std, var
 from ._where import where
 
@@ -22,13 +27,16 @@ __all__ = [
     "arctan2",
     "cbrt",
     "divide",
+    "eigh",
     "log",
     "logsumexp",
+    "matrix_function",
     "norm",
     "power",
     "reciprocal",
     "sqrt",
     "std",
+    "svd",
     "var",
     "where",
 ]
