@@ -10,7 +10,6 @@ import optax
 from jax import lax
 
 from clean import KEY, Clean, F, Lazy, positive
-from turns import OLDER
 
 LIBRARIES: list[Lazy] = []
 
@@ -455,7 +454,7 @@ def of_gpjax(name):
 
 
 # The versions of GPJax that there are take no JAX later than 0.10.
-if OLDER:
+if jax.__version_info__ < (0, 11):
     table("gpjax", {name: name for name in OBJECTIVES}, of_gpjax, x64=True)
 
 # --- losses with stops and straight-through steps ----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Fixtures shared by the tests, and how many of them run: see `tiers.py`."""
+"""Fixtures shared by the tests, and what a run says of itself."""
 
 import os
 from pathlib import Path
@@ -7,20 +7,20 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-import tiers
+import tables
 
 # Most of a run goes into compiling programs that run once, so they are compiled at the lowest level.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 # No test fails because a machine is slow.
-settings.register_profile(
-    "patient",
-    settings.get_profile(settings.get_current_profile_name()),
-    deadline=None,
-    max_examples=tiers.examples(100, is_quick=True),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# `--hypothesis-profile=long`: every law, a hundred times as often.
+settings.register_profile("long", settings.get_profile("patient"), max_examples=10_000)
 settings.load_profile("patient")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--whole-tables", action="store_true", help="run every row of the tables that are sampled")
 
 
 def _names_tests(config):
@@ -33,14 +33,14 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_configure(config):
-    if any("::" in argument for argument in config.invocation_params.args) and config.option.markexpr == "not long":
+    tables.whole = config.option.whole_tables
+    if any("::" in argument for argument in config.invocation_params.args) and config.option.markexpr == "not slow":
+        # A test that is asked for by its name runs, slow or not.
         config.option.markexpr = ""
-    tiers.configure(config)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    tiers.share_out(items)
+def pytest_report_header(config):
+    return f"tables: {'whole' if tables.whole else f'sampled with seed {tables.SEED}'}"
 
 
 @pytest.fixture(params=[False, True], ids=["x32", "x64"])

@@ -30,7 +30,7 @@ def test_a_quick_run_writes_a_page_and_a_picture(tmp_path, capsys):
     ElementTree.fromstring(path.with_suffix(".svg").read_text())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_all_of_a_quick_run(capsys):
     out = run(["gradients", "training", "likelihood", "--quick"], capsys)
     assert "all agree to 1e-06" in out

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
+from tables import table
 
 
 def ruled(function, slope):
@@ -145,7 +146,6 @@ OF_LIBRARIES = {
     loop_of_a_library: [nan_rule, singular, wrong_rule, rounded],
 }
 CASES = [(fault, surrounding) for surrounding in SURROUNDINGS for fault in OF_LIBRARIES.get(surrounding, FAULTS)]
-MARKED = [pytest.param(*case, marks=[pytest.mark.long] * (case[1] in OF_LIBRARIES)) for case in CASES]
 
 
 @functools.cache
@@ -156,8 +156,7 @@ def line_of(fault):
     return f"test_check_crossed.py:{number}"
 
 
-@pytest.mark.share(kind=lambda parameters: parameters["surrounding"].__name__)
-@pytest.mark.parametrize(("fault", "surrounding"), MARKED, ids=lambda f: f.__name__)
+@table("fault, surrounding", CASES, kind=lambda fault, surrounding: surrounding, ids=lambda f: f.__name__)
 def test_it_is_found_where_it_is(fault, surrounding):
     function = surrounding(fault)
     with jax.enable_x64(CASES.index((fault, surrounding)) % 2 == 1):

@@ -13,6 +13,7 @@ from partgrad._check.derivatives.float64 import widened
 from partgrad._check.derivatives.reading import Point
 from partgrad._check.derivatives.search import derivatives
 from partgrad._check.numbered import NumberedProgram
+from tables import table
 
 pytestmark = pytest.mark.internal
 
@@ -93,8 +94,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", RIGHT)
+@table("name", RIGHT)
 def test_what_is_right_agrees(name):
     function, x = RIGHT[name]
     leaf = only(function, x)
@@ -168,7 +168,7 @@ def test_exhaustive_moves_every_element():
     assert ticks == [(i + 1, 20) for i in range(20)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_leaf_to_blame_is_found_among_few_and_among_many():
     for leaves in (5, 100):
         points = [np.float32([0.1 * i, 1]) for i in range(leaves)]

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from partgrad._check.derivatives.differences import JUMP, KINK, SMOOTH, UNSURE, slope
-from tiers import examples
 
 pytestmark = pytest.mark.internal
 
@@ -74,7 +73,7 @@ KINKS = [
 ]
 
 
-@settings(max_examples=examples(400, is_quick=True))
+@settings(max_examples=400)
 @given(piecewise())
 def test_is_never_certain_of_a_wrong_slope(case):
     function, expected = case
@@ -86,7 +85,7 @@ def test_is_never_certain_of_a_wrong_slope(case):
         assert abs(found.derivative - expected) <= 5 * found.error + 1e-10 * size
 
 
-@settings(max_examples=examples(50, is_quick=True))
+@settings(max_examples=50)
 @given(st.floats(-3, 3), st.floats(0.1, 10), st.sampled_from([-100, -1, 0.01, 1, 10]))
 def test_a_kink_and_a_jump_at_the_point_are_told(offset, scale, size):
     smooth = lambda t: np.cos(scale * t + offset)
@@ -96,7 +95,7 @@ def test_a_kink_and_a_jump_at_the_point_are_told(offset, scale, size):
     assert one(lambda t: smooth(t) + size * np.sign(t)).verdict == JUMP
 
 
-@settings(max_examples=examples(50, is_quick=True))
+@settings(max_examples=50)
 @given(st.floats(-5.5, -1), st.sampled_from([1, -1]), st.floats(-3, 3))
 def test_a_kink_or_a_jump_nearby_does_not_matter(exponent, side, offset):
     at = side * 10**exponent

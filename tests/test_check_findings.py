@@ -180,7 +180,7 @@ def test_the_safe_function_to_call_is_that_of_what_is_written():
     assert "`partgrad.safe.sqrt` has one" in messages["['sum']"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_clipped_minimum_is_an_error_where_its_derivative_disagrees():
     clipped = lambda p: jnp.sum(p["t"].at[jnp.array([5, 1])].min(p["v"], mode="clip"))
     point = {"t": F(1, 2, 3), "v": F(1.5, 1)}
@@ -193,7 +193,7 @@ def test_a_clipped_minimum_is_an_error_where_its_derivative_disagrees():
     assert [(f.kind, f.severity, f.leaf) for f in found].count(("oob", "error", "['v']")) == 1 + is_wrong
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_how_jax_counts_is_no_read_out_of_bounds():
     found = findings(lambda p: jnp.sum(p["t"][jnp.triu_indices(2, 1)] ** 2), {"t": F(1, 2, 3, 4).reshape(2, 2)})
     assert [f.message for f in found.values()] == ["the gradient is zero in 3 of its 4 elements."]
@@ -282,7 +282,7 @@ def test_the_wrong_derivative_of_a_complex_number_is_shown_along_a_direction():
     assert "j" not in finding.message.partition(";")[0].partition("it is")[2]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_solver_of_a_library_that_stopped_early_is_a_warning():
     optimistix = pytest.importorskip("optimistix")
 

@@ -8,10 +8,11 @@ import pytest
 
 import partgrad as pg
 from gallery import GALLERY
+from tables import table
 
 # The tests of one fault run one after another, in one process: they share its report.
 faults = pytest.mark.parametrize("fault", GALLERY, ids=[fault.name for fault in GALLERY], scope="module")
-shared_faults = pytest.mark.share(kind=lambda parameters: parameters["fault"].kind)
+some_faults = table("fault", GALLERY, kind=lambda fault: fault.kind, ids=lambda fault: fault.name)
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +33,7 @@ def differentiated(fault):
     return [row.path for row in pg.summary(fault.args[0], fault.wrt).rows if row.status == "differentiated"]
 
 
-@shared_faults
-@faults
+@some_faults
 def test_it_is_found_where_it_is(fault):
     report = report_of(fault.name)
     text = str(report)
@@ -51,8 +51,7 @@ def test_it_is_found_where_it_is(fault):
         assert any(f.where in line for f in blamed for line in lines) or not fault.where, text
 
 
-@shared_faults
-@faults
+@some_faults
 def test_raising_is_for_errors(fault):
     report = report_of(fault.name)
     assert report.ok == all(f.severity != "error" for f in report.findings)

@@ -10,6 +10,7 @@ from jax.extend.core import Primitive
 from jax.scipy import special
 
 from partgrad._check.derivatives.float64 import promoted
+from tables import table
 
 pytestmark = pytest.mark.internal
 
@@ -156,8 +157,7 @@ def assert_same(got, expected, rtol, atol=0.0):
         np.testing.assert_allclose(g, e, rtol=rtol, atol=atol)
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", FUNCTIONS)
+@table("name", FUNCTIONS)
 def test_agrees_with_the_function_run_in_float64(name):
     function, x = FUNCTIONS[name]
     got = evaluated(function, x)
@@ -165,8 +165,7 @@ def test_agrees_with_the_function_run_in_float64(name):
         assert_same(got, function(wide(x)), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", DRAWS)
+@table("name", DRAWS)
 def test_draws_what_the_function_draws(name):
     assert_same(evaluated(DRAWS[name], X), DRAWS[name](X), rtol=1e-5, atol=1e-5)
 

@@ -13,7 +13,6 @@ from partgrad import errors
 from partgrad._check.finding import KINDS, SEVERITIES, Finding
 from partgrad._check.report import GradientReport, LeafRow as Row
 from partgrad._display.table import ROOT, columns
-from tiers import examples
 
 pytestmark = pytest.mark.internal
 
@@ -205,7 +204,7 @@ def reports(draw):
     return GradientReport(draw(ANY_TEXT), tuple(rows), tuple(draw(st.lists(findings, max_size=6))), {})
 
 
-@settings(max_examples=examples(50, is_quick=True), phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=50, phases=[Phase.explicit, Phase.generate])
 @given(reports())
 def test_no_line_is_wider_than_a_terminal_and_every_leaf_has_one(found):
     """Whatever the names: each leaf has its verdict, the worst come first, and nothing breaks a line."""

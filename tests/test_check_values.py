@@ -15,7 +15,7 @@ from partgrad._check.evidence import Evidence
 from partgrad._check.findings.value import disagreements
 from partgrad._check.noise import apart, rounding_noise
 from partgrad._check.numbered import NumberedProgram
-from tiers import examples
+from tables import examples, table
 
 pytestmark = pytest.mark.internal
 
@@ -234,8 +234,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", RIGHT)
+@table("name", RIGHT)
 def test_rounding_is_not_a_fault(name):
     right(name)
 
@@ -250,8 +249,7 @@ def right(name):
     assert not found_in(RIGHT[name], jnp.asarray(MATRIX))
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 def test_a_large_ill_conditioned_likelihood_has_no_fault_and_shows_one(x64):
     function, point = likelihood(200 if x64 else 521), jnp.array([3.0, 3.0, 1.0, -1.0])
     evidence = evidence_of(function, point)
@@ -260,7 +258,7 @@ def test_a_large_ill_conditioned_likelihood_has_no_fault_and_shows_one(x64):
         assert apart(evidence.plain, [factor * value for value in evidence.plain], evidence.noise)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @equinox
 def test_networks_have_no_fault():
     import equinox as eqx
@@ -320,7 +318,7 @@ def test_products_round(f):
     assert np.any(noise)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @settings(max_examples=examples(8))
 @given(st.integers(0, 10**6), st.integers(1, 20), st.sampled_from([1e-3, 1.0, 1e4]))
 def test_the_order_of_a_sum_is_rounding_and_more_is_not(seed, size, spread):

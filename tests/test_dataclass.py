@@ -268,7 +268,7 @@ def test_a_marked_field_stores_the_plain_value():
     assert repr(Periodic(1.0, 2.0, 3.0)) == "Periodic(variance=1.0, lengthscale=2.0, period=NonDiff(3.0))"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_plain_jax_transforms_return_zero_at_marked_fields():
     kernel = Periodic(NonDiff(1.0), 1.3, 1.0)
     for differentiate in (jax.grad, jax.jacfwd, jax.jacrev):

@@ -18,7 +18,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 import partgrad as pg
-from turns import OLDER, is_mine
+from tables import table
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "develop" / "double_where_tested.md"
 MODULES = [
@@ -520,23 +520,19 @@ TESTED, OTHERS = listed() if PAGE.exists() else ([], [])
 HERE = list(public_functions())
 
 
-def is_own(number):
-    """Whether a function is tested here: the XLA of older versions takes minutes over some polynomials of `special`."""
-    if HERE[number].startswith("jax.scipy.special"):
-        return not OLDER
-    return is_mine(number)
+# The XLA of older versions takes minutes over some polynomials of this module.
+SLOW_MODULE = "jax.scipy.special" if jax.__version_info__ < (0, 11) else "none"
+ROWS = [name for name in HERE if name in set(TESTED) and not name.startswith(SLOW_MODULE)]
 
 
-@pytest.mark.share(kind=lambda parameters: parameters["name"].rpartition(".")[0])
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for number, name in enumerate(HERE) if name in set(TESTED) and is_own(number)])
+@table("name", ROWS, most=25, kind=lambda name: name.rpartition(".")[0])
 def test_derivatives_are_those_of_jax(name):
     assert check(name), "the page lists it, but it cannot be called"
 
 
-@pytest.mark.share
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in HERE if name not in {*TESTED, *OTHERS}])
+@table("name", [name for name in HERE if name not in {*TESTED, *OTHERS}])
 def test_derivatives_of_what_is_new_in_jax(name):
     if not check(name):
         pytest.skip("it cannot be called on arrays of floats, or has no derivative")
@@ -567,7 +563,7 @@ There are {count} functions.
 
 ## Random programs
 
-`python tests/random_programs.py --count N` draws programs of up to five operations out of about two hundred:
+`python tests/scripts/random_programs.py --count N` draws programs of up to five operations out of about two hundred:
 elementwise operations, moves, competitions, and reads and writes in every mode, in and out of bounds. Each may
 be inside up to three of: a scan in either direction, `while`, `cond` and `switch` (also under `vmap`), a
 checkpoint, `custom_jvp`, `custom_vjp` with backward passes that clip or loop, integer results, and `shard_map`,
@@ -592,7 +588,7 @@ derivative in JAX in the mode that was drawn, and no number changed. One program
 
 ## Other test suites
 
-`tests/wrapped_suites.py` runs a test suite with every differentiated function wrapped. The table counts the
+`tests/scripts/wrapped_suites.py` runs a test suite with every differentiated function wrapped. The table counts the
 tests that differentiate something and pass with that function under `jax.jit`, and how many of those pass under
 `double_where` (JAX 0.10.2):
 

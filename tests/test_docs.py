@@ -30,13 +30,12 @@ LONG = {
     "start",
 }
 PAGES = [
-    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.long] * (page.stem in LONG))
+    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] * (page.stem in LONG))
     for page in EVERY_PAGE
     if "```python" in page.read_text()
 ]
 
 
-@pytest.mark.share(1)
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name):
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
@@ -51,7 +50,6 @@ def test_every_public_function_has_an_example():
         assert ">>> " in example.__doc__, example
 
 
-@pytest.mark.share(1)
 @pytest.mark.parametrize("page", PAGES)
 def test_pages(page, tmp_path, monkeypatch):
     """They run in an empty folder, and may switch on 64 bits as a user's script does."""

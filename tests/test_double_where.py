@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 import partgrad as pg
 from messages import refused
+from tables import table
 from zoo import ZOO
 
 MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -29,8 +30,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.share(kind=lambda parameters: parameters["case"].category)
-@pytest.mark.parametrize("case", ZOO, ids=lambda case: f"{case.category}-{case.name}")
+@table("case", ZOO, kind=lambda case: case.category, ids=lambda case: f"{case.category}-{case.name}")
 def test_zoo(case):
     x = jnp.asarray(case.x, float)
     f = pg.double_where(case.f)
@@ -534,8 +534,7 @@ CASES = [
 ]
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@table("case", CASES, quick=3, ids=lambda case: case.name)
 def test_cases(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
     value, gradient = jax.value_and_grad(f)(x)
@@ -549,8 +548,7 @@ def test_cases(case):
     close(jax.jit(jax.jacrev(jax.grad(f)))(x), forward_over_reverse)
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
+@table("case", CASES, most=28, ids=lambda case: case.name)
 def test_vmap_inside_and_outside(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
     both = jnp.stack([x, x])
@@ -579,8 +577,7 @@ def test_a_number_that_is_zero_is_no_selection(f, x):
     assert not np.isfinite(jax.grad(pg.double_where(f))(x))
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["max", "min", "reduce", "clip", "scatter", "cummax", "pool", "abs", "sort"])
 def test_ties_are_shared_as_jax_shares_them(name):
     functions = {
@@ -672,8 +669,7 @@ LINEAR_PASSES = {
 }
 
 
-@pytest.mark.share(6, parts=2)
-@pytest.mark.parametrize("name", LINEAR_PASSES)
+@table("name", LINEAR_PASSES, quick=2)
 def test_no_nan_goes_back_through_a_linear_backward_pass(name):
     """The selection comes after the rule and the root before it, so the masks go back through the pass."""
     cube = jax.custom_vjp(lambda r: r**3)
@@ -715,8 +711,7 @@ ADDED = {
 }
 
 
-@pytest.mark.share(6, parts=2)
-@pytest.mark.parametrize("name", ADDED)
+@table("name", ADDED, quick=2)
 def test_what_a_backward_pass_adds_has_its_derivative(name):
     """It goes through the slope of what comes before, where the number itself is zero."""
     rule = jax.custom_vjp(lambda r: r**2)
@@ -762,8 +757,7 @@ def test_what_a_unit_does_not_need_is_not_differentiated_a_second_time(unit):
     close(jax.jit(jax.jacrev(jax.grad(f)))(np.array([0.0, 1.0])), np.diag([2.0, 0.75]))
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize("solve", ["solve", "inv", "positive", "masked", "likelihood"])
 def test_second_derivatives_of_linear_solves(solve):
     y = jnp.array([1.0, 2.0])
@@ -781,7 +775,7 @@ def test_second_derivatives_of_linear_solves(solve):
     close(jax.jacrev(jax.grad(pg.double_where(f)))(p), jax.hessian(f)(p))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_solvers_that_are_loops_are_transposed_as_the_user_says():
     a = jnp.array([[2.0, 1.0], [0.5, 3.0]])
     iterate = lambda mv, b: lax.fori_loop(0, 3, lambda i, x: x + 0.3 * (b - mv(x)), jnp.zeros_like(b))
@@ -831,7 +825,7 @@ def test_a_primitive_with_parameters_that_have_no_hash():
         del ad.primitive_jvps[scale], ad.primitive_transposes[scale]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_mesh_of_explicit_axes():
     mesh = jax.make_mesh((1, 1), ("i", "j"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     regular, singular = np.array([[1.5, 2.0], [3.0, 4.0]]), np.array([[1.5, 0.0], [3.0, 4.0]])
@@ -845,7 +839,7 @@ def test_a_mesh_of_explicit_axes():
         close(forward, jax.jvp(jax.grad(on_explicit_axes), (place(regular),), (place(slope),))[1])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_loop_with_a_counter_differentiated_inside():
     def loops(x, is_by_hand):
         safe = jnp.where(x > 0, x, 1.0) if is_by_hand else x
@@ -901,7 +895,7 @@ def test_mutable_references_are_jaxs():
     close(jax.jit(jax.grad(pg.double_where(f)))(x), [5, 23])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_tracer_outlives_its_trace():
     cond = lambda x: lax.cond(x > 0, jnp.sin, jnp.cos, x)
     scan = lambda x: lax.scan(lambda c, v: (jnp.where(v > 0, c * x, c), None), x, jnp.arange(3.0))[0]
@@ -961,7 +955,7 @@ def test_equal_numbers_of_other_types_are_other_calls():
     assert gradient(1.0, 0.0)[0] - gradient(1.0, -0.0)[0] == 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_method_and_module():
     class Model(eqx.Module):
         scale: jax.Array
@@ -991,7 +985,7 @@ def test_closing_over_what_is_differentiated():
     close(jax.grad(scanned)(2.0), 1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_values_from_numpy_that_the_function_needs():
     keep = np.array([True, False, True])
     select = pg.double_where(lambda x, keep, n: (x[keep] ** 2).sum() + x[: int(n)].sum())
@@ -1021,7 +1015,7 @@ def test_python_runs_once_for_each_eager_call_and_under_jit_for_each_shape():
         assert calls == [(2,), (3,)] * each
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dtypes_and_weak_types():
     f = lambda x, n, key: (jnp.where(x > 0, jnp.log(x), 0.0), n + 1, x > 0, jax.random.normal(key, dtype=x.dtype) * x)
     g = pg.double_where(f)
@@ -1090,7 +1084,7 @@ def test_errors_of_the_function_are_its_own():
         jax.grad(pg.double_where(lambda x: x if x > 0 else -x))(1.0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_reverse_mode_through_while_is_jaxs_error():
     f = lambda x: lax.while_loop(lambda c: c < 10, lambda c: c * jnp.maximum(x, 1.0) * 2, x)
     close(jax.jvp(pg.double_where(f), (2.0,), (1.0,))[1], jax.jvp(f, (2.0,), (1.0,))[1])
@@ -1098,7 +1092,7 @@ def test_reverse_mode_through_while_is_jaxs_error():
         jax.grad(pg.double_where(f))(2.0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_mask_as_an_index_is_refused_with_what_to_write():
     with pytest.raises(jax.errors.NonConcreteBooleanIndexError) as caught:
         jax.grad(pg.double_where(lambda x: x.at[x == 0].set(0.0).sum()))(jnp.ones(2))

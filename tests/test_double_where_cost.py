@@ -102,7 +102,7 @@ def test_masks_of_a_loop(f, x, loops):
     assert cost(ours) <= 1.1 * cost(plain)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_second_derivatives_of_a_loop_with_padding(order):
     padded = pg.double_where(lambda w: masked_loop(w, jnp.where(KEPT[:, None], INPUTS, jnp.nan)))
@@ -111,7 +111,7 @@ def test_second_derivatives_of_a_loop_with_padding(order):
     np.testing.assert_allclose(ORDERS[order](padded)(w), ORDERS[order](masked_loop)(w), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_devices_are_told_nothing_of_masks_written_per_row():
     script = pathlib.Path(__file__).parents[1] / "benchmarks" / "double_where_mesh.py"
     printed = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
@@ -133,8 +133,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_second_derivatives_where_a_selection_ends_a_chain(name, order):
@@ -162,8 +161,7 @@ def test_rows_of_padding_in_both_factors():
     np.testing.assert_allclose(jax.grad(f)(jnp.ones((2, 3))), expected)
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask",
     [
@@ -195,7 +193,7 @@ def test_functions_of_one_structure_keep_their_own_masks_and_numbers():
         np.testing.assert_array_equal(jax.grad(made(mask, number))(x), jnp.where(mask, 1 / x, number))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_checkpoints_of_one_structure():
     block = jax.checkpoint(lambda x, w: x + jnp.where(x > 0.1, jnp.log(x * w), 0.0))
     by_hand = lambda x, w: x + jnp.where(x > 0.1, jnp.log(jnp.where(x > 0.1, x * w, 1.0)), 0.0)

@@ -11,6 +11,7 @@ from jax import lax
 
 import partgrad as pg
 from random_programs import clipped_vjp, custom_vjp as with_rule
+from tables import table
 
 
 @pytest.fixture(autouse=True)
@@ -188,9 +189,11 @@ def matrix():
         yield rule, "plain", "float"
 
 
-@pytest.mark.share(kind=lambda parameters: parameters["rule"])
-@pytest.mark.parametrize(
-    ("rule", "inside", "other"), list(matrix()), ids=lambda p: p if isinstance(p, str) else p.__name__
+@table(
+    "rule, inside, other",
+    list(matrix()),
+    kind=lambda rule, inside, other: rule,
+    ids=lambda p: p if isinstance(p, str) else p.__name__,
 )
 def test_custom_rules(rule, inside, other):
     def f(x):
@@ -254,8 +257,7 @@ STOPPED = {
 }
 
 
-@pytest.mark.share(4, parts=2)
-@pytest.mark.parametrize("name", STOPPED)
+@table("name", STOPPED, quick=2)
 def test_a_backward_pass_after_what_has_no_derivative(name):
     """Not under `jit`, which drops what raises."""
     f = lambda x: STOPPED[name](x).sum()

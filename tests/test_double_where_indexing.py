@@ -117,12 +117,12 @@ def assert_rows(found, expected, names):
     assert not wrong, wrong
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_forward_mode_is_the_derivative_of_the_value():
     assert_rows(jacobian(jax.jacfwd, pg.double_where(stacked(TABLE))), TRUTHS, TABLE)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["double_where", "consistent_indexing"])
 def test_with_consistent_indexing_both_modes_are(first):
     wrappers = [pg.double_where, pg.consistent_indexing]
@@ -140,7 +140,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_every_transform_is_jaxs(name):
     f = stacked(WHERE_JAX_IS_FINITE)
@@ -150,7 +150,7 @@ def test_every_transform_is_jaxs(name):
         assert_rows(*pair, WHERE_JAX_IS_FINITE)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["min", "max"])
 def test_a_nan_beside_an_extremal_write(mode, name):
@@ -161,7 +161,7 @@ def test_a_nan_beside_an_extremal_write(mode, name):
         np.testing.assert_array_equal(transform(pg.double_where(f))(x), expected)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_what_no_read_touches_is_dead(mode):
     f = lambda x: jnp.sqrt(x).at[np.array([5, 1])].get(mode=mode, fill_value=0.0 if mode == "fill" else None).sum()

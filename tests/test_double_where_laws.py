@@ -26,7 +26,7 @@ from random_programs import (
     program,
     tried,
 )
-from tiers import examples
+from tables import examples, table
 
 pytestmark = pytest.mark.internal
 WRAPPER_NAMES = [*["plain"] * 8, *WRAPPERS]
@@ -93,6 +93,7 @@ def test_reverse_is_forward(steps, end, x):
         check_forward(steps, end, jnp.array(x))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(6))
 @given(steps, st.sampled_from(list(ENDS)), tame_points)
 def test_transforms_commute(steps, end, x):
@@ -110,6 +111,7 @@ def check_second(steps, end, x):
             assert_unchanged(evaluated(outer(jax.grad(pg.double_where(f))))(x), expected, 1e-7, 1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(24))
 @given(steps, st.sampled_from(list(ENDS)), tame_points)
 def test_second_derivatives_are_unchanged(steps, end, x):
@@ -117,10 +119,9 @@ def test_second_derivatives_are_unchanged(steps, end, x):
         check_second(steps, end, jnp.array(x))
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("first", range(0, 120, 2))
+@table("first", range(0, 120, 2), most=30)
 def test_random_programs(first):
-    """As `python tests/random_programs.py` tries many more of."""
+    """As `python tests/scripts/random_programs.py` tries many more of."""
     wrong = {seed: tried(seed) for seed in (first, first + 1)}
     wrong = {seed: found for seed, found in wrong.items() if found[1][0] in {"wrong", "raised"}}
     assert not wrong, wrong
@@ -158,8 +159,7 @@ MOVES = {
 POINT = np.array([[1.1, -0.4, 0.7, 2.0], [-1.3, 0.9, -0.2, 0.3], [0.6, 1.7, -2.1, -0.8]])
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", MOVES)
+@table("name", MOVES)
 def test_masks_go_through_moves_as_numbers_do(name):
     """A selection by data before the move, and one by data or by place after it."""
 
@@ -339,7 +339,7 @@ def test_a_divisor_that_is_known_to_be_zero_at_places_not_selected(name):
         np.testing.assert_allclose(evaluated(derivative(f))(np.array([1.0, 2.0, 3.0])), [0.0, 1.0, 0.5])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", ["cond", "scan"])
 def test_a_chain_of_products_inside_ends_in_a_selection(inside):
     """Its factors come from outside, one for all lanes among them, and from inside; also when differentiated again."""

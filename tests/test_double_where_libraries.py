@@ -14,7 +14,7 @@ from numpyro.infer.util import initialize_model
 
 import partgrad as pg
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 class Layer(nn.Module):

@@ -13,6 +13,7 @@ from jax import lax
 import partgrad as pg
 from messages import refused
 from partgrad import errors
+from tables import table
 
 KEY = jax.random.key(7)
 HERE = os.path.basename(__file__)
@@ -71,9 +72,7 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.share(kind=lambda parameters: parameters["word"])
-@pytest.mark.parametrize("word", ["pathwise", "fixed", "error", "score"])
-@pytest.mark.parametrize("name", SAMPLERS)
+@table("name, word", SAMPLERS, ["pathwise", "fixed", "error", "score"], kind=lambda name, word: word)
 def test_values_are_those_of_the_sampler(name, word, x64):
     sampler, args, kwargs = SAMPLERS[name]
     expected = sampler(*args, seed=KEY, **kwargs) if name == "seed" else sampler(KEY, *args, **kwargs)
@@ -185,10 +184,7 @@ WRAPS = {"plain": lambda f: f, "jit of checkpoint": lambda f: jax.jit(jax.checkp
 log_prob = jax.scipy.stats.bernoulli.logpmf
 
 
-@pytest.mark.share(kind=lambda parameters: parameters["program"])
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("word", ["error", "score"])
-@pytest.mark.parametrize("wrap", WRAPS)
+@table("program, word, wrap", PROGRAMS, ["error", "score"], WRAPS, kind=lambda program, word, wrap: program)
 def test_refused_through_every_transform_and_silent_otherwise(program, word, wrap):
     drawn = functools.partial(bernoulli, gradient=word, log_prob=log_prob)
     f = WRAPS[wrap](functools.partial(PROGRAMS[program], drawn))

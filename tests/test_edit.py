@@ -19,6 +19,7 @@ from messages import refused
 from models import RBF, Config, Linear, Periodic, Point, Sum, composite, loss
 from partgrad import NonDiff, errors
 from partgrad._trees.equality import trees_equal
+from tables import table
 from test_laws import mixed
 
 pytestmark = pytest.mark.internal
@@ -250,8 +251,7 @@ OPTIMISERS = {
 }
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", OPTIMISERS)
+@table("name", OPTIMISERS)
 def test_a_training_loop_leaves_what_is_frozen_bit_identical(name):
     model = pg.freeze({"k": jax.tree.map(jnp.float32, composite()), "n": 3}, "k.b.a")
     optimiser = OPTIMISERS[name]()
@@ -314,8 +314,7 @@ def test_unravel_puts_leaves_back_where_they_were_on_a_mesh_with_explicit_axes()
         assert put_back == jax.tree.map(jax.typeof, tree)
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 def test_unravel_under_jit_and_grad_and_with_scipy(x64):
     model = Sum(RBF(0.5, 0.7), Periodic(1.0, 1.3, 1.0))
     vector, unravel = pg.ravel(model)

@@ -10,7 +10,7 @@ import partgrad as pg
 from messages import refused
 from models import RBF, Point, Sum
 from partgrad import NonDiff, errors
-from tiers import examples
+from tables import examples
 
 KERNEL = RBF(2.0, jnp.array([1.0, 2.0, 3.0]))
 
@@ -22,8 +22,7 @@ def f(k):
 FULL = np.array([4.0, 8.0, 12.0])
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrt", "index"),
     [

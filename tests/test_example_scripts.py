@@ -34,8 +34,7 @@ def test_every_cell_is_python(name):
 
 
 # The first by default, the others with everything, on one lane each.
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_meets_its_numbers_and_draws_its_picture(name, tmp_path):
     shorter, numbers = SCRIPTS[name]

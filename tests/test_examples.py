@@ -98,7 +98,7 @@ def test_period_is_held_until_it_is_thawed():
     assert thawed.terms[1].factors[1].period == pg.grad(covariance, wrt="terms[1].factors[1].period")(kernel) != 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_log_marginal_likelihood_is_the_density_of_the_data():
     t, y = data(every=40)
     kernel = mauna_loa.book_kernel()
@@ -128,7 +128,7 @@ def test_the_derivative_of_the_density_is_that_through_its_cholesky_factor():
         np.testing.assert_allclose(by_rule, through, rtol=1e-9)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_gradient_is_the_central_difference():
     t, y = (values[:100] for values in data())
     kernel = pg.thaw(mauna_loa.book_kernel(), lambda k: k.period)
@@ -147,7 +147,7 @@ def test_gradient_is_the_central_difference():
     np.testing.assert_allclose(gradient * parameters, differences, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_components_add_up_to_the_signal():
     t, y = data(every=10)
     kernel = mauna_loa.book_kernel()
@@ -158,12 +158,8 @@ def test_components_add_up_to_the_signal():
     np.testing.assert_allclose(signal, y, atol=4 * 0.19)
 
 
-def whole_run(test):
-    """These tests share one run of the script, fifteen seconds on two cores; `.ci/run` has another, on its first lane."""
-    return pytest.mark.long(pytest.mark.lane(1)(test))
-
-
-@whole_run
+# These tests share one run of the script.
+@pytest.mark.slow
 def test_script_reproduces_every_published_number(finished):
     _, run = finished
     # A check that takes long says so.
@@ -176,7 +172,7 @@ def test_script_reproduces_every_published_number(finished):
         assert any(number in line for line in checks)
 
 
-@whole_run
+@pytest.mark.slow
 def test_script_reports_every_parameter(finished):
     _, run = finished
     rows = dict(re.findall(r"^(terms\S+) +(?:ppm|yr|-) +(free|held) ", run.stdout, re.MULTILINE))
@@ -186,7 +182,7 @@ def test_script_reports_every_parameter(finished):
     assert "Fitting 12 parameters" in run.stdout
 
 
-@whole_run
+@pytest.mark.slow
 def test_script_checks_its_gradient_first(finished):
     _, run = finished
     report = run.stdout.partition("\nFitting ")[0]
@@ -198,7 +194,7 @@ def test_script_checks_its_gradient_first(finished):
     assert re.search(rf"^{re.escape(held)} +float +held by a mark$", report, re.MULTILINE)
 
 
-@whole_run
+@pytest.mark.slow
 def test_script_draws_its_picture(finished):
     directory, _ = finished
     assert [path.name for path in directory.iterdir()] == ["picture.png"]
@@ -214,7 +210,7 @@ def test_script_fails_where_a_number_is_missed(capsys):
     assert out.count("  ok\n") >= 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sharded_fit.py", "multihost_fit.py"])
 def test_fits_on_many_devices_have_the_numbers_of_one(name):
     run = subprocess.run(

@@ -14,6 +14,7 @@ from jax.scipy import stats
 import partgrad as pg
 from messages import refused
 from partgrad import errors
+from tables import table
 
 KEY = jax.random.key(3)
 HERE = os.path.basename(__file__)
@@ -152,8 +153,7 @@ def z_score(estimates, exact):
     return np.abs(estimates.mean(0) - np.asarray(exact)) / error
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", PROGRAMS)
+@table("name", PROGRAMS)
 def test_value_gradient_and_hessian_are_unbiased(name):
     f, exact = PROGRAMS[name]
     p, keys = 0.4, jax.random.split(KEY, 100)
@@ -168,8 +168,7 @@ def test_value_gradient_and_hessian_are_unbiased(name):
         assert z_score(estimates[order], exactly[order]) < 4, order
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 def test_forward_and_reverse_agree_and_the_value_is_the_plain_mean(x64):
     mean = pg.expectation(branches, samples=50)
 
@@ -184,7 +183,7 @@ def test_forward_and_reverse_agree_and_the_value_is_the_plain_mean(x64):
     np.testing.assert_allclose(pg.grad(mean, argnums=1)(KEY, 0.4), reverse, rtol=1e-9 if x64 else 1e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_sample_is_the_score_function_written_by_hand():
     def score(p):
         x = discrete(KEY1, p)
@@ -195,7 +194,7 @@ def test_one_sample_is_the_score_function_written_by_hand():
     assert jax.grad(pg.expectation(discrete, samples=1), 1)(KEY, 0.4) == pytest.approx(score(0.4))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_leave_one_out_baseline_by_hand():
     keys = jax.random.split(KEY, 5)
     costs = jax.vmap(discrete, (0, None))(keys, 0.4)
@@ -206,13 +205,13 @@ def test_leave_one_out_baseline_by_hand():
     assert jax.grad(pg.expectation(discrete, samples=5), 1)(KEY, 0.4) == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_baseline_does_not_care_for_an_offset():
     gradient = lambda offset: jax.grad(pg.expectation(lambda *at: discrete(*at) + offset, samples=2000), 1)(KEY, 0.4)
     np.testing.assert_allclose(gradient(1e3), gradient(0.0), rtol=1e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_categorical_with_trees_of_outputs_and_parameters():
     def f(key, model):
         choice = choose(key, model["logits"])
@@ -238,7 +237,7 @@ def test_categorical_with_trees_of_outputs_and_parameters():
     assert value["one hot"].shape == (3,)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_distribution_object():
     class Poisson:
         def __init__(self, rate):
@@ -274,7 +273,7 @@ def test_log_prob_gets_the_arguments_but_shape_and_dtype():
     assert seen == [((0.5,), {"maxval": 2.0}), ((), {"p": 3.0}), ((4.0,), {})]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_transforms_of_an_expectation():
     mean = pg.expectation(walk, samples=20)
     gradient = jax.jit(jax.grad(mean, 1))
@@ -291,7 +290,7 @@ def test_transforms_of_an_expectation():
     assert jnp.isfinite(gradient(jax.random.PRNGKey(0), 0.1))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_other_words_inside():
     mean = lambda word: jax.grad(
         pg.expectation(lambda key, p: pg.draw(location, key, p, gradient=word) ** 2, samples=400), 1
@@ -301,7 +300,7 @@ def test_other_words_inside():
     refused(lambda: mean("error")(KEY, 2.0), errors.DrawError, "`location`", "`mean`", f"At: {HERE}:")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_low_precision_and_complex_outputs():
     low = pg.expectation(lambda key, p: flip(key, p).astype(jnp.bfloat16), samples=100)
     assert low(KEY, jnp.bfloat16(0.4)).dtype == jax.grad(low, 1)(KEY, jnp.bfloat16(0.4)).dtype == jnp.bfloat16
@@ -310,7 +309,7 @@ def test_low_precision_and_complex_outputs():
     np.testing.assert_allclose([value, slope], [0.6 + 0.4j, -1 + 1j], atol=0.06)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_mean_of_infinite_samples_is_infinite_and_its_gradient_not_finite():
     value, slope = jax.value_and_grad(pg.expectation(lambda key, p: jnp.log(1.0 * flip(key, p)), samples=20), 1)(
         KEY, 0.4
@@ -319,7 +318,7 @@ def test_the_mean_of_infinite_samples_is_infinite_and_its_gradient_not_finite():
     assert not jnp.isfinite(slope)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nothing_drawn():
     mean = pg.expectation(lambda key, p: (p**2, 3.0), samples=8)
     assert mean(KEY, 2.0) == (4.0, 3.0)
@@ -382,14 +381,13 @@ INSIDE = {
 }
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", INSIDE)
+@table("name", INSIDE)
 def test_differentiated_before_the_expectation_is_refused(name):
     call = lambda: pg.expectation(INSIDE[name], samples=3)(KEY, 0.3) if INSIDE[name] else jax.grad(walk, 1)(KEY, 0.3)
     refused(call, TypeError, "`jax.random.bernoulli`", "outside `pg.expectation`", f"At: {HERE}:", "pg.expectation(f")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_key_for_all_elements_of_a_vmap_is_refused():
     f = lambda key, p: jax.vmap(lambda p: flip(key, p))(p).sum() * 1.0
     refused(
@@ -402,7 +400,7 @@ def test_one_key_for_all_elements_of_a_vmap_is_refused():
     assert jax.grad(shared, 1)(KEY, 0.4) == pytest.approx(3, abs=0.2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_log_prob_that_does_not_see_the_parameter_is_refused():
     blind = lambda draw, p: stats.bernoulli.logpmf(draw, lax.stop_gradient(p))
     f = lambda key, p: pg.draw(jax.random.bernoulli, key, p, gradient="score", log_prob=blind) * 1.0

@@ -10,7 +10,7 @@ import partgrad as pg
 from messages import refused
 from models import RBF, Linear, Periodic, Sum, composite
 from partgrad import NonDiff
-from tiers import examples
+from tables import examples
 
 MODEL = {
     "k": RBF(1.5, jnp.array([0.5, 2.0])),
@@ -63,8 +63,7 @@ def same(one, other):
     assert not left
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize("wrt", SELECTORS, ids=range(len(SELECTORS)))
 def test_each_transform_is_that_of_jax_on_the_function_closed_over_the_rest(wrt):
     closed, leaves = split(wrt)
@@ -96,7 +95,7 @@ def test_each_transform_is_that_of_jax_on_the_function_closed_over_the_rest(wrt)
     same(product, jax.jvp(jax.grad(lambda p: closed(p, X)["s"]), (leaves,), (tangents,))[1])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_jacobian_over_a_part_has_the_parts_structure():
     jacobian = pg.jacrev(f, wrt=lambda m: (m["k"], m["lin"].bias))(MODEL, X)
     kernel, bias = jacobian["y"]
@@ -109,7 +108,7 @@ def test_a_jacobian_over_a_part_has_the_parts_structure():
     assert pg.hessian(lambda k: k.variance**2 * k.lengthscale)(RBF(2.0, 3.0)).variance.lengthscale == 4.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=examples(30))
 def test_transforms_nest(data):

@@ -477,7 +477,7 @@ def test_a_class_that_loses_its_leaves():
         pg.select(Losing(), lambda t: t.a)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_twenty_thousand_leaves():
     tree = {"w": [0.5] * 20_000, "s": 2.0}
     start = time.process_time()
@@ -494,7 +494,7 @@ def test_twenty_thousand_leaves():
 # --- pickles ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_cloudpickle_takes_classes_to_another_process(tmp_path):
     @pg.dataclass
     class Local:

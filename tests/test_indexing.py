@@ -12,6 +12,7 @@ from jax import lax
 from jax.test_util import check_grads
 
 import partgrad as pg
+from tables import table
 
 SHAPE = (3, 4)
 WRITING = ["clip", "drop", "promise_in_bounds"]
@@ -170,16 +171,14 @@ def assert_consistent(write, name, i, seed):
 INDICES = st.tuples(st.integers(-7, 7), st.integers(-7, 7)) | st.tuples(*[st.integers(-(10**9), 10**9)] * 2)
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", READS)
+@table("name", READS)
 @settings(max_examples=6)
 @given(INDICES, st.integers(0, 10**6))
 def test_reads(name, i, seed):
     assert_consistent(False, name, i, seed)
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", WRITES)
+@table("name", WRITES)
 @settings(max_examples=6)
 @given(INDICES, st.integers(0, 10**6))
 def test_writes(name, i, seed):
@@ -189,8 +188,7 @@ def test_writes(name, i, seed):
     assert_consistent(True, name, i, seed)
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 def test_the_report(x64):
     """What jax#5760 reported, in the shapes in which it is still there."""
     x = jnp.arange(2.0)
@@ -204,8 +202,7 @@ def test_the_report(x64):
             assert gradient.dtype == x.dtype
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_indices_of_every_dtype(dtype):
     """Every index reads and writes where its derivative says it does, the largest and the smallest too."""
@@ -246,7 +243,7 @@ def assert_every_index_agrees(dtype):
 UNIQUE = {"mode": "clip", "unique_indices": True}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_unique_indices_that_clamp_to_one_place():
     """Updates given as unique may meet where they are clamped; run by itself, such a write is well defined on a CPU."""
     with jax.enable_x64(True):
@@ -265,8 +262,7 @@ def test_unique_indices_that_clamp_to_one_place():
         assert jax.grad(lambda u: put(u, jnp.array(i)).sum())(u).tolist() == [[1, 1], [0, 0], [1, 1]]
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 def test_ties_keep_the_convention_of_jax(x64):
     x, u = jnp.array([1.0, 2.0, 2.0]), jnp.array([2.0, 2.0, 1.0, 3.0])
     inside, outside = jnp.array([2, 2, 0, 1]), jnp.array([5, 9, 0, 1])

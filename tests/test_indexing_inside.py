@@ -12,6 +12,7 @@ from jax import lax
 import partgrad as pg
 from flags import flag_set
 from messages import refused
+from tables import table
 
 # Of 32 bits: JAX keeps what it makes of wider NumPy indices when the precision changes.
 FAR = np.array([9, 1], np.int32)
@@ -100,8 +101,7 @@ SMOOTH = {
 }
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", SMOOTH)
+@table("name", SMOOTH)
 def test_inside_everything(name):
     with jax.enable_x64(True):
         function, consistent = SMOOTH[name], pg.consistent_indexing(SMOOTH[name])
@@ -125,8 +125,7 @@ def test_inside_everything(name):
                 jax.tree.map(close, derivatives[0], other)
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scan", "vmap of cond", "checkpoint", "custom_jvp"])
 def test_under_vmap(name):
     consistent = pg.consistent_indexing(SMOOTH[name])
@@ -144,8 +143,7 @@ def test_while_forward():
     assert found.tolist() == [[1, 0], [1, 0]]
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 def test_in_shard_map(x64):
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("d")
@@ -157,8 +155,7 @@ def test_in_shard_map(x64):
         assert jax.grad(lambda x: function(x).sum())(x).tolist() == [0, 5, 7]
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 def test_a_backward_function_is_left_alone(x64):
     @jax.custom_vjp
     def f(x, k):
@@ -185,8 +182,7 @@ def test_a_backward_function_is_left_alone(x64):
         jax.jacfwd(consistent)(x)
 
 
-@pytest.mark.long
-@pytest.mark.share
+@pytest.mark.slow
 def test_what_a_custom_vjp_closes_over_has_no_derivative(x64):
     """The solver of differential equations has a backward function of its own and closes over the indices."""
     from jax.experimental.ode import odeint
@@ -389,7 +385,7 @@ def test_what_a_function_captures_is_read_afresh():
     assert compiled(x).tolist() == [0, 0, 3]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_of_derivatives():
     """A gradient that JAX computes without consistency is a function like any other; its own derivative agrees."""
     x = jnp.array([1.0, 2.0, 3.0])

@@ -12,6 +12,7 @@ from models import Config, Flax, Point, composite
 from partgrad import NonDiff
 from partgrad._trees.equality import trees_equal
 from partgrad._trees.leaf import is_differentiable
+from tables import table
 
 pytestmark = pytest.mark.internal
 
@@ -36,8 +37,7 @@ MODELS = {
 }
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", MODELS)
+@table("name", MODELS)
 def test_every_call_works_on(name):
     model = MODELS[name]
     first = next(path for path, free in zip(*leaf_paths(model), strict=True) if free)
@@ -83,7 +83,7 @@ def test_tied_arrays_are_selected_one_by_one():
     assert [g.tolist() for g in gradient] == [[1.0, 4.0], [2.0, 8.0]]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_large_tree():
     tree = {"layers": [{"w": np.float32(1.0), "b": np.zeros(2, np.float32), "n": 1} for _ in range(33_334)]}
     selected, rest = pg.partition(tree, "layers[*].w")
@@ -94,8 +94,7 @@ def test_a_large_tree():
     assert "['layers'][0..33333]['b']" in str(pg.summary(tree))
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, lambda f: lambda m: jax.vmap(f)(stacked(m))[0]])
+@table("transform", [jax.jit, jax.checkpoint, lambda f: lambda m: jax.vmap(f)(stacked(m))[0]])
 def test_under_and_around_transforms_to_depth_three(transform):
     model = {"a": jnp.array(0.7), "b": jnp.array(1.3), "n": jnp.array(2)}
     f = lambda m: m["a"] ** 3 * jnp.sin(m["b"]) * m["n"]

@@ -16,7 +16,7 @@ from jax.lax import stop_gradient
 import partgrad as pg
 
 # Cases that are right today; each has its law or its row elsewhere, which run by default.
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 def known(why, raises=AssertionError):
@@ -192,7 +192,7 @@ def test_a_rule_that_returns_nan():
     assert "true singularity" not in str(report)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_loosely_converged_solver():
     solver = optimistix.FixedPointIteration(1e-4, 1e-4)
     f = lambda a: optimistix.fixed_point(lambda y, a: jnp.cos(a * y), solver, jnp.array(0.5), a).value

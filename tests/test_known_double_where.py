@@ -24,7 +24,7 @@ import partgrad as pg
 from flags import flag_set
 
 # Cases that are right today; each has its law or its row elsewhere, which run by default.
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 OLDER = jax.__version_info__ < (0, 11)
 MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 SHARDED = PartitionSpec("i")
@@ -186,7 +186,7 @@ def solved(adjoint):
 HALF = np.float32(0.5)
 
 
-@pytest.mark.share
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "x"),
     [
@@ -210,7 +210,7 @@ def test_what_jax_differentiates(f, x):
     equal(jax.grad(wrapped(f))(x), jax.grad(f)(x))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("prevented", [(True, False), (False, True)])
 def test_a_checkpoint_hides_what_its_flags_say(prevented):
     f = jax.checkpoint(lambda x, y: jnp.sin(jnp.sin(x)) * jnp.sin(jnp.sin(y)), prevent_cse=prevented)

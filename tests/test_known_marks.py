@@ -94,7 +94,7 @@ def true_amplitude(freq):
     return basis @ DATA / (basis @ basis)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "m", "wrt", "truth"),
     [
@@ -355,7 +355,7 @@ def test_a_runtime_checker_over_a_dataclass():
     assert pg.is_nondiff(Typed(NonDiff(jnp.ones(3))), "x")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_class_from_another_process(tmp_path):
     Shipped = pg.dataclass(type("Shipped", (), {"__annotations__": {"a": Any, "p": Any}, "__module__": "__main__"}))
     (tmp_path / "model").write_bytes(cloudpickle.dumps(Shipped(1.0, NonDiff(2.0))))

@@ -15,7 +15,7 @@ from partgrad import NonDiff
 from partgrad._trees.equality import trees_equal
 from partgrad._trees.leaf import is_differentiable
 from strategies import trees
-from tiers import examples
+from tables import examples
 
 pytestmark = pytest.mark.internal
 

@@ -140,7 +140,7 @@ def test_a_key_is_given_to_jax_random_by_its_value():
     np.testing.assert_allclose(pg.grad(lambda t: t["s"] * jax.random.normal(t["key"].value))(tree)["s"], want)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nuts_samples_the_posterior_of_what_a_class_holds_and_diff_frees():
     t = np.linspace(-1.0, 2.0, 12)
     y = 0.8 * t - 0.5 + 0.3 * np.sin(40.0 * t)
@@ -215,7 +215,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_leaves_without_names():
     f = lambda n: n.loc**2 * n.scale
     numbered = Numbered(jnp.float32(3.0), jnp.float32(2.0))

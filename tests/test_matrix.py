@@ -1,19 +1,19 @@
-"""The matrix of features: every triple of them that is possible. The two lanes of CI take half of the rows each."""
+"""The matrix of features: a sample of the rows in which every possible triple of them stands."""
 
 import pytest
 
 import matrix
+from tables import table
 
 TRIPLES = matrix.covering_array(3)
 
 
-@pytest.mark.long
-@pytest.mark.share(72, parts=2)
-@pytest.mark.parametrize("cell", TRIPLES, ids=str)
+@table("cell", TRIPLES, quick=8, most=400, ids=str)
 def test_a_cell_is_right_or_refused_by_jax(cell):
     assert matrix.judge(cell) is None
 
 
+@pytest.mark.slow
 def test_every_triple_is_in_a_row():
     covered = {triple for cell in TRIPLES for triple in matrix.subsets(cell, 3)}
     assert all(covered.issuperset(matrix.subsets(cell, 3)) for cell in matrix.cells() if not matrix.refused(cell))

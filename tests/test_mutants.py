@@ -1,4 +1,4 @@
-"""What `tests/mutants.py` does to one small module, and to a test of it."""
+"""What `tests/scripts/mutants.py` does to one small module, and to a test of it."""
 
 import os
 import subprocess
@@ -57,10 +57,12 @@ for one in (code.replace("unwrap(node.value)", "unwrap(None)"), code.replace('Ty
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_mutant_is_killed_by_a_test_of_its_line_and_one_that_means_the_same_is_not(tmp_path):
     command = [sys.executable, "-c", TRIAL]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(mutants.ROOT / "src"), str(mutants.ROOT / "tests")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(mutants.ROOT / "src"), str(mutants.ROOT / "tests" / "scripts")])
+    }
     done = subprocess.run(command, cwd=mutants.ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["tests/test_nondiff.py::test_unwrap_takes_wrappers_out_at_any_depth", "None"]

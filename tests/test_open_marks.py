@@ -17,7 +17,7 @@ from models import RBF, Flax, Linear, Periodic, Point, Sum
 from partgrad import NonDiff, Static, errors
 from partgrad._marks import Layout, is_open, schema_of
 from partgrad._trees import is_differentiable
-from tiers import examples
+from tables import examples, table
 
 pytestmark = pytest.mark.internal
 
@@ -157,8 +157,7 @@ def _is_held_by_class(tree, path):
     return False
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("run", RUNS)
+@table("run", RUNS)
 @given(trees, st.data())
 @settings(max_examples=examples(12))
 def test_the_value_and_the_gradient_do_not_depend_on_wrt(run, tree, data):

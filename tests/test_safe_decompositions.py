@@ -57,13 +57,13 @@ def scalar(f, w):
     return lambda a: jnp.sum(jnp.real(jnp.conj(w) * f(a))) ** 2
 
 
-QUICK = {("exp", "nearly equal"), ("root", "pairs"), ("inverse", "two near, two apart")}
+QUICK = {("root", "two near, two apart")}
 
 
 @pytest.mark.parametrize(
     ("name", "spectrum", "is_complex"),
     [
-        pytest.param(name, spectrum, bool((i + j) % 2), marks=[pytest.mark.long] * ((name, spectrum) not in QUICK))
+        pytest.param(name, spectrum, bool((i + j) % 2), marks=[pytest.mark.slow] * ((name, spectrum) not in QUICK))
         for i, name in enumerate(FUNCTIONS)
         for j, spectrum in enumerate(SPECTRA)
     ],
@@ -96,6 +96,7 @@ def test_first_and_second_derivatives_are_those_of_cauchys_integral(name, spectr
             assert np.isclose(both, curvature, rtol=1e-8, atol=1e-8 * abs(slope_along))
 
 
+@pytest.mark.slow
 def test_float32_at_equal_eigenvalues():
     a, h, _, _ = (x.astype(np.float32) for x in matrices(SPECTRA["pairs"]))
     assert jax.jvp(lambda a: safe.matrix_function(jnp.exp, a), (a,), (h,))[1].dtype == jnp.float32
@@ -104,6 +105,7 @@ def test_float32_at_equal_eigenvalues():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surrounding", [jax.jit, jax.vmap, jax.checkpoint, lambda f: jax.jit(jax.vmap(jax.jit(f)))])
 def test_under_transformations_and_in_batches(surrounding):
     with jax.enable_x64(True):
@@ -120,7 +122,7 @@ def test_under_transformations_and_in_batches(surrounding):
 MODES = (jax.jacfwd, jax.jacrev)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("modes", [(mode,) for mode in MODES] + [(outer, inner) for outer in MODES for inner in MODES])
 def test_what_the_function_closes_over_is_differentiated(modes):
     """The density matrix of electrons, by the matrix, the temperature and the chemical potential."""
@@ -194,6 +196,7 @@ def test_eigh_is_jaxs_where_eigenvalues_differ(is_complex):
         np.testing.assert_allclose(gradient(safe.eigh), gradient(jnp.linalg.eigh), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_eigh_of_a_degenerate_space_as_a_whole(is_complex):
     a, h, _, w = matrices([1.0, 1.0, 1.0, 2.0, 3.0], is_complex)
@@ -215,6 +218,7 @@ def test_eigh_of_a_degenerate_space_as_a_whole(is_complex):
         np.testing.assert_array_equal(jnp.isnan(jax.vmap(jax.grad(whole))(jnp.stack([a, a]))), False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5)], ids=str)
 def test_svd_is_jaxs_where_singular_values_differ(shape, is_complex):
@@ -242,7 +246,7 @@ def test_svd_is_jaxs_where_singular_values_differ(shape, is_complex):
             np.testing.assert_allclose(turned.conj().T @ basis + basis.conj().T @ turned, 0, atol=1e-13)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("singular", [[2.0, 2.0, 1.0], [2.0, 2.0, 2.0], [2.0, 0.0, 0.0]], ids=str)
 @pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5)], ids=str)
@@ -273,6 +277,7 @@ def test_svd_of_a_degenerate_space_as_a_whole(shape, singular, is_complex):
         assert np.isclose(jnp.sum(jnp.real(jax.grad(whole)(a) * h)), expected, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_symmetric_and_integer_matrices_and_stacks():
     a = np.array([[2, 1], [1, 2]])
     np.testing.assert_array_equal(safe.svd(a, hermitian=True).U, jnp.linalg.svd(a, hermitian=True).U)

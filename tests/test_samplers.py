@@ -11,6 +11,8 @@ from jax import random
 from jax.scipy.special import gammaln
 from jax.scipy.stats import norm
 
+from tables import table
+
 PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "guide" / "random.md").read_text()
 KEYS = 4000
 
@@ -83,8 +85,7 @@ def measured(f, p, truth):
     return abs(off) / (gradients.std() / np.sqrt(KEYS)), same.mean()
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", PATHWISE)
+@table("name", PATHWISE)
 def test_pathwise(name):
     with jax.enable_x64(True):
         off, same = measured(*PATHWISE[name])
@@ -92,8 +93,7 @@ def test_pathwise(name):
     assert same == 1
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", IMPLICIT)
+@table("name", IMPLICIT)
 def test_implicit(name):
     with jax.enable_x64(True):
         off, same = measured(*IMPLICIT[name])
@@ -101,8 +101,7 @@ def test_implicit(name):
     assert same < 0.99
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", ZERO)
+@table("name", ZERO)
 def test_silently_zero(name):
     def both(key, p):
         return jax.value_and_grad(lambda p: ZERO[name](key, p) * 1.0)(p)

@@ -1,4 +1,4 @@
-"""Models that are spread over devices: `tests/sharded.py`, in processes of their own, where JAX has eight."""
+"""Models that are spread over devices: `tests/scripts/sharded.py`, in processes of their own, where JAX has eight."""
 
 import json
 import subprocess
@@ -25,18 +25,18 @@ def outcomes(axes, names):
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_spread_model_stays_where_it_is():
     assert outcomes("explicit", FEW) == {}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", sharded.AXES)
 def test_devices_tell_each_other_what_they_do_by_hand(axes):
     assert outcomes(axes, sharded.NAMES) == {}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_step_of_a_selected_part_needs_what_it_does_by_hand():
     script = Path(__file__).parent.parent / "benchmarks" / "large_model.py"
     command = [sys.executable, "-W", "error", str(script), "--small", "partgrad", "by hand"]

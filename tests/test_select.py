@@ -598,7 +598,7 @@ def test_a_selector_of_the_wrong_type(wrt, fix):
     refused({"a": 1.0}, wrt, TypeError, f"`wrt` is {type(wrt).__name__}", "which is not a selector", fix)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_selectors_on_an_equinox_model():
     model = eqx.nn.MLP(2, "scalar", 4, 2, key=jax.random.key(0))
     x = jnp.ones(2)

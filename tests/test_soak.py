@@ -1,4 +1,4 @@
-"""Memory, threads, transfers and JAX's strict modes: small shares of `tests/soak.py` and `tests/under.py`."""
+"""Memory, threads, transfers and JAX's strict modes: small shares of `tests/scripts/soak.py` and `tests/scripts/under.py`."""
 
 import concurrent.futures
 import os
@@ -15,10 +15,10 @@ import under
 from models import RBF, Sum
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_memory_is_flat_where_nothing_is_the_same_twice():
     jax.clear_caches()
-    # Caches are full after a thousand; `python tests/soak.py 100000` has the rest.
+    # Caches are full after a thousand; `python tests/scripts/soak.py 100000` has the rest.
     (early, _), *_, (late, _) = soak.soak(2000, marks=4)[1:]
     assert late < 1.02 * early
 
@@ -40,7 +40,7 @@ NAMED = pg.grad(lambda m: (m.b.lengthscale**2).sum(), wrt=lambda m: m.b.lengthsc
 TAKEN = jax.grad(pg.double_where(lambda x: jnp.where(x > 0, jnp.log(x), 0.0).sum()))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sixteen_threads_share_transforms():
     with concurrent.futures.ThreadPoolExecutor(16) as threads:
         for outcome in threads.map(used_by_a_thread, range(48)):
@@ -66,9 +66,9 @@ def test_nothing_is_sent_to_a_device_behind_the_back():
         pg.mask(model), pg.summary(model)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_strict_modes_and_flags_of_coming_behaviour():
-    """All at once, on a few tests; `python tests/under.py` has each by itself, on many."""
+    """All at once, on a few tests; `python tests/scripts/under.py` has each by itself, on many."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "under", "--under", ",".join(under.MODES)]
     tests = [f"{under.TESTS}/test_{name}.py" for name in ("unused",)]
     run = subprocess.run(

@@ -1,6 +1,6 @@
 """Any sequence of freezing, thawing, replacing, parting, labelling, pickling and compiling keeps values, marks and paths.
 
-`LAW_CASES=10000 python -m pytest -m "" tests/test_stateful.py` runs the long profile.
+`python -m pytest -m "" --hypothesis-profile=long tests/test_stateful.py` runs ten thousand of them.
 """
 
 import copy
@@ -17,7 +17,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 import partgrad as pg
 from models import Flax, Linear
 from strategies import marked, trees
-from tiers import examples
+from tables import examples
 
 NODES = [
     lambda children: st.tuples(children, children).map(lambda p: Linear(*p)),

@@ -79,7 +79,7 @@ def test_unselected_leaves_are_constants_of_this_transform_only():
 # --- marks -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_named_held_leaf_is_differentiated_through_jit_scan_and_rebuilding():
     kernel = composite()
     want = jax.grad(closed)(1.0)

@@ -15,7 +15,7 @@ USAGE = pathlib.Path(__file__).with_name("typed_usage.py")
 SOURCE = pathlib.Path(pg.__file__).parents[1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_mypy_accepts_correct_use_and_refuses_the_rest():
     command = [sys.executable, "-m", "mypy", str(USAGE)]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SOURCE.parent)

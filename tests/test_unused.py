@@ -10,6 +10,7 @@ from jax import lax
 import partgrad as pg
 from flags import flag_set
 from partgrad._transforms.unused import used_leaves
+from tables import table
 
 pytestmark = pytest.mark.internal
 
@@ -267,14 +268,12 @@ def written(s):
 LEAVES = [jnp.float32(v) for v in (0.5, 1.5, 2.0, 0.25)]
 
 
-@pytest.mark.share
 @pytest.mark.parametrize("name", CASES)
 def test_structure(name):
     function, expected = CASES[name]
     assert used_leaves(function, LEAVES) == expected
 
 
-@pytest.mark.share
 @pytest.mark.parametrize("name", CASES)
 def test_under_jit(name):
     function, expected = CASES[name]
@@ -283,8 +282,7 @@ def test_under_jit(name):
     assert found == [expected]
 
 
-@pytest.mark.share
-@pytest.mark.parametrize("name", CASES)
+@table("name", CASES, quick=4)
 @settings(max_examples=5)
 @given(values=st.lists(st.floats(0.25, 2.5, width=32), min_size=4, max_size=4))
 def test_an_unused_leaf_has_a_zero_gradient(name, values):

@@ -1,6 +1,6 @@
 """Run JAX's own tests of its transforms with partgrad's in their place, and compare.
 
-    python tests/jax_suites.py PATH_OF_A_JAX_CHECKOUT [name of a test file ...]
+    python tests/scripts/jax_suites.py PATH_OF_A_JAX_CHECKOUT [name of a test file ...]
 
 The checkout must be of the version of JAX that is installed. Every test runs twice, once with JAX's transforms and once
 with partgrad's; those that pass with the first alone are listed. What is left to differ are the words of errors, and

@@ -1,6 +1,6 @@
 """Run a test suite of JAX, equinox or anyone else with every function wrapped that it differentiates.
 
-    PYTHONPATH=tests:src pytest -p wrapped_suites --wrapped double_where  .../tests/custom_api_test.py
+    PYTHONPATH=tests/scripts:src pytest -p wrapped_suites --wrapped double_where  .../tests/custom_api_test.py
 
 The suites are not part of this repository: take each from its own, at the version that is installed. What passes with
 `--wrapped jit` should pass with `double_where` and `consistent_indexing`. At the end stand the counts of the tests that

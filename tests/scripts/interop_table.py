@@ -1,6 +1,6 @@
 """Run the tests of `tests/interop`, and write the table of what works with which library.
 
-    python tests/interop_table.py [--check | --dry | --names]
+    python tests/scripts/interop_table.py [--check | --dry | --names]
 
 With `--check` it fails where the page says something else, with `--dry` it prints the table and writes nothing, and with
 `--names` it prints the packages of the `interop` extra without their versions, for pip to install the newest.
@@ -13,8 +13,8 @@ import tomllib
 
 import pytest
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "compare" / "tested_with.md"
-FOLDER = pathlib.Path(__file__).parent / "interop"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "compare" / "tested_with.md"
+FOLDER = pathlib.Path(__file__).parents[1] / "interop"
 # Names of packages where they are not those of the modules.
 PACKAGES = {"orbax": "orbax-checkpoint", "tensorflow_probability": "tfp-nightly"}
 # What pip says of the newest JAX. With that of the extra, all of them install.
@@ -22,7 +22,7 @@ UNINSTALLABLE = {"gpjax": "JAX 0.11 or newer, as gpjax 1.0.0 asks for `jax<0.11`
 HEAD = """# Tested with
 
 Each row is a test, written the way a user of that library would write the code, that converges to a known answer.
-`python tests/interop_table.py` runs the tests and writes the table, with the versions of the `interop` extra. CI checks it.
+`python tests/scripts/interop_table.py` runs the tests and writes the table, with the versions of the `interop` extra. CI checks it.
 
 "As written" means that models with marks go in and come out. Where the table says "with", you add the line shown. Most of
 these lines do the same thing: pass the selected part, and put the model back together where the function needs it.
@@ -89,7 +89,7 @@ def table(collector: Collector) -> str:
 
 def names() -> list[str]:
     """The packages of the extra."""
-    project = tomllib.loads((FOLDER.parent.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     return [pin.partition("==")[0] for pin in project["optional-dependencies"]["interop"] if "==" in pin]
 
 
@@ -107,7 +107,7 @@ def main(option: str = "") -> int:
     elif option != "--check":
         PAGE.write_text(page)
     elif page != PAGE.read_text():
-        print(f"{PAGE} says something else. Fix: python tests/interop_table.py")
+        print(f"{PAGE} says something else. Fix: python tests/scripts/interop_table.py")
         return status or 1
     return status
 

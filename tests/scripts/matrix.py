@@ -1,7 +1,7 @@
 """Every feature with every other: a cell is a transform in a surrounding, of a model with marks, of a wrapped function.
 
 Each cell is a function of two scalars whose derivative is known from plain JAX on the bare formula. `python
-tests/matrix.py` runs the whole table, `--write` writes the page of what was run, and `--cells TEXT` runs the cells whose
+tests/scripts/matrix.py` runs the whole table, `--write` writes the page of what was run, and `--cells TEXT` runs the cells whose
 names hold all words of TEXT. `test_matrix.py` runs a covering array: every triple of features is in a row of it.
 """
 
@@ -24,7 +24,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import partgrad as pg
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "develop" / "tested_matrix.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "develop" / "tested_matrix.md"
 A, P = np.float32(0.7), np.float32(1.3)
 KEY = 7
 
@@ -414,7 +414,7 @@ HEAD = """# Every feature with every other
 
 Each cell of the tables below is a partgrad transform of a model with two numbers, with something around the transform or inside
 the function: `jit`, a loop, a custom rule, an export. Models are marked in nine ways, and functions wrapped in six. The
-expected numbers come from plain JAX on the bare formula. `python tests/matrix.py --covering --write` runs every
+expected numbers come from plain JAX on the bare formula. `python tests/scripts/matrix.py --covering --write` runs every
 possible triple of features and writes this page; CI runs half of these cells on each version of JAX.
 
 ```python

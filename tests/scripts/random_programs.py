@@ -1,6 +1,6 @@
 """Random programs for the laws of `double_where`, and a way to run them that compiles no loop.
 
-    python tests/random_programs.py --seed 0 --count 1000
+    python tests/scripts/random_programs.py --seed 0 --count 1000
 
 draws programs of the operations below, in every wrapper and several deep, and says for which a number that is finite
 in JAX is another one under `double_where`, in reverse and forward mode, twice over, and under `vmap`.

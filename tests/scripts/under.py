@@ -1,7 +1,7 @@
 """Run tests under JAX's strict modes and its flags for coming behaviour.
 
-    PYTHONPATH=tests:src python -m pytest -n 0 -p under --under leaks tests/test_transform.py
-    PYTHONPATH=tests:src python tests/under.py            # every mode in turn, or those that are named, on the core tier
+    PYTHONPATH=tests/scripts:src python -m pytest -n 0 -p under --under leaks tests/test_transform.py
+    PYTHONPATH=tests/scripts:src python tests/scripts/under.py            # every mode in turn, or those that are named, on the quick tests
 
 Tests do what a mode refuses themselves: they add an int to a float, or make a NaN to see what becomes of it. So a failure
 counts only where the code that JAX refused is partgrad's: the innermost frame outside JAX is one of its files. The
@@ -80,9 +80,10 @@ _REFUSALS = [
     "jax_numpy_dtype_promotion",
 ]
 
-TESTS = str(Path(__file__).parent)
-_PACKAGE = str(Path(__file__).parent.parent / "src" / "partgrad")
-PATH = os.pathsep.join([TESTS, str(Path(_PACKAGE).parent)])
+_SCRIPTS = Path(__file__).parent
+TESTS = str(_SCRIPTS.parent)
+_PACKAGE = str(Path(__file__).parents[2] / "src" / "partgrad")
+PATH = os.pathsep.join([str(_SCRIPTS), str(Path(_PACKAGE).parent)])
 
 
 def pytest_addoption(parser):

@@ -1,13 +1,13 @@
 """Calls with structures, closures, paths and classes that are never the same: does memory stay flat?
 
-    PYTHONPATH=src python tests/soak.py 100000
+    PYTHONPATH=src python tests/scripts/soak.py 100000
 
 prints, at each twentieth of the calls, how many objects Python holds and how much memory the process has. It fails if over
 the second half there is an object more for each call, or 20 MB more. Caches that hold a bounded number fill up: those of
 `double_where` after some 25000 calls, but the one of JAX's rules, which takes literals apart. `tests/test_soak.py` makes
 fewer calls.
 
-    PYTHONPATH=src python tests/soak.py 20000 threads
+    PYTHONPATH=src python tests/scripts/soak.py 20000 threads
 
 makes the calls from 16 threads at once, and fails if a result is wrong; it is meant for free-threaded builds of Python.
 """

@@ -1,10 +1,10 @@
 """Mutation testing: do the tests notice when a line of partgrad changes?
 
     export PYTHONPATH=src JAX_COMPILATION_CACHE_DIR=~/.cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
-    python tests/mutants.py map       # which quick tests enter which line
-    python tests/mutants.py draw 300  # a random sample of all mutants
-    python tests/mutants.py run 100   # the tests of the next hundred of them, and the share that is killed
-    python tests/mutants.py again     # the survivors once more, with tests (after another `map`) and code as they are now
+    python tests/scripts/mutants.py map       # which quick tests enter which line
+    python tests/scripts/mutants.py draw 300  # a random sample of all mutants
+    python tests/scripts/mutants.py run 100   # the tests of the next hundred of them, and the share that is killed
+    python tests/scripts/mutants.py again     # the survivors once more, with tests (after another `map`) and code as they are now
 
 The operators are mutmut's. Running them is our own. mutmut puts a function of its own in front of each that it mutates,
 which our errors and warnings would take for the user's line, so it passes over what is decorated; and it forks after JAX
@@ -40,7 +40,7 @@ from hypothesis import Phase, settings
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators, operator_arg_removal
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build"
 MAP, SAMPLE, LOG = BUILD / "mutants_map.json", BUILD / "mutants.json", BUILD / "mutant.log"
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"

@@ -1,6 +1,6 @@
 """Models whose leaves are spread over eight devices: what partgrad does to them, beside the split written by hand.
 
-`python tests/sharded.py automatic` (or `explicit`, for the axes of the mesh; then names of cases, or none for all)
+`python tests/scripts/sharded.py automatic` (or `explicit`, for the axes of the mesh; then names of cases, or none for all)
 compiles both, compares what they compute, where the results are, and what the devices tell each other, and prints a
 line of JSON for each case. `tests/test_scale.py` runs it.
 """

@@ -1,6 +1,6 @@
 """Run the code of a page; or write the Python of every page into a file each, for type checkers.
 
-    python tests/pages.py FOLDER
+    python tests/scripts/pages.py FOLDER
 
 The lines of a file are those of its page, so that what a checker says about one is found on the other.
 """
@@ -28,7 +28,7 @@ FOREIGN = {
     "docs/howto/solvers.md": "reportOptionalSubscript",
 }
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def python_of(page: str) -> str:
