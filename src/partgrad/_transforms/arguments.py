@@ -19,9 +19,7 @@ Position = int | str
 Unused = Literal["zero", "none", "error"]
 
 
-class JacobianOptions(TypedDict, total=False):
-    """The options of `jacfwd`, `jacrev` and `hessian`, for type checkers."""
-
+class _Options(TypedDict, total=False):
     argnums: Argnums
     argnames: Argnames
     has_aux: bool
@@ -29,7 +27,13 @@ class JacobianOptions(TypedDict, total=False):
     double_where: bool
 
 
-class GradOptions(JacobianOptions, total=False):
+class JacobianOptions(_Options, total=False):
+    """The options of `jacfwd`, `jacrev` and `hessian`, for type checkers."""
+
+    chunk_size: int | None
+
+
+class GradOptions(_Options, total=False):
     """The options of `grad` and `value_and_grad`, for type checkers."""
 
     unused: Unused

@@ -19,6 +19,7 @@ from .arguments import (
     taken_paths,
 )
 from .opened import of_selected
+from .pieces import IN_PIECES, checked_chunk_size
 
 P = ParamSpec("P")
 X = TypeVar("X")
@@ -43,6 +44,7 @@ def jacfwd(
     has_aux: bool = False,
     holomorphic: bool = False,
     double_where: bool = False,
+    chunk_size: int | None = None,
 ) -> Any:
     """Create a function that computes the Jacobian of `f` with respect to the selected leaves, in forward mode.
 
@@ -54,6 +56,8 @@ def jacfwd(
         has_aux: As in `jax.jacfwd`.
         holomorphic: As in `jax.jacfwd`.
         double_where: As in `grad`.
+        chunk_size: How many columns to compute at once, one after another by `lax.map`, so that the temporaries are
+            those of so many columns. None computes all of them at once, as JAX does.
 
     Returns:
         A function with the same arguments that returns the output's tree, with each array replaced by its derivatives
@@ -62,7 +66,8 @@ def jacfwd(
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function; if
+            `chunk_size` is not a positive integer.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
@@ -70,7 +75,8 @@ def jacfwd(
         >>> print(jacobian({"a": 2.0, "n": 1}))
         [0. 1. 2.]
     """
-    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic}
+    options |= {"double_where": double_where, "chunk_size": checked_chunk_size(chunk_size)}
     return _jacobian(jacfwd, f, wrt=wrt, argnums=argnums, argnames=argnames, **options)
 
 
@@ -93,6 +99,7 @@ def jacrev(
     has_aux: bool = False,
     holomorphic: bool = False,
     double_where: bool = False,
+    chunk_size: int | None = None,
 ) -> Any:
     """Create a function that computes the Jacobian of `f` with respect to the selected leaves, in reverse mode.
 
@@ -104,20 +111,23 @@ def jacrev(
         has_aux: As in `jax.jacrev`.
         holomorphic: As in `jax.jacrev`.
         double_where: As in `grad`.
+        chunk_size: As in `jacfwd`, of rows.
 
     Returns:
         As `jacfwd`.
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function; if
+            `chunk_size` is not a positive integer.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
         >>> print(pg.jacrev(lambda p: {"y": p["a"] * jnp.arange(3.0)})({"a": 2.0, "n": 1})["y"]["a"])
         [0. 1. 2.]
     """
-    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic}
+    options |= {"double_where": double_where, "chunk_size": checked_chunk_size(chunk_size)}
     return _jacobian(jacrev, f, wrt=wrt, argnums=argnums, argnames=argnames, **options)
 
 
@@ -143,6 +153,7 @@ def hessian(
     has_aux: bool = False,
     holomorphic: bool = False,
     double_where: bool = False,
+    chunk_size: int | None = None,
 ) -> Any:
     """Create a function that computes the Hessian of `f` with respect to the selected leaves (forward over reverse).
 
@@ -154,6 +165,7 @@ def hessian(
         has_aux: As in `jax.hessian`.
         holomorphic: As in `jax.hessian`.
         double_where: As in `grad`.
+        chunk_size: As in `jacfwd`.
 
     Returns:
         A function with the same arguments that returns, for each array of the output, a tree of trees, both in the
@@ -161,7 +173,8 @@ def hessian(
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function.
+        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function; if
+            `chunk_size` is not a positive integer.
 
     Example:
         >>> import partgrad as pg
@@ -169,7 +182,8 @@ def hessian(
         >>> print(second["a"]["a"], second["a"]["b"], second["a"]["n"])
         6.0 4.0 None
     """
-    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
+    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic}
+    options |= {"double_where": double_where, "chunk_size": checked_chunk_size(chunk_size)}
     return _jacobian(hessian, f, wrt=wrt, argnums=argnums, argnames=argnames, **options)
 
 
@@ -190,6 +204,7 @@ def _jacobian_of(
     has_aux: bool,
     holomorphic: bool,
     double_where: bool,
+    chunk_size: int | None,
 ) -> F:
     arguments, taken = Arguments(f, wrt, argnums, argnames), taken_paths(f, double_where)
     is_hessian = name == "hessian"
@@ -211,7 +226,10 @@ def _jacobian_of(
             return output
 
         try:
-            result = getattr(jax, name)(observed, has_aux=has_aux, holomorphic=holomorphic)(leaves)
+            if chunk_size is None:
+                result = getattr(jax, name)(observed, has_aux=has_aux, holomorphic=holomorphic)(leaves)
+            else:
+                result = IN_PIECES[name](observed, leaves, chunk_size, has_aux=has_aux, holomorphic=holomorphic)
         except (TypeError, ValueError) as error:
             function.annotate(error)
             raise

@@ -1,0 +1,134 @@
+"""Jacobians computed a few columns or rows at a time, so that memory for all of them at once is not needed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..errors import ArgumentError
+
+# From arrays to arrays.
+Linear = Callable[[list[Any]], list[Any]]
+
+
+def checked_chunk_size(chunk_size: Any) -> int | None:
+    """The number of columns or rows to compute at once; None for all."""
+    if chunk_size is None:
+        return None
+    if isinstance(chunk_size, bool) or not hasattr(chunk_size, "__index__") or chunk_size < 1:
+        raise ArgumentError(
+            f"`chunk_size` is {type(chunk_size).__name__} {chunk_size!r:.60}.",
+            "Expected how many columns or rows to compute at once: a positive integer, or None for all.",
+            fix="write chunk_size=100.",
+        )
+    return int(chunk_size.__index__())
+
+
+def jacfwd_in_pieces(f: Callable[[Any], Any], x: list[Any], chunk_size: int, **options: Any) -> Any:
+    """What `jax.jacfwd(f, **options)(x)` returns."""
+    has_aux = options["has_aux"]
+    spec = _spec(jax.jacfwd(f, **options), x, has_aux)
+    outputs, push, *aux = jax.linearize(f, x, has_aux=has_aux)
+    flat = lambda tangents: jax.tree.leaves(push(tangents))
+    rows = _pieces(flat, x, jax.tree.leaves(outputs), chunk_size, axis=-1)
+    return _like(spec, [column for row in rows for column in row], aux)
+
+
+def jacrev_in_pieces(f: Callable[[Any], Any], x: list[Any], chunk_size: int, **options: Any) -> Any:
+    """What `jax.jacrev(f, **options)(x)` returns."""
+    has_aux = options["has_aux"]
+    spec = _spec(jax.jacrev(f, **options), x, has_aux)
+    outputs, pull, *aux = jax.vjp(f, x, has_aux=has_aux)
+    leaves, treedef = jax.tree.flatten(outputs)
+    flat = lambda cotangents: pull(treedef.unflatten(cotangents))[0]
+    columns = _pieces(flat, leaves, x, chunk_size, axis=0)
+    return _like(spec, [column for row in zip(*columns, strict=True) for column in row], aux)
+
+
+def hessian_in_pieces(f: Callable[[Any], Any], x: list[Any], chunk_size: int, **options: Any) -> Any:
+    """What `jax.hessian(f, **options)(x)` returns: columns in pieces, each of them forward over reverse."""
+    return jacfwd_in_pieces(jax.jacrev(f, **options), x, chunk_size, **options)
+
+
+IN_PIECES = {"jacfwd": jacfwd_in_pieces, "jacrev": jacrev_in_pieces, "hessian": hessian_in_pieces}
+
+
+def _spec(transformed: Callable[[Any], Any], x: list[Any], has_aux: bool) -> Any:
+    """The structure, shapes and dtypes of what JAX's transform returns; its errors about types are raised here."""
+    return jax.eval_shape(lambda x: transformed(x)[0] if has_aux else transformed(x), x)
+
+
+def _like(spec: Any, arrays: list[Any], aux: list[Any]) -> Any:
+    """The arrays in the structure and with the types of a Jacobian, and the auxiliary output, if there is one."""
+    wanted, treedef = jax.tree.flatten(spec)
+    jacobian = treedef.unflatten([array.astype(own.dtype) for array, own in zip(arrays, wanted, strict=True)])
+    return (jacobian, aux[0]) if aux else jacobian
+
+
+def _pieces(
+    linear: Linear, inputs: Sequence[Any], outputs: Sequence[Any], chunk_size: int, axis: int
+) -> list[list[Any]]:
+    """For each output, its derivative with respect to each input.
+
+    An output's derivative has the axes of the output and then those of the input if `axis` is -1, and the other way
+    round if it is 0. Neighbours that fit into one piece share it. A larger input has a loop, which writes each piece
+    where it belongs, so that nothing is transposed or joined afterwards.
+    """
+    found: list[list[Any]] = [[] for _ in outputs]
+    numbers = list(range(len(inputs)))
+    while numbers:
+        group, size = [numbers.pop(0)], 0
+        size = jnp.size(inputs[group[0]])
+        while numbers and size + jnp.size(inputs[numbers[0]]) <= chunk_size:
+            size += jnp.size(inputs[numbers[0]])
+            group.append(numbers.pop(0))
+        columns = _group(linear, inputs, group, outputs, min(chunk_size, size), axis)
+        start = 0
+        for number in group:
+            inner, count = jnp.shape(inputs[number]), jnp.size(inputs[number])
+            for own, output, column in zip(found, outputs, columns, strict=True):
+                outer = jnp.shape(output)
+                part = lax.slice_in_dim(column, start, start + count, axis=axis)
+                own.append(part.reshape(*outer, *inner) if axis else part.reshape(*inner, *outer))
+            start += count
+    return found
+
+
+def _group(
+    linear: Linear, inputs: Sequence[Any], group: list[int], outputs: Sequence[Any], chunk_size: int, axis: int
+) -> list[Any]:
+    """The derivative of each output with respect to the numbers of some inputs, one after another along an axis."""
+    sizes = [jnp.size(inputs[number]) for number in group]
+    total = sum(sizes)
+
+    def unit(place: Any) -> list[Any]:
+        tangents = [jnp.zeros(jnp.shape(x), jnp.result_type(x)) for x in inputs]
+        start = 0
+        for number, size in zip(group, sizes, strict=True):
+            x = inputs[number]
+            is_one = (jnp.arange(size) == place - start).reshape(jnp.shape(x))
+            tangents[number] = is_one.astype(jnp.result_type(x))
+            start += size
+        return tangents
+
+    piece = lambda start: jax.vmap(lambda place: linear(unit(place)), out_axes=axis)(start + jnp.arange(chunk_size))
+    if total <= chunk_size:
+        return piece(0)
+
+    def write(number: Any, columns: list[Any]) -> list[Any]:
+        # The last piece begins early enough to be whole.
+        start = jnp.minimum(number * chunk_size, total - chunk_size)
+        return [
+            lax.dynamic_update_slice_in_dim(column, new, start, axis)
+            for column, new in zip(columns, piece(start), strict=True)
+        ]
+
+    empty = [jnp.zeros((*x.shape, total) if axis else (total, *x.shape), x.dtype) for x in _results(piece, axis)]
+    return lax.fori_loop(0, -(-total // chunk_size), write, empty)
+
+
+def _results(piece: Callable[[int], list[Any]], axis: int) -> list[jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of one column of each output."""
+    return jax.eval_shape(lambda: [lax.index_in_dim(column, 0, axis, keepdims=False) for column in piece(0)])
