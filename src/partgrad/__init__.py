@@ -19,6 +19,7 @@ from ._selection import (
     each as each,
     exclude as exclude,
     freeze as freeze,
+    intermediate as intermediate,
     is_nondiff as is_nondiff,
     items as items,
     label as label,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from ._consistent_indexing import consistent_indexing as consistent_indexing
     from ._display import show as show, summary as summary
     from ._double_where import double_where as double_where
+    from ._intermediates import capture_intermediates as capture_intermediates, intervene as intervene
     from ._random import draw as draw, expectation as expectation
 
 __version__ = "0.2.0"
@@ -63,6 +65,7 @@ __all__ = [
     "Selection",
     "Static",
     "apply_updates",
+    "capture_intermediates",
     "check",
     "combine",
     "consistent_indexing",
@@ -78,6 +81,8 @@ __all__ = [
     "grad",
     "hessian",
     "hvp",
+    "intermediate",
+    "intervene",
     "is_nondiff",
     "items",
     "jacfwd",
@@ -113,6 +118,7 @@ _LATER = {
     "consistent_indexing": "_consistent_indexing",
     **dict.fromkeys(("show", "summary"), "_display"),
     "double_where": "_double_where",
+    **dict.fromkeys(("capture_intermediates", "intervene"), "_intermediates"),
     **dict.fromkeys(("draw", "expectation"), "_random"),
 }
 

@@ -101,6 +101,7 @@ from .primitives import (
     residual_count as residual_count,
     rule_file as rule_file,
     scan_parts as scan_parts,
+    shard_map_axes as shard_map_axes,
     shard_map_specs as shard_map_specs,
     shared_axes as shared_axes,
     solve_jaxpr as solve_jaxpr,
@@ -112,4 +113,4 @@ from .primitives import (
     written_window as written_window,
 )
 from .same import Recent as Recent, operation_of as operation_of, structure_of as structure_of
-from .trace import Run as Run, rewritten as rewritten
+from .trace import Run as Run, TracedCall as TracedCall, rewritten as rewritten, traced_call as traced_call

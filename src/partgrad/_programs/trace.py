@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +38,9 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
     """
     rewrites = functools.lru_cache(maxsize=_PROGRAMS_SIZE)(lambda keyed: rewrite(keyed.jaxpr))
 
-    def run(treedef: Any, leaves: list[Any], is_traced: Callable[[Any], bool]) -> Any:
-        given = _Mixed(treedef, [_TRACED if is_traced(leaf) else leaf for leaf in leaves])
-        operands = [leaf for leaf in leaves if is_traced(leaf)]
-        closed, shape = jax.make_jaxpr(functools.partial(_flat, function, given), return_shape=True)(*operands)
-        jaxpr, consts = opened(closed)
-        keyed = structure_of(jaxpr, exact=False)
-        outputs = (rewrite(jaxpr) if keyed is None else rewrites(keyed))(consts, operands)
-        outputs = [as_array(output, atom.aval) for output, atom in zip(outputs, jaxpr.outvars, strict=True)]
-        outcome = jax.tree.structure(shape).unflatten(outputs)
-        return outcome.result.put(outcome.arrays)
+    def run(call: TracedCall) -> Any:
+        keyed = structure_of(call.jaxpr, exact=False)
+        return call.result((rewrite(call.jaxpr) if keyed is None else rewrites(keyed))(call.consts, call.operands))
 
     @functools.wraps(function, updated=())
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -57,17 +50,56 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
             # Nothing is being transformed, unless the function closes over a tracer.
             if not any(map(_is_tracer, jax.tree.leaves(result))):
                 return result
-        try:
-            return run(treedef, leaves, _is_traced)
-        except _NEEDS_VALUES as error:
-            if not any(map(_is_numpy, leaves)):
-                if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
-                    error.add_note("Fix: for `x.at[mask].set(y)` write `jnp.where(mask, y, x)`, which needs no count.")
-                raise
-        # A mask or size from NumPy stays as it is, because the function may need its values.
-        return run(treedef, leaves, _is_jax)
+        return run(_traced(function, leaves, treedef))
 
     return wrapper
+
+
+class TracedCall(NamedTuple):
+    """A call of a function as a jaxpr.
+
+    Attributes:
+        jaxpr: An open jaxpr of the arrays among the arguments.
+        consts: The values of its constants.
+        operands: These arrays.
+        result: From the outputs of the jaxpr to what the call returns.
+    """
+
+    jaxpr: Jaxpr
+    consts: Operands
+    operands: Operands
+    result: Callable[[Operands], Any]
+
+
+def traced_call(function: Callable[..., Any], args: Any, kwargs: Any) -> TracedCall:
+    """A call of a function as a jaxpr; Python numbers and everything else that is no array stay as they are."""
+    return _traced(function, *flatten((args, kwargs)))
+
+
+def _traced(function: Callable[..., Any], leaves: list[Any], treedef: Any) -> TracedCall:
+    try:
+        return _traced_with(function, leaves, treedef, _is_traced)
+    except _NEEDS_VALUES as error:
+        if not any(map(_is_numpy, leaves)):
+            if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+                error.add_note("Fix: for `x.at[mask].set(y)` write `jnp.where(mask, y, x)`, which needs no count.")
+            raise
+    # A mask or size from NumPy stays as it is, because the function may need its values.
+    return _traced_with(function, leaves, treedef, _is_jax)
+
+
+def _traced_with(function: Callable[..., Any], leaves: list[Any], treedef: Any, is_traced: Any) -> TracedCall:
+    given = _Mixed(treedef, [_TRACED if is_traced(leaf) else leaf for leaf in leaves])
+    operands = [leaf for leaf in leaves if is_traced(leaf)]
+    closed, shape = jax.make_jaxpr(functools.partial(_flat, function, given), return_shape=True)(*operands)
+    jaxpr, consts = opened(closed)
+
+    def result(outputs: Operands) -> Any:
+        outputs = [as_array(output, atom.aval) for output, atom in zip(outputs, jaxpr.outvars, strict=True)]
+        outcome = jax.tree.structure(shape).unflatten(outputs)
+        return outcome.result.put(outcome.arrays)
+
+    return TracedCall(jaxpr, consts, operands, result)
 
 
 def _called(function: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> Any:

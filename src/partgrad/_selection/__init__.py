@@ -10,6 +10,7 @@ from .edit import (
     stop_gradient as stop_gradient,
     thaw as thaw,
 )
+from .intermediate import Intermediate as Intermediate, intermediate as intermediate
 from .label import label as label
 from .partition import apply_updates as apply_updates, combine as combine, partition as partition
 from .plans import Form as Form, Plan as Plan, Target as Target, values_like as values_like

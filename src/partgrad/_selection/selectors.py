@@ -31,6 +31,7 @@ from .choose import (
     refuse_twice,
     refuse_undifferentiable,
 )
+from .intermediate import Intermediate
 from .masks import masked_places
 from .patterns import elements_at, is_exact, matching_places, not_found, parse
 from .plans import Plan
@@ -398,6 +399,13 @@ def as_selection(wrt: Any) -> Selection:
         return Path(wrt)
     if isinstance(wrt, type):
         return OfType(wrt)
+    if isinstance(wrt, Intermediate):
+        raise SelectorTypeError(
+            f"{wrt!r} is a value inside a function.",
+            "Expected leaves of a tree, which a value inside a function is not.",
+            fix="give it alone as `wrt` of a transform, partgrad.grad(f, wrt=...); partgrad.capture_intermediates(f) "
+            "reads such values and partgrad.intervene(f, ...) replaces them.",
+        )
     # A function is no tree, and is asked on every call.
     bools = [] if isinstance(wrt, types.FunctionType) else _bools(wrt)
     if bools and all(bools):

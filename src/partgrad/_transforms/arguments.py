@@ -4,11 +4,11 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from .._marks import refuse_forgotten
 from .._message import listed, near_misses
-from .._selection import Form, Selection, Target, as_selection
+from .._selection import Form, Intermediate, Selection, Target, as_selection
 from .._trees import parameters_of, refuse_uncallable
 from ..errors import ArgumentError, NotDifferentiableError
 
@@ -46,8 +46,12 @@ class Arguments:
     result is a tuple, and so is `wrt`.
     """
 
-    def __init__(self, f: F, wrt: Any, argnums: Argnums, argnames: Argnames):
-        self._f = f
+    def __init__(self, f: F, wrt: Any, argnums: Argnums, argnames: Argnames, double_where: bool = False):
+        self._f, self._taken = f, taken_paths(f, double_where)
+        self._intermediate = (wrt.name, double_where) if isinstance(wrt, Intermediate) else None
+        if self._intermediate:
+            _refuse_arguments(wrt, argnums, argnames)
+            wrt = None
         if argnums is None and argnames is None:
             argnums = 0
         self._argnums = argnums
@@ -96,6 +100,16 @@ class Arguments:
                 f"Parameters: {listed(known) or 'none'}.",
                 fix=f"write {near[0]!r}." if near else "name one of these.",
             )
+
+    def call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> "Call":
+        """What a call differentiates."""
+        if self._intermediate is None:
+            call = Call(self._taken, args, kwargs, self.targets(args, kwargs))
+        else:
+            name, double_where = self._intermediate
+            call = call_of_intermediate(self._f, name, args, kwargs, double_where)
+        refuse_empty(call.targets)
+        return call
 
     def targets(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Target]:
         """The differentiated arguments of a call, with what is selected of each."""
@@ -148,6 +162,34 @@ class Arguments:
         """One value per differentiated leaf, in the shape of the gradient; a tuple for several arguments."""
         parts = shaped(targets, values)
         return parts if self.several else parts[0]
+
+
+class Call(NamedTuple):
+    """A function, the arguments of one call, and what is differentiated of them."""
+
+    f: F
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    targets: list[Target]
+
+
+def call_of_intermediate(f: F, name: str, args: Sequence[Any], kwargs: dict[str, Any], double_where: bool) -> Call:
+    """A call as one of the function of what is added to the values that it names."""
+    # Not every program needs it.
+    from .._intermediates import Shifted
+
+    shifted = Shifted(f, name, args, kwargs)
+    return Call(taken_paths(shifted, double_where), [shifted.zeros], {}, [Target(shifted.zeros, as_selection(None), 0)])
+
+
+def _refuse_arguments(wrt: Intermediate, argnums: Argnums, argnames: Argnames) -> None:
+    if argnums is not None or argnames is not None:
+        given = f"argnums={argnums!r}" if argnames is None else f"argnames={argnames!r}"
+        raise ArgumentError(
+            f"`wrt` is {wrt!r}, and there is {given}.",
+            "A value inside the function is part of no argument.",
+            fix=f"write wrt={wrt!r} without argnums and argnames.",
+        )
 
 
 def wrong_number_of_selectors(wrt: object, arguments: Sequence[object], fix: str) -> ArgumentError:

@@ -22,9 +22,7 @@ from .arguments import (
     Unused,
     dressed,
     paths,
-    refuse_empty,
     refuse_no_function,
-    taken_paths,
 )
 from .opened import of_selected
 
@@ -62,7 +60,8 @@ def grad(
         f: A function from any pytrees to a real scalar (with `has_aux`, to a pair of the scalar and auxiliary data).
         wrt: A selector: a callable on the argument (`lambda k: k.variance`), a path or glob
             (`"kernels[0].variance"`), a class, a mask, or a `Selection`. None selects every floating or complex leaf
-            that no mark holds. With several arguments, a tuple of selectors.
+            that no mark holds. With several arguments, a tuple of selectors. `partgrad.intermediate("h")` selects a
+            value inside the function instead.
         argnums: The positional argument or arguments to differentiate; by default the first, unless `argnames` is
             given.
         argnames: The name or names of the arguments to differentiate, keyword arguments included. A single string gives
@@ -94,11 +93,11 @@ def grad(
         >>> pg.grad(loss, argnames="x")({"w": 2.0, "b": 3.0}, x=5.0)
         Array(2., dtype=float32, weak_type=True)
     """
-    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
     if f is None:
+        options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
         return functools.partial(grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
     refuse_no_function("grad", f)
-    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), unused=unused, **options)
+    both = _value_and_grad(Arguments(f, wrt, argnums, argnames, double_where), has_aux, holomorphic, unused)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, result = both(*args, **kwargs)
@@ -156,16 +155,15 @@ def value_and_grad(
         >>> print(value, gradient)
         6.0 3.0
     """
-    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
     if f is None:
+        options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
         return functools.partial(value_and_grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
     refuse_no_function("value_and_grad", f)
-    both = _value_and_grad(f, Arguments(f, wrt, argnums, argnames), unused=unused, **options)
+    both = _value_and_grad(Arguments(f, wrt, argnums, argnames, double_where), has_aux, holomorphic, unused)
     return dressed("value_and_grad", f, "Value and gradient", both)
 
 
-def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holomorphic: bool, double_where: bool) -> F:
-    taken = taken_paths(f, double_where)
+def _value_and_grad(arguments: Arguments, has_aux: bool, holomorphic: bool, unused: str) -> F:
     if unused not in ("zero", "none", "error"):
         raise ArgumentError(
             f"`unused` is {unused!r}.",
@@ -174,12 +172,11 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
         )
 
     def value_and_grad(*args: Any, **kwargs: Any) -> Any:
-        targets = arguments.targets(args, kwargs)
-        refuse_empty(targets)
-        function, leaves = of_selected(taken, args, kwargs, targets, has_aux)
+        call = arguments.call(args, kwargs)
+        function, leaves = of_selected(call, has_aux)
         used = None if unused == "zero" else _used(function.without_aux(has_aux), leaves)
         if used is not None and unused == "error" and not all(used):
-            raise _unused(path for path, flag in zip(paths(targets), used, strict=True) if not flag)
+            raise _unused(path for path, flag in zip(paths(call.targets), used, strict=True) if not flag)
         try:
             value, gradients = _by_jax(function, leaves, has_aux, holomorphic)
         except (TypeError, ValueError) as error:
@@ -188,7 +185,7 @@ def _value_and_grad(f: F, arguments: Arguments, unused: str, has_aux: bool, holo
             raise
         if used is not None:
             gradients = [gradient if flag else None for gradient, flag in zip(gradients, used, strict=True)]
-        return function.closed(value), arguments.shaped(targets, gradients)
+        return function.closed(value), arguments.shaped(call.targets, gradients)
 
     return value_and_grad
 

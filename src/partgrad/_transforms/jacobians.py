@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
-from .._selection import Selector, Target, as_selection
+from .._selection import Intermediate, Selector, Target, as_selection
 from .arguments import (
     Argnames,
     Argnums,
@@ -14,9 +14,7 @@ from .arguments import (
     F,
     JacobianOptions,
     dressed,
-    refuse_empty,
     refuse_no_function,
-    taken_paths,
 )
 from .opened import of_selected
 from .pieces import IN_PIECES, checked_chunk_size
@@ -206,8 +204,7 @@ def _jacobian_of(
     double_where: bool,
     chunk_size: int | None,
 ) -> F:
-    arguments, taken = Arguments(f, wrt, argnums, argnames), taken_paths(f, double_where)
-    is_hessian = name == "hessian"
+    arguments, is_hessian = Arguments(f, wrt, argnums, argnames, double_where), name == "hessian"
 
     def shaped(targets: Sequence[Target], values: Sequence[Any]) -> Any:
         if is_hessian:
@@ -215,9 +212,8 @@ def _jacobian_of(
         return arguments.shaped(targets, values)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        targets = arguments.targets(args, kwargs)
-        refuse_empty(targets)
-        function, leaves = of_selected(taken, args, kwargs, targets, has_aux)
+        call = arguments.call(args, kwargs)
+        function, leaves = of_selected(call, has_aux)
         structures = []
 
         def observed(values: list[Any]) -> Any:
@@ -236,7 +232,7 @@ def _jacobian_of(
         derivative = result[0] if has_aux else result
         outputs = structures[-1].flatten_up_to(derivative)
         structure = function.closed_structure(structures[-1])
-        derivative = structure.unflatten([shaped(targets, values) for values in outputs])
+        derivative = structure.unflatten([shaped(call.targets, values) for values in outputs])
         return (derivative, function.closed(result[1])) if has_aux else derivative
 
     return dressed(name, f, "Hessian" if is_hessian else "Jacobian", jacobian)
@@ -268,15 +264,18 @@ def hvp(
         6.0 4.0
     """
     refuse_no_function("hvp", f)
-    arguments, taken = Arguments(f, as_selection(wrt), None, None), taken_paths(f, double_where)
+    if wrt is not None and not isinstance(wrt, Intermediate):
+        # A tuple is one callable's answer here, not a selector for each argument.
+        wrt = as_selection(wrt)
+    arguments = Arguments(f, wrt, None, None, double_where)
 
     # Positional only: `f` may have parameters of these names.
     def product(x: X, v: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        targets = arguments.targets((x, *args), kwargs)
-        refuse_empty(targets)
-        direction = targets[0].values(v, "The vector of `hvp`")
-        function, leaves = of_selected(taken, (x, *args), kwargs, targets)
+        call = arguments.call((x, *args), kwargs)
+        (target,) = call.targets
+        direction = target.values(v, "The vector of `hvp`")
+        function, leaves = of_selected(call)
         _, along = jax.jvp(jax.grad(function), (leaves,), (direction,))
-        return arguments.shaped(targets, along)
+        return arguments.shaped(call.targets, along)
 
     return product

@@ -8,9 +8,18 @@ from typing import Any, Literal, Self, TypeVar, TypeVarTuple, overload
 import jax
 
 from .._marks import alike, close
-from .._selection import Form, Selector, Target, as_selection
+from .._selection import Form, Intermediate, Selector, Target, as_selection
 from ..errors import ArgumentError, PartsError
-from .arguments import forms_of, refuse_empty, refuse_no_function, shaped, taken_paths, wrong_number_of_selectors
+from .arguments import (
+    Call,
+    call_of_intermediate,
+    forms_of,
+    refuse_empty,
+    refuse_no_function,
+    shaped,
+    taken_paths,
+    wrong_number_of_selectors,
+)
 from .opened import OfSelected, of_selected
 
 A = TypeVar("A")
@@ -29,6 +38,9 @@ def _called(
             "Expected a tuple of the arguments of the function.",
             fix="write (x,) for one argument.",
         )
+    if isinstance(wrt, Intermediate):
+        call = call_of_intermediate(f, wrt.name, primals, {}, double_where)
+        return call.targets, *of_selected(call, has_aux)
     if wrt is None:
         wrt = (None,) * len(primals)
     elif not isinstance(wrt, tuple):
@@ -40,7 +52,7 @@ def _called(
     targets = [Target(primals[number], selection, number) for number, selection in enumerate(selections)]
     if targets and all(target.is_empty for target in targets):
         refuse_empty(targets)
-    return targets, *of_selected(taken_paths(f, double_where), primals, {}, targets, has_aux)
+    return targets, *of_selected(Call(taken_paths(f, double_where), primals, {}, targets), has_aux)
 
 
 def _directions(forms: Sequence[Form], tangents: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from .._marks import Inside, close, closed, next_level
 from .._message import at, listed
 from .._selection import Target
 from ..errors import PartgradError
-from .arguments import selected
+from .arguments import Call, selected
 
 _NOTE = "partgrad: "
 
@@ -100,10 +100,8 @@ class OfSelected:
         )
 
 
-def of_selected(
-    f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], targets: Sequence[Target], has_aux: bool = False
-) -> tuple[OfSelected, list[Any]]:
+def of_selected(call: Call, has_aux: bool = False) -> tuple[OfSelected, list[Any]]:
     """The function of the differentiated leaves of a call, and these leaves; refuses silent zeros."""
-    function, leaves = OfSelected(f, args, kwargs, targets), selected(targets)
+    function, leaves = OfSelected(*call), selected(call.targets)
     function.refuse_silent_zeros(leaves, has_aux)
     return function, leaves
