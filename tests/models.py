@@ -71,7 +71,7 @@ class Config:
     w: Any
     held: Any = pg.field(nondiff=True, default=2.0)
     n: int = pg.field(static=True, default=3)
-    options: Any = pg.field(static=True, default_factory=lambda: {"grid": jnp.arange(3.0), "name": "a"})
+    options: Any = pg.field(static=True, default_factory=lambda: {"grid": (0.0, 1.0, 2.0), "name": "a"})
 
 
 class Point(NamedTuple):

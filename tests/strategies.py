@@ -44,7 +44,7 @@ def models(children):
         pair.map(lambda p: Held(p[0], dynamic(p[1]))),
         pair.map(lambda p: Held(p[0], pg.Diff(dynamic(p[1])))),
         pair.map(lambda p: Named(p[0])),
-        pair.map(lambda p: Named(p[0], np.array([0.5, 1.5]))),
+        pair.map(lambda p: Named(p[0], (0.5, 1.5))),
     )
 
 
@@ -68,7 +68,7 @@ def trees(leaves=floats, nodes=(), max_leaves=8):
             st.tuples(children, children).map(lambda p: Coordinates(*p)),
             models(children),
             children.map(pg.NonDiff),
-            st.just(pg.Static({"n": 2, "grid": np.array([0.5, 0.25], np.float32)})),
+            st.just(pg.Static({"n": 2, "grid": (0.5, 0.25)})),
             *(node(children) for node in nodes),
         )
 

@@ -132,17 +132,17 @@ def test_auxiliary_data_in_static_data_is_compared_by_type():
         n: Any = eqx.field(static=True)
 
     f = jax.jit(lambda k: k.w * (2.0 if k.cfg.n is True else 3.0))
-    assert (f(Configured(1.0, Module(ONES, True))), f(Configured(1.0, Module(ONES, 1)))) == (2.0, 3.0)
-    assert Static(Module(ONES, 1)) != Static(Module(ONES, 1.0))
+    assert (f(Configured(1.0, Module(2.0, True))), f(Configured(1.0, Module(2.0, 1)))) == (2.0, 3.0)
+    assert Static(Module(2.0, 1)) != Static(Module(2.0, 1.0))
     assert Static({1: 2}) != Static({True: 2})
 
 
 def test_containers_in_static_data_are_refused_at_any_depth():
     for cfg, path, function in [
-        (Pair(1.0, {"g": ONES, "n": 3}), "cfg.b", lambda k: k.cfg.b),
-        ({"s": NonDiff({"g": ONES, "n": 3})}, "cfg.s", lambda k: k.cfg["s"]),
-        ([Pair(1.0, {"g": ONES, "n": 3})], "cfg[0].b", lambda k: k.cfg[0].b),
-        (Configured(ONES, {"g": ONES, "n": 3}), "cfg", lambda k: k.cfg.cfg["g"]),
+        (Pair(1.0, {"g": 2.0, "n": 3}), "cfg.b", lambda k: k.cfg.b["g"]),
+        ({"s": NonDiff({"g": 2.0, "n": 3})}, "cfg.s", lambda k: k.cfg["s"].value["g"]),
+        ([Pair(1.0, {"g": 2.0, "n": 3})], "cfg[0].b", lambda k: k.cfg[0].b["g"]),
+        (Configured(2.0, {"g": 2.0, "n": 3}), "cfg", lambda k: k.cfg.cfg["g"]),
     ]:
         for wrt in (path, function):
             with pytest.raises(errors.SelectionError, match="static[\\s\\S]*make it a field of its own"):
@@ -151,19 +151,19 @@ def test_containers_in_static_data_are_refused_at_any_depth():
 
 def test_freezing_beside_static_data_with_marks():
     for _ in range(3):
-        frozen = pg.freeze([Configured(1.0, {"g": NonDiff(ONES)}), 2.0], "[1]")
+        frozen = pg.freeze([Configured(1.0, {"g": NonDiff(2.0)}), 2.0], "[1]")
         assert isinstance(frozen[1], NonDiff)
         assert (
-            pg.grad(lambda t: t["w"] ** 2, wrt="w")({"k": Configured(1.0, {"g": NonDiff(ONES)}), "w": NonDiff(2.0)})
+            pg.grad(lambda t: t["w"] ** 2, wrt="w")({"k": Configured(1.0, {"g": NonDiff(2.0)}), "w": NonDiff(2.0)})
             == 4.0
         )
 
 
 def test_a_mark_above_static_data():
-    frozen = pg.freeze({"x": {"s": Static(ONES), "w": 1.0}}, "x")
+    frozen = pg.freeze({"x": {"s": Static("s"), "w": 1.0}}, "x")
     selected, _ = pg.partition(pg.thaw(frozen, "x.w"))
     assert jax.tree.leaves(selected) == [1.0]
-    assert isinstance(pg.freeze({"a": NonDiff(Static(ONES)), "b": 1.0}, "b")["a"], NonDiff)
+    assert isinstance(pg.freeze({"a": NonDiff(Static("s")), "b": 1.0}, "b")["a"], NonDiff)
 
 
 # --- plans and parts ---------------------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def same_marks(one, other):
         Config(NonDiff(1.0), n=4),
         Sum(NonDiff(RBF(1.0, 2.0)), RBF(1.0, NonDiff(2.0))),
         Counted(1.0, Static(3)),
-        Counted(Static(jnp.ones(2)), 3),
+        Counted(Static((1.0, 2.0)), 3),
         Defaults(1.0),
     ],
     ids=lambda m: type(m).__name__,
@@ -352,35 +352,22 @@ def test_marks_are_structure_for_vmap():
 
 def test_key_paths_are_field_names():
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(Config(NonDiff(1.0)))]
-    assert paths == [".w", ".held", ".options['grid']"]
+    assert paths == [".w", ".held"]
 
 
-def test_a_new_value_of_a_mark_or_a_static_array_does_not_recompile():
+def test_a_new_value_of_a_mark_does_not_recompile():
     traces = []
 
     @jax.jit
     def f(m):
         traces.append(1)
-        return m.w * m.held * m.options["grid"].sum() * jnp.zeros(m.n).size
+        return m.w * m.held * len(m.options["grid"]) * jnp.zeros(m.n).size
 
-    values = [
-        f(Config(w, h, 3, {"grid": g * jnp.ones(2), "name": "a"})) for w, h, g in [(1.0, 2.0, 1.0), (2.0, 3.0, 2.0)]
-    ]
-    assert values == [12.0, 72.0]
+    assert [f(Config(w, h, 3, {"grid": (1.0, 2.0)})) for w, h in [(1.0, 2.0), (2.0, 3.0)]] == [12.0, 36.0]
     assert len(traces) == 1
-    f(Config(1.0, n=4))
-    f(Config(1.0, n=3, options={"grid": jnp.ones(2), "name": "b"}))
+    f(Config(1.0, n=4, options={"grid": (1.0, 2.0)}))
+    f(Config(1.0, n=3, options={"grid": (1.0, 3.0)}))
     assert len(traces) == 3
-
-
-def test_a_static_array_may_be_a_tracer_and_be_returned():
-    @jax.jit
-    def build(x):
-        return Config(x, options={"grid": x * jnp.ones(2), "name": "a"})
-
-    for _ in range(2):
-        assert build(3.0).options["grid"][1] == 3.0
-    assert jax.grad(lambda x: Config(x, options={"grid": x}).options["grid"] * x)(3.0) == 3.0
 
 
 def test_inline_static_makes_an_instance_static_there():

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 import partgrad as pg
 from messages import refused
-from models import RBF, Config, Linear, Periodic, Point, Sum, composite, loss
+from models import RBF, Linear, Periodic, Point, Sum, composite, loss
 from partgrad import NonDiff, errors
 from partgrad._trees.equality import trees_equal
 from tables import table
@@ -176,7 +176,6 @@ def test_is_nondiff():
     assert pg.is_nondiff(pg.freeze(TREE, "k"), "k") is True
     assert pg.is_nondiff(composite(), lambda k: k.period) is True
     assert pg.is_nondiff(composite(), None) is False
-    assert pg.is_nondiff(Config(1.0), "options['grid']") is True
     refused(lambda: pg.is_nondiff(TREE, "nowhere"), LookupError, "matches nothing")
 
 

@@ -127,7 +127,7 @@ OPERATIONS = {
     "static": lambda t: "Static" in repr(pg.Static([t["h"]])),
     "diff": lambda t: "Diff([" in repr(pg.Diff([t["h"]])),
 }
-NOT_STATIC = ("eq", "hash", "objects", "record", "date", "float0", "strings", "getattribute")
+NOT_STATIC = ("key", "eq", "hash", "objects", "record", "date", "float0", "strings", "getattribute")
 
 
 @pytest.mark.parametrize("name", LEAVES)

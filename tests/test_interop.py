@@ -32,7 +32,7 @@ MODELS = {
     "tied": {"a": SHARED, "b": [SHARED, SHARED]},
     "partgrad": jax.tree.map(jnp.asarray, composite()),
     "equinox": eqx.nn.MLP(2, 1, 3, 2, key=jax.random.key(0)),
-    "static arrays": Config(jnp.ones(2)),
+    "static data": Config(jnp.ones(2)),
     "wrapped": {"net": NonDiff(Flax(jnp.ones(2))), "w": jnp.array(2.0)},
 }
 

@@ -47,10 +47,6 @@ def paths(tree):
     return Layout(tree).leaves
 
 
-def has_static_arrays(tree):
-    return any(place.is_static for place in paths(tree))
-
-
 def f(tree):
     """A smooth function of every floating leaf, in which the leaves interact."""
     total = 0.3
@@ -67,7 +63,7 @@ def test_combine_undoes_partition(tree):
     assert trees_equal(pg.combine(*parts[::-1]), tree)
 
 
-@given(smooth.filter(lambda t: jax.tree.leaves(t) and not has_static_arrays(t)))
+@given(smooth.filter(lambda t: jax.tree.leaves(t)))
 @settings(max_examples=examples(60))
 def test_it_equals_jax_on_trees_of_floats(tree):
     tree = pg.thaw(tree, None)
@@ -82,7 +78,7 @@ def test_it_equals_jax_on_trees_of_floats(tree):
 @settings(max_examples=examples(60))
 def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tree, data):
     leaves = jax.tree.leaves(tree)
-    places = [(i, p) for i, p in enumerate(paths(tree)) if is_differentiable(leaves[i]) and not p.is_static]
+    places = [(i, p) for i, p in enumerate(paths(tree)) if is_differentiable(leaves[i])]
     if not places:
         return
     i, place = data.draw(st.sampled_from(places))
@@ -108,8 +104,7 @@ def test_freeze_then_thaw_changes_nothing_but_marks(tree):
         leaves = [a is b for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(tree), strict=True)]
         assert all(leaves)
     assert not any(is_differentiable(leaf) for leaf in jax.tree.leaves(pg.partition(frozen)[0]))
-    dynamic = [leaf for leaf, place in zip(jax.tree.leaves(tree), paths(tree), strict=True) if not place.is_static]
-    assert len(jax.tree.leaves(pg.partition(thawed)[0])) == sum(map(is_differentiable, dynamic))
+    assert len(jax.tree.leaves(pg.partition(thawed)[0])) == sum(map(is_differentiable, jax.tree.leaves(tree)))
     assert trees_equal(pg.thaw(frozen, None), thawed)
 
 

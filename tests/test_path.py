@@ -30,7 +30,6 @@ def test_paths_read_as_python():
         "['dec'][1].x",
         "['dec'][1].y.w",
         "['dec'][1].y.held",
-        "['dec'][1].y.options['grid']",
     ]
     assert paths(1.0) == [""]
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import partgrad as pg
 from models import Config, Point
@@ -23,6 +24,26 @@ VECTOR = {"w": jnp.array([1.0, 2.0, 3.0]), "b": 5.0}
 
 def product(x, y):
     return x * y
+
+
+def blocks(x):
+    """h = x, then 2 h and h^2 in two blocks, and half their product: h^3."""
+    h = checkpoint_name(x, "h")
+    return checkpoint_name(2 * h, "block1") * checkpoint_name(h**2, "block2") / 2
+
+
+@jax.custom_jvp
+def ruled(x):
+    return checkpoint_name(2 * x, "inside")
+
+
+ruled.defjvp(lambda primals, tangents: (ruled(*primals), 2 * tangents[0]))
+
+
+def branches(first, second):
+    return lambda x: jax.lax.cond(
+        x[0] > 0, lambda x: checkpoint_name(x, first).sum(), lambda x: checkpoint_name(x[0], second), x
+    )
 
 
 def value(t):
@@ -348,8 +369,8 @@ ROWS = {
         lambda: [pg.grad(lambda t: t["b"] * 2.0, wrt=wrt)({"f": abs, "b": 1.0}) for wrt in ("b", lambda t: t)],
         [2.0, 2.0],
     ),
-    "static data that is named": (
-        lambda: pg.grad(lambda m: 0.0, wrt="options['grid']")(Config(1.0)),
+    "an array in static data": (
+        lambda: Static({"grid": jnp.ones(2)}),
         lambda: pg.grad(lambda m: m.a * m.grid.sum(), wrt="grid")(
             made(__annotations__={"a": float, "grid": Any})(2.0, jnp.ones(2))
         ),
@@ -654,6 +675,94 @@ ROWS = {
         lambda: made(a=pg.field(default_factory=lambda: jnp.ones(2)))().a,
         [1.0, 1.0],
     ),
+    "a chunk of no columns": (
+        lambda: pg.hessian(value, chunk_size=0),
+        lambda: pg.hessian(value, wrt="b", chunk_size=100)(TREE),
+        [0.0],
+    ),
+    "an intermediate value beside another selector": (
+        lambda: pg.intermediate("block1") | "b",
+        lambda: pg.grad(blocks, wrt=pg.intermediate("block*"))(3.0),
+        [4.5, 3.0],
+    ),
+    "an intermediate value without a name": (
+        lambda: pg.intermediate(1),
+        lambda: pg.grad(blocks, wrt=pg.intermediate("h"))(3.0),
+        [27.0],
+    ),
+    "an intermediate value of a tree": (
+        lambda: pg.partition(TREE, pg.intermediate("h")),
+        lambda: (
+            pg.grad(blocks, wrt=pg.intermediate("h"))(3.0),
+            pg.capture_intermediates(blocks, "h")(3.0),
+            pg.intervene(blocks, {"h": lambda h: 2 * h})(3.0),
+        ),
+        [27.0, 27.0, 3.0, 216.0],
+    ),
+    "an intermediate value of an argument": (
+        lambda: pg.grad(blocks, wrt=pg.intermediate("h"), argnums=0),
+        lambda: pg.grad(blocks, wrt=pg.intermediate("h"))(3.0),
+        [27.0],
+    ),
+    "a misspelled intermediate value": (
+        lambda: pg.grad(blocks, wrt=pg.intermediate("blok1"))(3.0),
+        lambda: pg.grad(blocks, wrt=pg.intermediate("block1"))(3.0),
+        [4.5],
+    ),
+    "a name that nothing has": (
+        lambda: pg.grad(blocks, wrt=pg.intermediate("zzz"))(3.0),
+        lambda: pg.grad(lambda x: checkpoint_name(x, "x") ** 2, wrt=pg.intermediate("x"))(3.0),
+        [6.0],
+    ),
+    "no names": (
+        lambda: pg.grad(lambda x: x**2, wrt=pg.intermediate("zzz"))(3.0),
+        lambda: pg.grad(lambda x: checkpoint_name(x, "x") ** 2, wrt=pg.intermediate("x"))(3.0),
+        [6.0],
+    ),
+    "a name inside a custom rule": (
+        lambda: pg.grad(ruled, wrt=pg.intermediate("inside"))(3.0),
+        lambda: pg.grad(
+            lambda x: 3 * checkpoint_name(ruled(checkpoint_name(x, "x")), "y"), wrt=pg.intermediate("[xy]")
+        )(3.0),
+        [6.0, 3.0],
+    ),
+    "an intermediate value that is rounded": (
+        lambda: pg.grad(lambda x: checkpoint_name(jnp.int32(x), "n") * x, wrt=pg.intermediate("n"))(3.0),
+        lambda: pg.grad(lambda x: jnp.floor(checkpoint_name(x, "n")) * x, wrt=pg.intermediate("n"))(3.0),
+        [0.0],
+    ),
+    "one name for two kinds of values": (
+        lambda: pg.grad(branches("h", "h"), wrt=pg.intermediate("h"))(jnp.ones(2)),
+        lambda: pg.grad(branches("h", "k"), wrt=pg.intermediate("h"))(jnp.ones(2)),
+        [1.0, 1.0],
+    ),
+    "a change that is no function": (
+        lambda: pg.intervene(blocks, {"h": 1.0}),
+        lambda: jax.grad(pg.intervene(blocks, {"h": jax.lax.stop_gradient}))(3.0),
+        [0.0],
+    ),
+    "a change of another shape": (
+        lambda: pg.intervene(branches("h", "k"), {"h": lambda h: 5})(jnp.ones(2)),
+        lambda: pg.intervene(
+            branches("h", "k"), {"h": lambda h: jnp.broadcast_to(jnp.asarray(5), h.shape).astype(h.dtype)}
+        )(jnp.ones(2)),
+        [10.0],
+    ),
+    "a name that is no string": (
+        lambda: pg.capture_intermediates(blocks, 1),
+        lambda: (pg.capture_intermediates(blocks, "h")(3.0)[1], pg.capture_intermediates(blocks, "block*")(3.0)[1]),
+        [3.0, 6.0, 9.0],
+    ),
+    "nothing to capture from": (
+        lambda: pg.capture_intermediates(blocks(3.0), "h"),
+        lambda: pg.capture_intermediates(blocks, "h")(3.0),
+        [27.0, 3.0],
+    ),
+    "nothing to intervene in": (
+        lambda: pg.intervene(blocks(3.0), {"h": jnp.sin}),
+        lambda: pg.intervene(blocks, {"h": lambda h: h + 1})(3.0),
+        [64.0],
+    ),
 }
 
 
@@ -701,7 +810,7 @@ def test_a_remedy_is_followed(name):
     np.testing.assert_allclose(np.concatenate([[], *map(np.ravel, jax.tree.leaves(right()))]), want, rtol=1e-5)
 
 
-ROOMS = ("_marks", "_selection", "_transforms", "_trees")
+ROOMS = ("_intermediates", "_marks", "_selection", "_transforms", "_trees")
 FILES = [path for room in ROOMS for path in sorted((pathlib.Path(pg.__file__).parent / room).glob("*.py"))]
 
 

@@ -46,14 +46,12 @@ def test_every_kind_has_its_symbol():
         "static": pg.Static("a"),
     }
     assert rows(pg.show(tree, lambda t: (t["config"].held, t["flax"]))) == [
-        "dict ● 1 ◧ 1 ○ 1 ■ 1 ◆ 1 · 2",
-        "['config'] Config ◧ 1 ○ 1 ◆ 1",
+        "dict ● 1 ◧ 1 ○ 1 ■ 1 · 2",
+        "['config'] Config ◧ 1 ○ 1",
         "○ w float not selected 1",
         "◧ held float opened by wrt 2",
         "◆ n int static 3",
-        "options dict ◆ 1",
-        "◆ ['grid'] f32[3] static array 1 ± 0.82",
-        "◆ ['name'] static",
+        "◆ options dict static {'grid': (0...ame': 'a'}",
         "['flax'] Flax ● 1",
         "● w f32[3] differentiated 1 ± 0.82",
         "◆ size int static 4",

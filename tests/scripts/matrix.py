@@ -81,7 +81,6 @@ MARKS = {
     "partly held module": Model(
         lambda a, p: pg.freeze({"c": Module(a, p)}, "c.p"), lambda m: (m["c"].a, m["c"].p), None, (0,)
     ),
-    "static array": Model(Configured, fields, None, (0,)),
     "named held leaf": Model(Held, fields, "p", (1,)),
     "elements": Model(lambda a, p: Vector(jnp.stack([a, p])), lambda m: (m.v[0], m.v[1]), "v[1]", (1,)),
 }

@@ -14,7 +14,6 @@ _KINDS = {
     "differentiated": "differentiated",
     "not selected": "not selected",
     "held by a mark": "held",
-    "static array": "static",
     "open": "open",
 }
 
@@ -36,7 +35,7 @@ def statuses(layout: Layout, leaves: Iterable[Any], plan: Plan) -> list[str]:
 def status_of(place: Place, leaf: Any) -> str:
     """The status of a leaf that is not differentiated."""
     if place.mark >= 0:
-        return "static array" if place.is_static else "held by a mark"
+        return "held by a mark"
     if is_differentiable(leaf):
         return "not selected"
     if isinstance(leaf, bool | int):

@@ -23,7 +23,7 @@ class Row(NamedTuple):
     Attributes:
         path: Its path; empty where the tree is one leaf.
         type: Its shape and dtype, as `f32[3,4]`, or the name of its type.
-        status: What it is: `differentiated`, `open`, `held by a mark`, `static array`, `not selected`,
+        status: What it is: `differentiated`, `open`, `held by a mark`, `not selected`,
             `integer`, `bool`, `key`, `string`, `function`, or the name of its type.
         value: Of a number its value, of a floating array its mean and its spread (the standard deviation), as text;
             empty for other leaves, and where the values are not known.

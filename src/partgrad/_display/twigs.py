@@ -164,9 +164,6 @@ class Grower:
             )
         if isinstance(inner.value, Static):
             return _constant(name, path, inner.value.value)
-        if inner.is_static and inner.start == inner.stop:
-            # Static data other than arrays: its value is in the structure.
-            return Twig(name, path, "", "static", "", "static")
         cls, size = type(inner.value).__name__, len(self._layout.children(inner))
         cls = f"{cls}[{size}]" if type(inner.value) in (list, tuple) else "None" if inner.value is None else cls
         many = "" if last is place else f"{last.step.idx - place.step.idx + 1:,} x "

@@ -138,14 +138,13 @@ class _Visitor:
         marks = getattr(place.value, MARKS)
         fields: dict[str, Any] = {}
         children = []
-        for (name, child, data), below in zip(children_of(place.value), self._layout.children(place), strict=True):
-            if data is None:
-                mark = marks.cover(name) if name in marks.nondiff else _FREE
-                child, mark = self.visit(below, mark, passed, False, is_named)
-                if isinstance(child, NonDiff) and mark is _FREE:
-                    # A wrapper in a field is the field's mark.
-                    child, mark = child.value, cover_of(child)
-                fields[name] = mark
+        for (name, child), below in zip(children_of(place.value), self._layout.children(place), strict=True):
+            mark = marks.cover(name) if name in marks.nondiff else _FREE
+            child, mark = self.visit(below, mark, passed, False, is_named)
+            if isinstance(child, NonDiff) and mark is _FREE:
+                # A wrapper in a field is the field's mark.
+                child, mark = child.value, cover_of(child)
+            fields[name] = mark
             children.append(child)
         return _with_fields(place.value, fields, children)
 
@@ -184,8 +183,8 @@ def _realized(node: Any, mark: Any) -> Any:
         return covering(node, mark)
     nondiff, children = getattr(node, MARKS).nondiff, children_of(node)
     holds = lambda name, child: name in nondiff or any(map(is_differentiable, jax.tree.leaves(child)))
-    fields = {name: None if holds(name, child) else _FREE for name, child, data in children if data is None}
-    return _with_fields(node, fields, [child for _, child, _ in children])
+    fields = {name: None if holds(name, child) else _FREE for name, child in children}
+    return _with_fields(node, fields, [child for _, child in children])
 
 
 def _is_plain(node: Any) -> bool:

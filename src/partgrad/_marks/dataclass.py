@@ -65,8 +65,8 @@ def field(
     Args:
         nondiff: Whether values of this field are traced, but never differentiated unless a selector names them. A
             field that a subclass declares again keeps the mark of its base, unless this or `static` is given.
-        static: Whether values of this field are Python data for the compiler, part of the tree's structure; arrays in
-            them are carried as leaves that are not differentiated.
+        static: Whether values of this field are Python data for the compiler, part of the tree's structure. Arrays
+            are refused: they have fields of their own.
         default: As in `dataclasses.field`.
         default_factory: As in `dataclasses.field`.
         init: As in `dataclasses.field`.
@@ -294,7 +294,7 @@ def _register(cls: type, schema: Schema) -> None:
         marks = getattr(instance, MARKS)
         if marks.regular:
             return tuple(zip(schema.keys, flatten(instance)[0], strict=True)), marks
-        return tuple((GetAttrKey(name), child) for name, child, _ in children_of(instance)), marks
+        return tuple((GetAttrKey(name), child) for name, child in children_of(instance)), marks
 
     try:
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
@@ -318,4 +318,4 @@ copyreg.pickle(Schema, _reduced)
 
 
 def _flatten_irregular(instance: Any) -> tuple[tuple[Any, ...], Marks]:
-    return tuple(child for _, child, _ in children_of(instance)), getattr(instance, MARKS)
+    return tuple(child for _, child in children_of(instance)), getattr(instance, MARKS)

@@ -33,8 +33,8 @@ class Marks:
     """The marks of one instance: the names of the fields that are held, and of those that are static.
 
     Attributes:
-        regular: Whether the static fields are the class's own and hold no arrays, so that the children are exactly the
-            class's other fields.
+        regular: Whether the static fields are the class's own, so that the children are exactly the class's other
+            fields.
         covers: The held fields that are held in part, or that a transform has opened, with their covers.
         closed: The fields that are simply held.
     """
@@ -113,8 +113,7 @@ class Schema:
     ) -> Marks:
         """The marks of an instance; one object per set of names, which makes treedefs quick to compare."""
         if static or self.static:
-            own = tuple(name for name, _ in static) == self.static
-            return Marks(nondiff, static, own and not any(data.arrays for _, data in static), covers)
+            return Marks(nondiff, static, tuple(name for name, _ in static) == self.static, covers)
         return self.default if nondiff == self.nondiff and not covers else _interned(nondiff, covers)
 
 
@@ -187,18 +186,10 @@ def schema_of(instance: Any) -> Schema | None:
     return type(instance).__dict__.get(SCHEMA)
 
 
-def children_of(instance: Any) -> list[tuple[str, Any, StaticData | None]]:
-    """The fields of an instance that are children of its node: name, child, and the static data of a static field."""
-    schema, marks = getattr(instance, SCHEMA), getattr(instance, MARKS)
-    static = dict(marks.static)
-    children: list[tuple[str, Any, StaticData | None]] = []
-    for name in schema.names:
-        data = static.get(name)
-        if data is None:
-            children.append((name, getattr(instance, name), None))
-        elif data.arrays:
-            children.append((name, data.child(getattr(instance, name)), data))
-    return children
+def children_of(instance: Any) -> list[tuple[str, Any]]:
+    """The fields of an instance that are children of its node, with their names."""
+    schema, static = getattr(instance, SCHEMA), dict(getattr(instance, MARKS).static)
+    return [(name, getattr(instance, name)) for name in schema.names if name not in static]
 
 
 def rebuild(schema: Schema, marks: Marks, children: Any) -> Any:
@@ -213,7 +204,7 @@ def rebuild(schema: Schema, marks: Marks, children: Any) -> Any:
             held = name in marks.nondiff
             values[name] = hold_part(value, marks.cover(name), schema.labels[name]) if held else value
         else:
-            values[name] = data.value(next(rest), schema.labels[name]) if data.arrays else data.constant
+            values[name] = data.constant
     if marks is not schema.default:
         values[MARKS] = marks
     return new

@@ -54,11 +54,10 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
             value, is_static, is_nondiff, cover = _unwrapped(value, is_static, is_nondiff, cover, schema.labels[name])
         if is_static:
             data = before_static.get(name)
-            # What counts as an array was decided when the value came in; a placeholder for it does not change that.
-            if data is None or origin.__dict__[name] is not value:
+            if data is None or data.constant is not value:
                 data = StaticData(value, f"`{schema.labels[name]}`")
             static.append((name, data))
-            value = data.value(data.child(value), schema.labels[name]) if data.arrays else data.constant
+            value = data.constant
         elif is_nondiff:
             nondiff.append(name)
             covers += [] if cover is None else [(name, cover)]

@@ -130,19 +130,6 @@ class Place:
         """Whether it is a `NonDiff` or `Static` wrapper."""
         return isinstance(self.value, _WRAPPERS)
 
-    @property
-    def is_static(self) -> bool:
-        """Whether it is in static data."""
-        place = self
-        while place.parent is not None:
-            node = place.parent.value
-            if isinstance(node, Static):
-                return True
-            if schema_of(node) is not None and any(name == place.step.name for name, _ in getattr(node, MARKS).static):
-                return True
-            place = place.parent
-        return False
-
 
 class Layout:
     """The places of a tree; those in a node are made when they are asked for.
@@ -220,12 +207,12 @@ def _children(node: Any) -> _Children:
         if marks.regular and not marks.nondiff:
             return schema.keys, [getattr(node, name) for name in schema.dynamic], _UNMARKED
         fields = children_of(node)
-        held = [data is not None or _mark(marks, name) for name, _, data in fields]
-        return [GetAttrKey(name) for name, _, _ in fields], [child for _, child, _ in fields], held
+        held = [_mark(marks, name) for name, _ in fields]
+        return [GetAttrKey(name) for name, _ in fields], [child for _, child in fields], held
     if isinstance(node, NonDiff):
         return [None], [node.value], [cover_of(node) or True]
     if isinstance(node, Static):
-        return [None], [node.data.child(node.value)] if node.data.arrays else [], [True]
+        return [], [], []
     _refuse_ignored_marks(kind)
     keyed, _ = flatten_one_level(node)
     return [step for step, _ in keyed], [child for _, child in keyed], itertools.repeat(is_foreign_mark(node))

@@ -1,4 +1,4 @@
-"""Static: Python data for the compiler, and how it is split if it holds arrays."""
+"""Static: Python data for the compiler."""
 
 import dataclasses
 import functools
@@ -7,84 +7,73 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import numpy as np
-from jax.tree_util import GetAttrKey
 
-from .._trees import is_array, too_deep, trees_equal, write, written
+from .._trees import describe, is_array, too_deep, write, written
 from ..errors import PartgradError, StaticError
-from .hold import hold
 from .printing import Wrapped, text_of
 
 T = TypeVar("T")
 
 
 class StaticData:
-    """A static value, split into constants, compared by type and `==`, and arrays, which travel as leaves.
+    """A static value as part of a structure: compared and hashed by type and `==`, recursively.
 
-    What counts as an array is decided once, when this is built; splitting and rejoining the value only follow that
-    decision. Arrays and tracers are never hashed. `constant` is the value itself, if it holds no array; `arrays` is
-    their number.
+    Attributes:
+        constant: The value, with copies of its plain containers.
     """
 
-    __slots__ = ("_child_def", "_constants", "_key", "_positions", "_treedef", "arrays", "constant")
+    __slots__ = ("_key", "constant")
 
     def __init__(self, value: Any, where: str = "`Static`"):
         try:
-            self._take_apart(value, where)
+            self._key = _key(value, where)
+            self.constant = _copied(value)
         except (RecursionError, SystemError) as error:
             raise too_deep(value) from error
 
-    def _take_apart(self, value: Any, where: str) -> None:
-        try:
-            paths_and_leaves, self._treedef = jax.tree_util.tree_flatten_with_path(value)
-        except PartgradError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise StaticError(
-                f"{where} holds a container that JAX cannot flatten: {str(error).splitlines()[0]:.100}",
-                "Expected dicts whose keys can be sorted.",
-                fix="use keys of one type, such as strings.",
-            ) from error
-        leaves = [leaf for _, leaf in paths_and_leaves]
-        self._positions = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
-        self.arrays = len(self._positions)
-        self.constant = None if self.arrays else _copied(value)
-        self._constants = [None if is_array(leaf) else leaf for leaf in leaves]
-        keys = [
-            _ARRAY if is_array(leaf) else _typed(leaf, functools.partial(_unhashable, where, write(path)))
-            for path, leaf in paths_and_leaves
-        ]
-        self._key = typed_structure(self._treedef), tuple(keys)
-        # Not None for a constant: None stands for the leaves of another part of a tree.
-        shown = [True if is_array(leaf) else () for leaf in leaves]
-        self._child_def = jax.tree.structure(self._treedef.unflatten(shown))
-
-    def child(self, value: Any) -> Any:
-        """The arrays of a value, in the value's own containers, with () for its constants."""
-        leaves = self._treedef.flatten_up_to(value)
-        return self._child_def.unflatten([leaves[i] for i in self._positions])
-
-    def value(self, child: Any, label: str = "Static") -> Any:
-        """Rebuild a value from what `child` returned, or from anything of that structure, held as `label`."""
-        leaves = list(self._constants)
-        for i, leaf in zip(self._positions, self._child_def.flatten_up_to(child), strict=True):
-            leaves[i] = hold(leaf, label)
-        return self._treedef.unflatten(leaves)
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StaticData) and self._key == other._key and self._treedef == other._treedef
+        return isinstance(other, StaticData) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __repr__(self) -> str:
-        return repr(self.constant) if not self.arrays else f"{self._treedef} with {self.arrays} arrays"
+        return repr(self.constant)
 
     def __reduce__(self) -> Any:
-        # Rebuilt from a value of this kind with empty arrays: the key holds types, not all of which can be pickled.
-        leaves = list(self._constants)
-        for i in self._positions:
-            leaves[i] = np.zeros(0)
-        return StaticData, (self._treedef.unflatten(leaves) if self.arrays else self.constant,)
+        # The key holds types, not all of which can be pickled.
+        return StaticData, (self.constant,)
+
+
+def _key(value: Any, where: str) -> Any:
+    """What static data is compared by; an error for an array, and for what cannot be compared."""
+    try:
+        paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(value)
+    except PartgradError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise StaticError(
+            f"{where} holds a container that JAX cannot flatten: {str(error).splitlines()[0]:.100}",
+            "Expected dicts whose keys can be sorted.",
+            fix="use keys of one type, such as strings.",
+        ) from error
+    for path, leaf in paths_and_leaves:
+        if is_array(leaf):
+            raise _is_an_array(where, path, leaf)
+    keys = [_typed(leaf, functools.partial(_unhashable, where, write(path))) for path, leaf in paths_and_leaves]
+    return typed_structure(treedef), treedef, tuple(keys)
+
+
+def _is_an_array(where: str, path: Any, leaf: Any) -> StaticError:
+    inside = f" at `{write(path)}`" if path else ""
+    value = "a traced value" if isinstance(leaf, jax.core.Tracer) else "an array"
+    return StaticError(
+        f"{where} holds {value}{inside}, {describe(leaf)}.",
+        "Expected Python data: the compiler compares what is static, and would compile again for every new value of an "
+        "array.",
+        fix="make it a field of its own, x: jax.Array = partgrad.field(nondiff=True), or NonDiff(x) in another tree; "
+        "if the compiler should know the values, make it a tuple: tuple(x.tolist()).",
+    )
 
 
 def _copied(value: Any) -> Any:
@@ -92,10 +81,6 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
-
-
-# Stands for an array in the key of static data.
-_ARRAY = object()
 
 
 def typed_structure(structure: Any) -> Any:
@@ -131,7 +116,7 @@ def _typed(value: Any, unhashable: Callable[[Any], Any] = type) -> Any:
 
 
 def _unhashable(where: str, path: str, value: Any) -> Any:
-    """The key of an array of constants, such as strings; an error for anything that cannot be compared."""
+    """The key of a NumPy array of strings and the like; an error for anything that cannot be compared."""
     if isinstance(value, np.ndarray):
         entries = (_typed(entry, functools.partial(_unhashable, where, path)) for entry in value.ravel().tolist())
         return np.ndarray, value.dtype.str, value.shape, tuple(entries)
@@ -147,15 +132,15 @@ class Static(Generic[T]):
     """Python data that the compiler may specialise on: a string, a function, an `int` used as a shape.
 
     It is part of the structure of the tree (the treedef), compared by type and `==`, so `jax.jit` compiles once for
-    each value. An array or a tracer in it is never hashed: it is carried as a leaf, as if marked `NonDiff`, and may
-    change without recompiling. A dict or a list may mix both. In a field of a `partgrad.dataclass`, the plain value of
-    `Static(x)` is stored; elsewhere use `.value`. Do not modify a dict or a list after making it static.
+    each value. An array is refused, as it would compile again for each new one: make it a field. In a field of a
+    `partgrad.dataclass`, the plain value of `Static(x)` is stored; elsewhere use `.value`. Do not modify a dict or a
+    list after making it static.
 
     Args:
-        value: Any data that can be hashed and compared, or a dict, list, set or array, or containers of such.
+        value: Any data that can be hashed and compared, or a dict, list or set, or containers of such.
 
     Raises:
-        StaticError: For a value that can be neither hashed nor carried as a leaf.
+        StaticError: For an array or a tracer, at any depth, and for a value that cannot be hashed.
 
     Example:
         >>> import jax, jax.numpy as jnp, partgrad as pg
@@ -163,10 +148,9 @@ class Static(Generic[T]):
         Array([1., 1.], dtype=float32)
     """
 
-    __slots__ = ("__weakref__", "_data", "_value")
+    __slots__ = ("__weakref__", "_data")
 
     _data: StaticData
-    _value: Any
 
     if TYPE_CHECKING:
 
@@ -177,20 +161,19 @@ class Static(Generic[T]):
             while isinstance(value, Static):
                 value = value.value
             self._data = StaticData(value)
-            self._value = self._data.value(self._data.child(value)) if self._data.arrays else self._data.constant
 
     @property
     def value(self) -> T:
         """What it holds."""
-        return self._value
+        return self._data.constant
 
     @property
     def data(self) -> StaticData:
-        """How the value is split."""
+        """What it is compared by."""
         return self._data
 
     def __eq__(self, other: object) -> Any:
-        return trees_equal(self, other) if isinstance(other, Static) else NotImplemented
+        return self._data == other._data if isinstance(other, Static) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._data)
@@ -199,31 +182,24 @@ class Static(Generic[T]):
         return text_of(self)
 
     def __pdoc__(self, **kwargs: Any) -> Any:
-        return Wrapped("Static", self._value).__pdoc__(**kwargs)
+        return Wrapped("Static", self.value).__pdoc__(**kwargs)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        return Wrapped("Static", self._value).__treescope_repr__(path and f"{path}.value", subtree_renderer)
+        return Wrapped("Static", self.value).__treescope_repr__(path and f"{path}.value", subtree_renderer)
 
     def __reduce__(self) -> Any:
-        return unflatten_static, (self._data, (self._data.child(self._value),) if self._data.arrays else ())
-
-
-def _flatten_static(node: Static[Any]) -> tuple[tuple[Any, ...], StaticData]:
-    data = node._data
-    return ((data.child(node._value),) if data.arrays else ()), data
-
-
-def _flatten_static_with_keys(node: Static[Any]) -> Any:
-    children, data = _flatten_static(node)
-    return tuple((GetAttrKey("value"), child) for child in children), data
+        return Static, (self.value,)
 
 
 def unflatten_static(data: StaticData, children: Any) -> Static[Any]:
-    """Build a `Static` from the split of its value and from its arrays."""
+    """Build a `Static` from what it is compared by."""
     new: Static[Any] = object.__new__(Static)
     new._data = data
-    new._value = data.value(children[0]) if data.arrays else data.constant
     return new
 
 
-jax.tree_util.register_pytree_with_keys(Static, _flatten_static_with_keys, unflatten_static, _flatten_static)
+def _flatten_static(node: Static[Any]) -> tuple[tuple[()], StaticData]:
+    return (), node._data
+
+
+jax.tree_util.register_pytree_with_keys(Static, _flatten_static, unflatten_static, _flatten_static)

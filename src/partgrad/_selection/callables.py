@@ -129,8 +129,7 @@ def _to_places(returned: Any, structure: Structure) -> Any:
     if isinstance(returned, Slot):
         raise _Misfit(f"it returned {returned!r}, which belongs to another tree")
     kind = type(returned).__name__
-    slots = [leaf for leaf in jax.tree.leaves(returned) if isinstance(leaf, Slot)]
-    is_static = isinstance(returned, bool | int | float | str) or any(map(structure.is_static, slots))
+    is_static = isinstance(returned, bool | int | float | str)
     static = "; static data is not a leaf" if is_static else ""
     raise _Misfit(
         f"it returned {returned!r:.60} ({kind}), which is not a part of the tree{static}", is_static=is_static

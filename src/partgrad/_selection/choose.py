@@ -28,7 +28,6 @@ def choose_named(
     considered: list[int] = []
     selected: list[int] = []
     elements: list[Elements] = []
-    static: list[int] = []
     thaw: list[Place] = []
     nodes = []
     for pick in places:
@@ -36,9 +35,6 @@ def choose_named(
         refuse_undifferentiable(structure, place, purpose)
         leaves = [leaf for leaf in structure.layout.within(place) if leaf.is_leaf]
         wanted = [leaf for leaf in leaves if is_wanted(structure, leaf.start, purpose, is_itself=place.is_leaf)]
-        if purpose == "differentiate":
-            static += [leaf.start for leaf in wanted if leaf.is_static]
-            wanted = [leaf for leaf in wanted if not leaf.is_static]
         free = wanted if purpose == "marks" else [leaf for leaf in wanted if leaf.mark <= place.depth]
         is_opened = not free
         # A node that is held as a whole is opened.
@@ -54,7 +50,7 @@ def choose_named(
     if not any(own is None or own.size for own in elements):
         has_elements = any(own is not None for own in elements)
         reason = "Its index takes no element." if has_elements else NOTHING_DIFFERENTIABLE
-        raise nothing_selected(structure, static, wrt, reason=reason)
+        raise nothing_selected(structure, [], wrt, reason=reason)
     is_leaf = containers == LEAF and (isinstance(places[0], Pick) or places[0].is_leaf)
     for leaf in thaw:
         _refuse_foreign_mark(leaf)
@@ -122,13 +118,6 @@ def nothing_selected(
             fix="select a floating or complex leaf, or a node that holds one.",
         )
     paths = [structure.path(i) for i in held]
-    if all(structure.layout.leaves[i].is_static for i in held):
-        return NoMatchError(
-            f"All that the selector {wrt} selects is in static data.",
-            f"Static: {listed(f'`{p}`' for p in paths)}.",
-            "What is static is never differentiated.",
-            fix="make it a field of its own, without static=True and without `Static`.",
-        )
     return NoMatchError(
         f"All that the selector {wrt} selects is held by a mark.",
         f"Held: {listed(f'`{p}`' for p in paths)}.",
@@ -138,9 +127,7 @@ def nothing_selected(
 
 
 def refuse_undifferentiable(structure: Structure, place: Place, purpose: Purpose) -> None:
-    """Raise if a place is in static data, or is a leaf without a derivative."""
-    if purpose == "differentiate" and place.is_static:
-        raise static_refused(place.path)
+    """Raise if a place is a leaf without a derivative."""
     if purpose == "edit" or not place.is_leaf or is_differentiable(structure.leaves[place.start]):
         return
     leaf = describe(structure.leaves[place.start])
@@ -149,15 +136,6 @@ def refuse_undifferentiable(structure: Structure, place: Place, purpose: Purpose
         f"The selector names {at(place.path)}, which cannot be differentiated.",
         f"Expected a floating or complex leaf, got {leaf}.",
         fix=f"{remedy}, or select the node around it: non-differentiable leaves inside are skipped.",
-    )
-
-
-def static_refused(path: str) -> NotDifferentiableError:
-    """The error for naming what is static."""
-    return NotDifferentiableError(
-        f"The selector names {at(path)}, which is static.",
-        "Expected a floating or complex leaf; what is static is never differentiated.",
-        fix="make it a field of its own, without static=True and without `Static`.",
     )
 
 

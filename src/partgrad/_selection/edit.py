@@ -10,7 +10,6 @@ import numpy as np
 from .._marks import Place, remarked
 from .._trees import is_differentiable, shape_of, too_deep
 from ..errors import PartsError
-from .choose import static_refused
 from .plans import Target, entry_names, values_like
 from .selectors import Selector, as_selection
 
@@ -276,12 +275,7 @@ def thaw(tree: T, wrt: Selector) -> T:
 
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
     target = _whatever_marks(tree, wrt)
-    chosen, layout = frozenset(target.plan.indices), target.structure.layout
-    # Static arrays inside a thawed node stay held; a static array cannot be thawed on its own.
-    static = [i for i in target.plan.indices if layout.leaves[i].is_static and not held]
-    if static and wrt is not None and len(static) == len(chosen):
-        raise static_refused(layout.leaves[static[0]].path)
-    chosen -= set(static)
+    chosen = frozenset(target.plan.indices)
     routes = [place.route for place in target.plan.nodes if _is_whole(place, target.leaves, chosen)] if held else []
     # `freeze` states explicitly what a mark does silently: the derivative of a leaf that is open here ends.
     leaves = [_stopped(leaf, held and i in chosen) for i, leaf in enumerate(target.leaves)]

@@ -70,9 +70,7 @@ class Selection:
         for several in places:
             for pick in several:
                 place = pick.place if isinstance(pick, Pick) else pick
-                # A node of static data that is only described stays out, like the leaves in it.
-                if containers is not None or not place.is_static:
-                    refuse_undifferentiable(structure, place, purpose)
+                refuse_undifferentiable(structure, place, purpose)
             whole = [place for place in several if isinstance(place, Place)]
             numbers = [i for place in whole for i in range(place.start, place.stop)]
             refuse_twice(structure, [i for i in numbers if purpose == "marks" or structure.is_free(i)])

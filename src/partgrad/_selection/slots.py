@@ -291,10 +291,6 @@ class Structure:
         """Whether a leaf can be differentiated and no mark holds it."""
         return self.mark(leaf) < 0 and is_differentiable(self.leaves[leaf])
 
-    def is_static(self, slot: Slot) -> bool:
-        """Whether a slot stands for an array in static data of this tree."""
-        return slot._owner is self and self.layout.leaves[slot._number].is_static
-
     def find(self, value: Any) -> "Place | Pick | None":
         """The place of a slot or node of this tree, or None; for a wrapper, the place of what it holds."""
         if value.__class__ is Slot:
