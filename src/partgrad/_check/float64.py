@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from ..._programs import (
+from .._programs import (
     CALLS,
     CHECKPOINTS,
     CUSTOM_RULES,
