@@ -5,10 +5,11 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from ..._programs import (
+from .._programs import (
     CALLS,
     COMPARISONS,
     Chain,
+    by_value,
     holds_users_function,
     is_custom_rule,
     is_of_jax_random,
@@ -18,46 +19,48 @@ from ..._programs import (
     smoothly,
     union,
 )
-from ..evidence import Evidence, name_of
-from ..finding import Finding
+from .finding import Finding
+from .names import finding
+from .program import Program
 
 # Tests for NaN, which make no decision.
 _TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
 # Samplers that `jax.random` differentiates wrongly: `wald` chooses between two roots, and drops the derivative of the
 # choice.
 _BIASED = frozenset({"wald"})
-_SCORE = (
-    "Fix: draw with `partgrad.draw(..., gradient='score', log_prob=...)` in a `partgrad.expectation`, or write "
-    "gradient='fixed'"
-)
+# What a logarithm of a probability is made with.
+_LOGARITHMS = frozenset({"log", "log1p", "lgamma", "logistic", "erf", "log2"})
 
 
-def draw(evidence: Evidence) -> Iterator[Finding]:
-    """One finding for each leaf and each line with a draw that depends on it."""
-    found: dict[Finding, None] = {}
-    for meaning, groups in ((_of_draw, _samplers(evidence)), (_of_decision, _decisions(evidence))):
+def draws(program: Program) -> Iterator[Finding]:
+    """One finding for each line with a draw and each meaning of its gradient."""
+    for meaning, groups in ((_of_draw, _samplers(program)), (_of_decision, _decisions(program))):
         for chains in groups:
-            for leaf, path in enumerate(evidence.program.paths):
-                own = [chain for chain in chains if evidence.is_into(leaf, chain)]
+            for leaf, path in enumerate(program.paths):
+                own = [chain for chain in chains if program.is_into(leaf, chain)]
                 if own:
-                    severity, message = meaning(evidence, leaf, chains)
-                    found[Finding("draw", severity, path, line(own[0]), message)] = None
-    yield from found
+                    severity, reason, more = meaning(program, leaf, chains)
+                    yield finding("draw", severity, reason, [path], own[0], **more)
 
 
-def has_implicit_draw(evidence: Evidence, leaf: int) -> bool:
+def implicit_draws(program: Program) -> list[Chain]:
+    """The draws with an implicit derivative, which is not the difference at a fixed key."""
+    return [chain for chain in program.smooth.chains if chain[-1].primitive.name == "random_gamma"]
+
+
+def has_implicit_draw(program: Program, leaf: int) -> bool:
     """Whether a draw with an implicit derivative depends on a leaf."""
-    return any(evidence.is_into(leaf, chain) for chain in evidence.implicit_draws)
+    return any(program.is_into(leaf, chain) for chain in implicit_draws(program))
 
 
-def _samplers(evidence: Evidence) -> list[list[Chain]]:
+def _samplers(program: Program) -> list[list[Chain]]:
     """The equations of each call of a function of `jax.random`, without the calls it makes itself."""
     groups: dict[Any, list[Chain]] = {}
-    for chain in evidence.smooth.chains:
+    for chain in program.smooth.chains:
         name = _sampler(chain[-1])
         if name is not None and not any(map(_sampler, chain[:-1])):
             groups.setdefault((tuple(map(id, chain[:-1])), name, line(chain)), []).append(chain)
-    reached = reaching(evidence.program.jaxpr.jaxpr, [chain for group in groups.values() for chain in group])
+    reached = reaching(program.jaxpr.jaxpr, [chain for group in groups.values() for chain in group])
     known = set(map(id, reached))
     return [group for group in groups.values() if any(id(chain) in known for chain in group)]
 
@@ -69,46 +72,59 @@ def _sampler(equation: JaxprEqn) -> str | None:
     return sampler_of(equation) or ("gamma" if equation.primitive.name == "random_gamma" else None)
 
 
-def _decisions(evidence: Evidence) -> list[list[Chain]]:
+def _decisions(program: Program) -> list[list[Chain]]:
     """Where a random number and a leaf together decide something discrete, outside the samplers of `jax.random`."""
     found = []
-    for chain in evidence.smooth.chains:
+    for chain in program.smooth.chains:
         if (
             chain[-1].primitive.name in _TESTS
-            or any(smoothly(chain, evidence.smooth.into(chain)))
-            or evidence.smooth.is_entered(chain)
+            or any(smoothly(chain, program.smooth.into(chain)))
+            or program.smooth.is_entered(chain)
             or any(map(_sampler, chain))
         ):
             continue
-        if any(evidence.smooth.into(chain)) and any(evidence.drawn.into(chain)):
+        if any(program.smooth.into(chain)) and any(program.drawn.into(chain)):
             found.append(chain)
-    return [[chain] for chain in reaching(evidence.program.jaxpr.jaxpr, found)]
+    return [[chain] for chain in reaching(program.jaxpr.jaxpr, found)]
 
 
-def _of_draw(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, str]:
-    """The severity, and the message."""
+def _of_draw(program: Program, leaf: int, chains: list[Chain]) -> tuple[str, str, dict[str, Any]]:
+    """The severity, the reason, and more."""
     name = _sampler(chains[0][-1])
-    inside = [other for other in evidence.implicit_draws if any(other[: len(chain)] == chain for chain in chains)]
-    is_implicit = any(evidence.is_into(leaf, other) for other in inside)
+    inside = [c for c in implicit_draws(program) if any(c[: len(chain)] == chain for chain in chains)]
     own = {id(chain[-1]) for chain in chains}
-    used = {id(atom) for other in evidence.siblings(chains[0]) if id(other) in own for atom in other.invars}
+    used = {id(atom) for other in program.siblings(chains[0]) if id(other) in own for atom in other.invars}
     # The equations whose results the sampler itself does not use: the draw.
     last = [chain for chain in chains if not any(id(result) in used for result in chain[-1].outvars)]
-    is_out = any(evidence.is_out_of(leaf, chain) for chain in last)
-    what = f"the draw of `{name}` depends on it"
+    is_out = any(union(program.smooth.out_of(chain)) >> leaf & 1 for chain in last)
+    more = {"operation": name}
     if name in _BIASED:
-        return "warning", (
-            f"{what}, and its gradient is biased: the choice of one of two roots has none. Fix: another sampler, or a "
-            "score-function estimate."
-        )
-    if is_implicit:
-        return "info", f"{what}, and its gradient is implicit: right on average, and not compared at a fixed key."
+        return "warning", "biased", more
+    if any(program.is_into(leaf, other) for other in inside):
+        return "info", "implicit", more
     if is_out:
-        return "info", f"{what}, and its gradient is pathwise: that of the draw at a fixed key."
-    return (
-        "warning",
-        f"{what}, and its gradient is silently zero: what it draws is discrete. {_SCORE} if the zero is intended.",
-    )
+        return "info", "pathwise", more
+    return ("info", "score", more) if is_scored(program, leaf, last) else ("warning", "discrete", more)
+
+
+def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
+    """Whether a logarithm that depends on a leaf is evaluated at what was drawn: an estimator by the score."""
+    jaxpr = program.jaxpr.jaxpr
+    keys = {tuple(map(id, chain)) for chain in drawn}
+    of_draw = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(tuple(map(id, chain)) in keys))
+    logs = [c for c in program.smooth.chains if c[-1].primitive.name in _LOGARITHMS and program.is_into(leaf, c)]
+    keys_of_logs = {tuple(map(id, chain)) for chain in logs}
+    of_log = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(tuple(map(id, chain)) in keys_of_logs))
+
+    def meets(chain: Chain) -> bool:
+        if not (any(of_draw.into(chain)) and any(of_log.into(chain)) and program.is_into(leaf, chain)):
+            return False
+        # The draw on one side, and the smooth logarithm on another; or the logarithm is taken of both.
+        pairs = list(zip(of_draw.into(chain), of_log.into(chain), strict=True))
+        return any(drawn and not log for drawn, log in pairs) and any(log and not drawn for drawn, log in pairs)
+
+    is_after = lambda chain: any(of_draw.into(chain)) and tuple(map(id, chain)) in keys_of_logs
+    return any(meets(chain) or is_after(chain) for chain in program.smooth.chains)
 
 
 def _is_users_stop(chain: Chain) -> bool:
@@ -119,19 +135,18 @@ def _is_users_stop(chain: Chain) -> bool:
     )
 
 
-def _of_decision(evidence: Evidence, leaf: int, chains: list[Chain]) -> tuple[str, str]:
+def _of_decision(program: Program, leaf: int, chains: list[Chain]) -> tuple[str, str, dict[str, Any]]:
     chain = chains[0]
-    operands = list(zip(evidence.smooth.into(chain), evidence.drawn.into(chain), strict=True))
+    operands = list(zip(program.smooth.into(chain), program.drawn.into(chain), strict=True))
     # A random number on one side and the leaf on the other make a draw by hand. A threshold for a value that depends on
     # both may be a kink like any other.
     apart = any(drawn and not mask for mask, drawn in operands) and any(mask and not drawn for mask, drawn in operands)
     # A leaf without another path to the output has no continuous one.
-    is_only = not union(evidence.smooth.outputs) >> leaf & 1
+    is_only = not union(program.smooth.outputs) >> leaf & 1
     is_threshold = chain[-1].primitive.name in COMPARISONS and not (apart or is_only)
-    begin = f"together with a random draw it decides {name_of(chain[-1])}, whose gradient is silently zero"
-    stops = [other for other in evidence.smooth.chains if _is_users_stop(other) and evidence.is_into(leaf, other)]
+    stops = [other for other in program.smooth.chains if _is_users_stop(other) and program.is_into(leaf, other)]
+    if is_scored(program, leaf, chains):
+        return "info", "score", {}
     if stops and not (is_only or apart):
-        return "info", f"{begin}; a `stop_gradient` beside it puts another gradient in its place (straight-through)."
-    if is_threshold:
-        return "info", f"{begin}. If the alternatives agree there, all is well."
-    return "warning", f"{begin}. {_SCORE} if the zero is intended."
+        return "info", "straight-through", {}
+    return ("info", "threshold", {}) if is_threshold else ("warning", "decision", {})

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from .._programs import Operands, evaluate, inner_jaxprs, is_floating, opened
-from .float64 import Rule, leaves_jax, promoted, widened
+from .._programs import Chain, Operands, evaluate, inner_jaxprs, is_floating, opened
+from .float64 import leaves_jax, promoted, widened
 from .probe import Answer, Question, probe
 from .program import Array, Program
 from .quick import kept, quick_jit
@@ -115,11 +115,11 @@ def is_finite(value: Any) -> bool:
 class Exact:
     """A program and its two derivatives in float64. The outputs are one vector, complex if any output is.
 
-    `unit` is the precision of the steps that run outside JAX, in their own dtype; zero if there are none. A rule may
-    replace the results of equations, in the value and in both derivatives.
+    `unit` is the precision of the steps that run outside JAX, in their own dtype; zero if there are none. Some loops, of
+    the value and of both derivatives, may run on until another step changes nothing.
     """
 
-    def __init__(self, program: Program, rule: Rule | None = None):
+    def __init__(self, program: Program, runs_on: Callable[[Chain], bool] | None = None):
         self.program = program
         self.sizes = [int(np.prod(aval.shape)) for aval in program.out_avals]
         self.unit = _unit(program.jaxpr.jaxpr)
@@ -128,12 +128,12 @@ class Exact:
         self._is_complex = [jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in program.out_avals]
         self._inputs = [(leaf.shape, jnp.iscomplexobj(leaf)) for leaf in program.leaves]
         self._jaxprs = [program.numbered, program.tangent, program.cotangent]
-        made = lambda: self._staged(rule)
-        self._run = kept("float64", self._jaxprs, made) if rule is None else made()
+        made = lambda: self._staged(runs_on)
+        self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
 
-    def _staged(self, rule: Rule | None) -> Callable[..., Any]:
-        given = () if rule is None else (rule,)
-        value, forward, reverse = (None if j is None else _of_constants(j, *given) for j in self._jaxprs)
+    def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
+        given = {} if runs_on is None else {"runs_on": runs_on}
+        value, forward, reverse = (None if j is None else _of_constants(j, **given) for j in self._jaxprs)
         is_complex = any(self._is_complex)
         outputs = np.zeros(sum(self.sizes))
         gradient = np.zeros(sum(int(np.prod(shape)) * (1 + c) for shape, c in self._inputs))
@@ -183,18 +183,18 @@ class Exact:
         changed._run = changed._staged(None)
         return changed
 
-    def holding(self, held: Callable[[JaxprEqn], bool]) -> "Exact":
+    def holding(self, held: Callable[[Chain], bool]) -> "Exact":
         """The same, except that some equations keep their results while the point moves along a direction."""
 
-        def rule(equation: JaxprEqn, operands: Operands) -> Operands | None:
-            if held(equation):
+        def rule(chain: Chain, operands: Operands) -> Operands | None:
+            if held(chain):
                 return [lax.all_gather(operand, _BOTH)[1] for operand in operands]
-            if leaves_jax(equation):
+            if leaves_jax(chain[-1]):
                 # Callbacks to Python cannot run at many points at once; where they matter, nothing is known.
-                return [jnp.full(v.aval.shape, jnp.nan if is_floating(v.aval) else 0) for v in equation.outvars]
+                return [jnp.full(v.aval.shape, jnp.nan if is_floating(v.aval) else 0) for v in chain[-1].outvars]
             return None
 
-        value = _of_constants(self._jaxprs[_VALUE], rule)
+        value = _of_constants(self._jaxprs[_VALUE], rule=rule)
 
         def of_value(which: Any, consts: Any, moved: Any, point: Any, weights: Any) -> Any:
             at = lambda vector: _joined(value(consts[_VALUE], self._parted(vector)))
@@ -248,10 +248,11 @@ class Exact:
         return [(part.astype(complex) if c else part.real.astype(float)).reshape(shape) for part, shape, c in parts]
 
 
-def _of_constants(jaxpr: ClosedJaxpr, *rule: Rule) -> Callable[[Operands, Operands], Operands]:
+def _of_constants(jaxpr: ClosedJaxpr, **how: Any) -> Callable[[Operands, Operands], Operands]:
     """A jaxpr in float64 as a function of its constants and its operands."""
     body = opened(jaxpr)[0]
-    return lambda consts, operands: promoted(ClosedJaxpr(body, list(consts)), *rule)(*operands)
+    x64 = bool(jax.config.jax_enable_x64)
+    return lambda consts, operands: promoted(ClosedJaxpr(body, list(consts)), x64=x64, **how)(*operands)
 
 
 def wide_real(vector: Any) -> Any:

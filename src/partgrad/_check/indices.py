@@ -10,42 +10,66 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from jax.lax import GatherScatterMode
 
-from ..._consistent_indexing import consistent_indexing
-from ..._programs import EXTREMAL_WRITES, WRITES, Chain, Operands, any_equation, is_in_library, line, written_window
-from ..evidence import Evidence, steps_of
-from ..finding import Finding
-from ..probe import Answer
+from .._consistent_indexing import consistent_indexing
+from .._programs import (
+    EXTREMAL_WRITES,
+    WRITES,
+    Chain,
+    Operands,
+    any_equation,
+    bind,
+    is_floating,
+    is_in_library,
+    line,
+    written_window,
+)
+from .evaluation import Own, tried
+from .finding import Finding
+from .names import finding, steps_of
+from .probe import Answer
+from .program import Program
 
 _DELIBERATE = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP)
+_BY_INDEX = frozenset({"gather", "dynamic_slice", "dynamic_update_slice", *WRITES})
 
 
-def oob(evidence: Evidence) -> Iterator[Finding]:
-    """One finding for each leaf that an equation reads or writes out of bounds."""
-    program, by_index = evidence.program, {"gather", "dynamic_slice", "dynamic_update_slice", *WRITES}
-    if not any_equation(program.jaxpr.jaxpr, lambda equation: equation.primitive.name in by_index):
-        return
-    grouped: dict[tuple[int, ...], list[Answer]] = {}
-    for answer in evidence.answers(_question):
-        grouped.setdefault(tuple(map(id, answer.chain)), []).append(answer)
+def asked(program: Program) -> dict[str, Any]:
+    """The question about indices, if the program has any."""
+    is_indexing = lambda equation: equation.primitive.name in _BY_INDEX
+    return {"indices": out_of_bounds} if any_equation(program.jaxpr.jaxpr, is_indexing) else {}
+
+
+def indices(own: Own) -> Iterator[Finding]:
+    """One finding for each read or write out of bounds, with the leaves that go through it."""
+    program, grouped = own.program, dict[tuple[int, ...], tuple[Chain, list[Answer]]]()
+    for answer in own.answers("indices"):
+        origin = program.origin(answer.chain)
+        # Its derivative reads or writes at the same index.
+        if origin and origin[-1].primitive.name == answer.chain[-1].primitive.name:
+            grouped.setdefault(tuple(map(id, origin)), (origin, []))[1].append(answer)
     if not grouped:
         return
-    disagreeing = _disagreeing(evidence)
-    for answers in grouped.values():
-        chain = answers[0].chain
-        leaves = evidence.leaves_into(chain)
-        for leaf in leaves:
-            wrong = leaf in disagreeing and _may_disagree(chain[-1])
-            # Libraries may read beyond the end and discard what they read.
-            severity = "error" if wrong else "info" if is_in_library(chain) else "warning"
-            message = f"{_words(answers)} {_meaning(chain[-1], wrong)}"
-            yield Finding("oob", severity, program.paths[leaf], line(chain), message)
+    disagreeing = _disagreeing(own)
+    for chain, answers in grouped.values():
+        leaves = program.leaves_into(chain)
+        is_wrong = _may_disagree(chain[-1])
+        wrong = [leaf for leaf in leaves if leaf in disagreeing and is_wrong]
+        facts = _facts(chain, answers)
+        if wrong:
+            yield finding("oob", "error", "disagrees", [program.paths[leaf] for leaf in wrong], chain, **facts)
+        rest = [program.paths[leaf] for leaf in leaves if leaf not in wrong]
+        # Libraries may read beyond the end and discard what they read.
+        if is_in_library(chain) and not _is_used(own, chain):
+            continue
+        if rest:
+            severity = "info" if is_in_library(chain) else "warning"
+            yield finding("oob", severity, _treatment(chain[-1]), rest, chain, **facts)
         # `jnp.nonzero` and similar functions count by writes that drop what is out of bounds.
-        if not leaves and not _counts(chain[-1]):
-            message = f"{_words(answers)} No leaf's derivative goes through it, only the value."
-            yield Finding("oob", "warning", "", line(chain), message)
+        elif not leaves and not _counts(chain[-1]) and line(chain):
+            yield finding("oob", "warning", "value only", [], chain, **facts)
 
 
-def _question(chain: Chain, operands: Operands, results: Operands) -> Any:
+def out_of_bounds(chain: Chain, operands: Operands, results: Operands) -> Any:
     """The first index out of bounds: its place, the axis, the index, and the length of the axis."""
     del results
     name = chain[-1].primitive.name
@@ -92,17 +116,33 @@ def _signed(index: Any) -> Any:
     return index.astype(jnp.int32) if jnp.issubdtype(index.dtype, jnp.unsignedinteger) else index
 
 
-def _disagreeing(evidence: Evidence) -> set[int]:
+def _disagreeing(own: Own) -> set[int]:
     """The leaves whose gradient changes if derivatives are made to agree with values."""
-    if not evidence.gradients:
+    if not own.gradients:
         return set()
-    consistent = evidence.gradients_of(consistent_indexing(evidence.program.outputs))
+    consistent = own.gradients_of(consistent_indexing(own.program.outputs))
     if consistent is None:
         return set()
-    pairs = zip(evidence.gradients, consistent, strict=True)
+    pairs = zip(own.gradients, consistent, strict=True)
     return {
         leaf for leaf, (found, meant) in enumerate(pairs) if not np.allclose(found, meant, rtol=1e-4, equal_nan=True)
     }
+
+
+def _is_used(own: Own, chain: Chain) -> bool:
+    """Whether the output changes with what is read out of bounds."""
+
+    def rule(other: Chain, operands: Operands) -> Operands | None:
+        equation = other[-1]
+        if equation is not chain[-1] or not _is_read(equation) or not is_floating(equation.outvars[0].aval):
+            return None
+        if equation.primitive.name == "dynamic_slice":
+            return [result + 1 for result in bind(equation, operands)]
+        return bind(equation, operands, mode=GatherScatterMode.FILL_OR_DROP, fill_value=np.nan)
+
+    changed = tried(lambda leaves: own.program.run(leaves, rule, into_rules=True), own.program.leaves)
+    plain = own.values[0]
+    return changed is None or not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(plain, changed, strict=True))
 
 
 def _may_disagree(equation: JaxprEqn) -> bool:
@@ -117,26 +157,24 @@ def _counts(equation: JaxprEqn) -> bool:
     return is_integer and equation.params.get("mode") == GatherScatterMode.FILL_OR_DROP
 
 
-def _words(answers: list[Answer]) -> str:
-    axis, index, length = (int(number) for number in answers[0].numbers[1:])
-    name = answers[0].chain[-1].primitive.name
-    does = "read" if name in ("gather", "dynamic_slice") else "write"
-    # Negative indices do not get here: the program has already added the length.
-    also = f" (or {index - length}, where negative ones count from the end)" if index < 0 else ""
-    steps = steps_of([answer.steps for answer in answers])
-    return f"a {does} at index {index}{also} is out of bounds for axis {axis}, which has size {length}{steps}."
-
-
-def _meaning(equation: JaxprEqn, wrong: bool) -> str:
-    if wrong:
-        return (
-            "The gradient disagrees with the value because of it. Fix: correct the index; or differentiate "
-            "`partgrad.consistent_indexing(f)`, whose gradient agrees."
-        )
+def _treatment(equation: JaxprEqn) -> str:
+    """What becomes of an index out of bounds, in the value and in the derivative."""
     mode = equation.params.get("mode")
-    if mode in _DELIBERATE:
-        word = {GatherScatterMode.CLIP: "clipped"}.get(
-            mode, "filled" if equation.primitive.name == "gather" else "dropped"
-        )
-        return f"It is {word}, in both the value and the derivative. Fix: correct the index, unless that is intended."
-    return "It is moved inside, in both the value and the derivative. Fix: correct the index, unless that is intended."
+    if mode not in _DELIBERATE:
+        return "moved"
+    return "clipped" if mode == GatherScatterMode.CLIP else "filled" if _is_read(equation) else "dropped"
+
+
+def _facts(chain: Chain, answers: list[Answer]) -> dict[str, Any]:
+    axis, index, length = (int(number) for number in answers[0].numbers[1:])
+    return {
+        "does": "read" if _is_read(chain[-1]) else "write",
+        "axis": axis,
+        "index": index,
+        "length": length,
+        "steps": steps_of(answers),
+    }
+
+
+def _is_read(equation: JaxprEqn) -> bool:
+    return equation.primitive.name in ("gather", "dynamic_slice")

@@ -1,6 +1,6 @@
 """NaN and infinity in a derivative: which operation produces it first, and what fixes it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from ... import safe
-from ..._double_where import double_where
-from ..._programs import (
+from .. import safe
+from .._double_where import double_where
+from .._programs import (
     Chain,
     Dependence,
     Operands,
@@ -21,12 +21,14 @@ from ..._programs import (
     line,
     of_cotangents,
 )
-from ..derivatives.search import LeafDerivative, derivatives
-from ..evidence import Array, Evidence, at, element, is_finite, name_of, steps_of, tried
-from ..finding import Finding
-from ..numbered import NumberedProgram
-from ..probe import Answer, probe
-from ..quick import quick_jit
+from .evaluation import Own, is_finite, tried
+from .finding import Finding, Fix
+from .names import element_of, finding, steps_of
+from .probe import Answer, probe
+from .program import Array, Program
+from .questions import Answer as Found, Point, Search
+from .quick import quick_jit
+from .verdict import OK
 
 # By primitive: the function to call instead, and its name.
 _SAFE: dict[str, tuple[Callable[..., Any], str]] = {
@@ -45,64 +47,65 @@ _WHOLE = {"norm": "norm", "_std": "std", "std": "std", "_var": "var", "var": "va
 _BETWEEN = frozenset({"reduce_sum", "mul", "integer_pow", "square", "convert_element_type", "broadcast_in_dim", "abs"})
 
 
-def nan(evidence: Evidence) -> Iterator[Finding]:
-    """One finding for each leaf whose gradient, or else whose forward derivative, is not finite."""
-    program = evidence.program
-    bad = [leaf for leaf, gradient in enumerate(evidence.gradients) if not is_finite(gradient)]
+def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
+    """Findings for each leaf whose gradient, or else whose forward derivative, is not finite, the value's first."""
+    program = own.program
+    bad = [leaf for leaf, gradient in enumerate(own.gradients) if not is_finite(gradient)]
+    if not own.is_finite:
+        yield from _of_the_value(own, bad)
     if bad:
-        operands = [*program.leaves, *evidence.cotangents]
-        births = _births(program.cotangent, operands, evidence.pulled)
-        yield from _NotFinite(evidence, "gradient", births, evidence.gradients_of).findings(bad)
-    elif not evidence.value_is_finite:
-        yield _of_the_value(evidence)
-    if evidence.value_is_finite and program.has_forward and not _tangent_is_finite(evidence):
+        births = _births(program.cotangent, [*program.leaves, *own.cotangents], program.pulled)
+        of = lambda function: own.gradients_of(function)
+        yield from _NotFinite(own, point, "gradient", births, of).findings(bad)
+    if own.is_finite and program.tangent is not None and not _tangent_is_finite(point()):
         others = [leaf for leaf in range(len(program.leaves)) if leaf not in bad]
         # First together, then one by one.
-        if len(others) == 1 or (others and not _is_finite_along(evidence, others)):
+        if len(others) == 1 or (others and not _is_finite_along(program, others)):
             for leaf in others:
-                if not _is_finite_along(evidence, [leaf]):
-                    yield from _forward(evidence, leaf).findings([leaf])
+                if not _is_finite_along(program, [leaf]):
+                    yield from _forward(own, point, leaf).findings([leaf])
 
 
-def _tangent_is_finite(evidence: Evidence) -> bool:
+def _tangent_is_finite(point: Point) -> bool:
     """Whether the forward derivative of all leaves together is finite."""
-    tangents = evidence.point.exact.forward(evidence.point.leaves, [np.ones_like(x) for x in evidence.point.leaves])
+    tangents = point.exact.forward(point.leaves, [np.ones_like(x) for x in point.leaves])
     return tangents is not None and is_finite(tangents)
 
 
-def _along(evidence: Evidence, leaves: list[int], function: Any) -> tuple[Callable[..., Operands], Operands]:
+def _along(program: Program, leaves: list[int], function: Any) -> tuple[Callable[..., Operands], Operands]:
     """The forward derivative of a function of all leaves along some of them, as a function, and its operands.
 
     The other leaves are constants, so no zero tangents of theirs are multiplied.
     """
-    own = [evidence.program.leaves[leaf] for leaf in leaves]
+    own = [program.leaves[leaf] for leaf in leaves]
 
     def derivative(*operands: Any) -> Operands:
         def of_own(*own: Any) -> Any:
             replaced = dict(zip(leaves, own, strict=True))
-            return function([replaced.get(leaf, value) for leaf, value in enumerate(evidence.program.leaves)])
+            return function([replaced.get(leaf, value) for leaf, value in enumerate(program.leaves)])
 
         return list(jax.jvp(of_own, operands[: len(own)], operands[len(own) :])[1])
 
     return derivative, [*own, *(np.ones(x.shape, x.dtype) for x in own)]
 
 
-def _is_finite_along(evidence: Evidence, leaves: list[int]) -> bool:
-    derivative, operands = _along(evidence, leaves, evidence.program.run)
+def _is_finite_along(program: Program, leaves: list[int]) -> bool:
+    derivative, operands = _along(program, leaves, program.run)
     return all(map(is_finite, quick_jit(derivative)(*operands)))
 
 
-def _forward(evidence: Evidence, leaf: int) -> "_NotFinite":
-    derivative, operands = _along(evidence, [leaf], evidence.program.run)
+def _forward(own: Own, point: Callable[[], Point], leaf: int) -> "_NotFinite":
+    program = own.program
+    derivative, operands = _along(program, [leaf], program.run)
     jaxpr = jax.make_jaxpr(derivative)(*operands)
 
-    def of(function: Any) -> Mapping[int, Array] | None:
-        derivative, operands = _along(evidence, [leaf], function)
+    def of(function: Any) -> dict[int, Array] | None:
+        derivative, operands = _along(program, [leaf], function)
         tangents = tried(derivative, *operands)
         return None if tangents is None else {leaf: np.concatenate([np.ravel(tangent) for tangent in tangents])}
 
     births = _births(jaxpr, operands, of_cotangents(jaxpr.jaxpr, 1))
-    return _NotFinite(evidence, "forward-mode derivative", births, of)
+    return _NotFinite(own, point, "forward-mode derivative", births, of)
 
 
 def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list[Answer]:
@@ -111,7 +114,7 @@ def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
         return _birth(operands, flowing.into(chain), results)
 
-    return probe(jaxpr, operands, question)
+    return probe(jaxpr, operands, question)[1]
 
 
 def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
@@ -141,78 +144,97 @@ class _NotFinite:
     Each remedy is tried once. `of` gives the same derivative of another function, by leaf, or None if it has none.
     """
 
-    def __init__(self, evidence: Evidence, name: str, births: list[Answer], of: Callable[[Any], Any]):
-        self._evidence, self._program = evidence, evidence.program
-        self._name, self._births, self._of = name, births, of
+    def __init__(
+        self, own: Own, point: Callable[[], Point], mode: str, births: list[Answer], of: Callable[[Any], Any]
+    ):
+        self._own, self._point, self._program = own, point, own.program
+        self._mode, self._births, self._of = mode, births, of
         self._tried: dict[Any, Any] = {}
-        # By leaf: a remedy that makes its derivative finite but, according to differences, wrong.
-        self._refuted: dict[int, LeafDerivative] = {}
 
     def findings(self, leaves: list[int]) -> Iterator[Finding]:
-        """The message for each leaf whose derivative is not finite."""
-        evidence, program = self._evidence, self._program
+        """One for each leaf whose derivative is not finite, unless its value is to blame."""
+        program = self._program
         for leaf in leaves:
-            own = self._own(leaf)
-            if not own:
-                yield self._from_nothing(leaf) if evidence.value_is_finite else _of_the_value(evidence, leaf)
+            births = self._births_of(leaf)
+            if not births:
+                if self._own.is_finite:
+                    yield self._from_nothing(leaf)
                 continue
-            first, chain = own[0], program.origin(own[0].chain)
-            advice = self._advice(leaf, chain)
-            if advice is None and not evidence.value_is_finite:
-                yield _of_the_value(evidence, leaf)
+            first, chain = births[0], program.origin(births[0].chain)
+            alike = [birth for birth in births if program.origin(birth.chain) == chain]
+            reason, more = self._remedy(leaf, chain)
+            if reason not in ("not taken", "singular") and not self._own.is_finite:
                 continue
-            again = [b.steps for b in own if program.origin(b.chain) == chain]
-            what = "NaN" if first.numbers[1] else "infinite"
-            place = f"{element(int(first.numbers[0]), first.chain[-1].outvars[0].aval.shape)}{steps_of(again)}"
-            where = line(chain)
-            by = f"the derivative of {name_of(chain[-1])} at {where}" if chain else "an operation outside your code"
-            if _is_rule_of_library(chain) and line(first.chain):
-                # It runs the user's code.
-                where = line(first.chain)
-                by = f"the derivative of what is at {where}"
-            begin = f"the {self._name} is not finite: first {what} in {by}{place}."
-            advice = advice or _without_remedy(evidence, leaf, chain, self._refuted.get(leaf))
-            yield Finding("nan", "error", program.paths[leaf], where, f"{begin} {advice}")
+            # A rule of a library that runs the user's code.
+            at = first.chain if _is_rule_of_library(chain) and line(first.chain) else chain
+            yield finding(
+                "nan",
+                "error",
+                reason,
+                [program.paths[leaf]],
+                at,
+                mode=self._mode,
+                first="NaN" if first.numbers[1] else "infinite",
+                element=element_of(int(first.numbers[0]), first.chain[-1].outvars[0].aval.shape),
+                steps=steps_of(alike),
+                **more,
+            )
 
-    def _own(self, leaf: int) -> list[Answer]:
+    def _births_of(self, leaf: int) -> list[Answer]:
         """Where the derivative of a leaf may first stop being finite."""
         origins = ((birth, self._program.origin(birth.chain)) for birth in self._births)
-        return [birth for birth, origin in origins if not origin or leaf in self._evidence.leaves_into(origin)]
+        return [birth for birth, origin in origins if not origin or leaf in self._program.leaves_into(origin)]
 
     def _from_nothing(self, leaf: int) -> Finding:
-        """The message for a derivative that no operation made so: a rule returns it, whatever it is given."""
-        evidence = self._evidence
-        on_path = [c for c in evidence.smooth.chains if is_custom_rule(c[-1]) and leaf in evidence.leaves_into(c)]
-        rules = ", ".join(dict.fromkeys(map(at, on_path)))
-        message = (
-            f"the {self._name} is not finite, and no operation on its way made it so: a derivative rule returns it, "
-            f"whatever it is given. Fix: correct that rule{f', that of {rules}' if rules else ''}."
-        )
-        return Finding("nan", "error", self._program.paths[leaf], line(on_path[0]) if on_path else "", message)
-
-    def _advice(self, leaf: int, chain: Chain) -> str | None:
-        """A remedy that was tried and makes the derivative finite, and equal to the slope of the function."""
-        if self._mends("double_where", double_where(self._program.outputs), leaf):
-            return (
-                "The value does not take this path. Fix: differentiate `partgrad.double_where(f)`; tried, and its "
-                "derivative is finite."
-            )
-        name = self._safe_function_for(leaf, chain) if chain else None
-        if name is None:
-            return None
-        return (
-            f"The value takes this path, and the function has no derivative here. Fix: `partgrad.safe.{name}` has one "
-            "by convention; tried, and it makes the derivative finite."
+        """For a derivative that no operation made so: a rule returns it, whatever it is given."""
+        program = self._program
+        on_path = [c for c in program.smooth.chains if is_custom_rule(c[-1]) and leaf in program.leaves_into(c)]
+        return finding(
+            "nan", "error", "rule", [program.paths[leaf]], on_path[0] if on_path else (), mode=self._mode
         )
 
-    def _safe_function_for(self, leaf: int, chain: Chain) -> str | None:
+    def _remedy(self, leaf: int, chain: Chain) -> tuple[str, dict[str, Any]]:
+        """Why it is not finite, and what was tried."""
+        wrapped = self._tried_with("double_where", double_where(self._program.outputs), leaf)
+        if wrapped is not None and wrapped.row.verdict == OK:
+            return "not taken", {"fix": self._fix("f", "partgrad.double_where(f)", wrapped)}
+        replaced = self._safe_function_for(leaf, chain) if chain else None
+        if wrapped is not None and (wrapped.row.name != "wrong" and wrapped.row.name != "removable"):
+            return "not taken", {"by": "partgrad.double_where(f)"}
+        if wrapped is not None and replaced is None:
+            shown = wrapped.seen.reading.shown
+            return "refuted", {"got": shown.got, "expected": shown.expected}
+        if replaced is not None:
+            name, found = replaced
+            by = f"partgrad.safe.{name}"
+            if found.row.verdict == OK:
+                return "singular", {"fix": self._fix(name, by, found), "by": by}
+            return "singular", {"by": by}
+        slope = self._slope(leaf)
+        if slope is None:
+            return "no remedy", {}
+        is_rule = bool(chain) and is_custom_rule(chain[-1]) and not _is_rule_of_library(chain)
+        return "smooth", {"slope": slope, "of_rule": is_rule}
+
+    def _fix(self, replaces: str, by: str, found: Found) -> Fix:
+        reading = found.seen.reading if found.seen else None
+        return Fix(replaces, by, reading.shown.got if reading else 0.0, reading.shown.expected if reading else 0.0)
+
+    def _slope(self, leaf: int) -> float | None:
+        """The slope along all elements of a leaf by finite differences; None if there is none."""
+        point = self._point()
+        found = point.slope([np.ones_like(x) if i == leaf else np.zeros_like(x) for i, x in enumerate(point.leaves)])
+        return None if found.kind.any() else float((point.weights * found.derivative).real.sum())
+
+    def _safe_function_for(self, leaf: int, chain: Chain) -> tuple[str, Found] | None:
         """The safe function that makes the derivative finite if it replaces an operation, or all operations like it."""
         if chain[-1].primitive.name not in _SAFE:
             return None
         alike = {id(origin[-1]) for birth in self._births if (origin := self._program.origin(birth.chain))}
         for replaced in ({id(chain[-1])}, alike):
-            if self._mends(frozenset(replaced), self._replacing(replaced), leaf):
-                return self._spoken(chain)
+            found = self._tried_with(frozenset(replaced), self._replacing(replaced), leaf)
+            if found is not None and found.row.name not in ("wrong", "removable", "modes", "not finite"):
+                return self._spoken(chain), found
         return None
 
     def _replacing(self, replaced: set[int]) -> Any:
@@ -238,7 +260,7 @@ class _NotFinite:
     def _comes_from(self, chain: Chain, terms: set[str]) -> bool:
         """Whether the operand is a sum of certain terms, in whatever way it is written."""
         operand, is_sum = chain[-1].invars[0], False
-        for other in reversed(self._evidence.siblings(chain)):
+        for other in reversed(self._program.siblings(chain)):
             if other.outvars and other.outvars[0] is operand:
                 name = other.primitive.name
                 if is_sum and name in terms:
@@ -249,57 +271,29 @@ class _NotFinite:
                 operand = other.invars[0]
         return False
 
-    def _mends(self, key: Any, function: Any, leaf: int) -> bool:
+    def _tried_with(self, key: Any, function: Any, leaf: int) -> Found | None:
+        """What the differences say of a remedy; None if the derivative is not finite with it."""
         if key not in self._tried:
             self._tried[key] = self._of(function)
         found = self._tried[key]
         if found is None or not is_finite(found[leaf]):
-            return False
-        wrong = self._disagreement(function, leaf)
-        if wrong is not None and key == "double_where":
-            self._refuted[leaf] = wrong
-        return wrong is None
-
-    def _disagreement(self, function: Any, leaf: int) -> LeafDerivative | None:
-        """Where finite differences say that a gradient, though finite, is wrong."""
-        program, point = self._program, self._evidence.point
-        remedied = NumberedProgram(function, program.leaves, program.paths)
-        exact = point.exact.with_reverse_of(remedied)
-        others = set(range(len(program.leaves))) - {leaf}
-        found = derivatives(remedied, point.of(exact), np.random.default_rng(0), directions=1, skipped=others)
-        return found[leaf] if found[leaf].status == "mismatch" else None
-
-
-def _without_remedy(evidence: Evidence, leaf: int, chain: Chain, refuted: LeafDerivative | None) -> str:
-    if refuted is not None:
-        return (
-            f"The value does not take this path; without it the derivative would be {refuted.got:.6g}, and finite "
-            f"differences give {refuted.expected:.6g}: the function is smooth here, and the branch it takes does "
-            "not have its slope. Fix: give that branch the slope of the points beside it, or write a custom rule."
-        )
-    slope = evidence.slope(leaf)
-    if slope is None:
-        return (
-            "The value takes this path: a true singularity, which neither `double_where` nor a `safe` function "
-            "removes. Fix: keep the point away from it, or write the function so that it is smooth here."
-        )
-    is_rule = chain and is_custom_rule(chain[-1]) and not _is_rule_of_library(chain)
-    by = "The rule is at fault: the" if is_rule else "The"
-    return (
-        f"{by} function is smooth here, and finite differences give a slope of {slope:.6g}. "
-        f"Fix: {'correct the rule, or ' * bool(is_rule)}write the function so that each of its steps has a derivative."
-    )
+            return None
+        program, point = self._program, self._point()
+        remedied = Program(function, program.leaves, program.paths)
+        search = Search(point.of(point.exact.with_reverse_of(remedied)), np.random.default_rng(0), [leaf])
+        search.look_around(1, False, lambda done, of: None)
+        return search.answer(leaf, None)
 
 
 def _is_rule_of_library(chain: Chain) -> bool:
     return bool(chain) and is_custom_rule(chain[-1]) and is_in_library(chain)
 
 
-def _of_the_value(evidence: Evidence, leaf: int | None = None) -> Finding:
-    """The message for a function whose value is not finite."""
-    first = next(iter(_births(evidence.program.jaxpr, evidence.program.leaves, evidence.value)), None)
-    by = f"; it first became so in {at(first.chain)}{steps_of([first.steps])}" if first else ""
-    remedy = "make the value finite first; no gradient is meaningful there."
-    message = f"the value of the function is not finite{by}. Fix: {remedy}"
-    path = "" if leaf is None else evidence.program.paths[leaf]
-    return Finding("nan", "error", path, line(first.chain) if first else "", message)
+def _of_the_value(own: Own, bad: list[int]) -> Iterator[Finding]:
+    """For a function whose value is not finite, with the operation that made it so first."""
+    program = own.program
+    first = next(iter(_births(program.jaxpr, program.leaves, program.value)), None)
+    paths = [program.paths[leaf] for leaf in bad]
+    chain = first.chain if first else ()
+    what = None if first is None else "NaN" if first.numbers[1] else "infinite"
+    yield finding("nan", "error", "value", paths, chain, first=what, steps=steps_of([first] if first else []))

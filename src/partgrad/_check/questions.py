@@ -71,7 +71,8 @@ class Reading(NamedTuple):
     """Both derivatives compared with finite differences along one direction and, in `modes`, with each other.
 
     The reverse derivative is that of a weighted sum of the outputs that have slopes; `right` and `left` are the slopes
-    of that sum, and the numbers of kinks, jumps and unsettled outputs are counted.
+    of that sum, `pushed` and `pulled` those by forward and reverse mode, and the numbers of kinks, jumps and unsettled
+    outputs are counted.
     """
 
     forward: Agreement
@@ -84,6 +85,8 @@ class Reading(NamedTuple):
     left: float
     noise: float
     steps: tuple[float, ...]
+    pushed: float | None
+    pulled: float | None
 
     @property
     def status(self) -> str:
@@ -184,7 +187,9 @@ class Point:
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
         total = lambda slopes: float((self.weights * np.where(settled, slopes, 0)).real.sum())
         noise = float(np.sqrt(np.sum((np.abs(self.weights) * np.where(settled, found.error, 0.0)) ** 2)))
-        return Reading(*each, *counts, total(found.right), total(found.left), noise, found.steps)
+        pushed = None if tangents is None else total(tangents)
+        pulled = each[1].got if each[1].status != ABSENT and settled.any() else None
+        return Reading(*each, *counts, total(found.right), total(found.left), noise, found.steps, pushed, pulled)
 
     def _is_isolated(self) -> bool:
         beside = [self._beside(by) for side in (-1.0, 1.0) for by in (side * _DIGITS[0], side * _DIGITS[-1])]

@@ -1,6 +1,6 @@
 """From evidence to a verdict: the table.
 
-What is known of a leaf is put into five words, and the first row that fits decides. Nothing else in the package does.
+What is known of a leaf is put into six words, and the first row that fits decides. Nothing else in the package does.
 """
 
 from typing import NamedTuple
@@ -21,6 +21,8 @@ class Evidence(NamedTuple):
         match: Whether the derivative is `equal` to the slope, lies `between` those of the two sides, is `off`, or is
             `zero` as the slope is; `unknown` where there is no slope.
         nearby: The same at a point beside this one: `equal`, `off`, or `unknown` if nobody asked or could tell.
+        excuse: What explains that it is off, or that the differences do not settle: a `stop`, a `solver` that has not
+            converged, or a `symmetric` matrix whose elements were moved one by one; `none` if nothing does.
     """
 
     derivative: str = "finite"
@@ -28,6 +30,7 @@ class Evidence(NamedTuple):
     sides: str = "equal"
     match: str = "equal"
     nearby: str = "unknown"
+    excuse: str = "none"
 
 
 class Row(NamedTuple):
@@ -41,31 +44,34 @@ class Row(NamedTuple):
     """
 
     name: str
-    fits: tuple[str, str, str, str, str]
+    fits: tuple[str, str, str, str, str, str]
     verdict: str
     severity: str
 
 
 # fmt: off
 TABLE = (
-    #    name          derivative    modes       sides         match           nearby       verdict       severity
-    Row("not finite", ("not finite", "*",        "*",          "*",            "*"),        ERROR,        "error"),
-    Row("modes",      ("finite",     "disagree", "*",          "*",            "*"),        ERROR,        "error"),
-    Row("jump",       ("finite",     "agree",    "jump",       "*",            "*"),        INCONCLUSIVE, "warning"),
-    Row("removable",  ("finite",     "agree",    "equal",      "off",          "equal"),    ERROR,        "error"),
-    Row("wrong",      ("finite",     "agree",    "*",          "off",          "*"),        ERROR,        "error"),
-    Row("wrong",      ("finite",     "agree",    "differ|noise", "*",          "off"),      ERROR,        "error"),
-    Row("noise",      ("finite",     "agree",    "noise",      "*",            "*"),        INCONCLUSIVE, "info"),
-    Row("kink",       ("finite",     "agree",    "differ",     "*",            "*"),        OK,           "warning"),
-    Row("zero",       ("finite",     "agree",    "equal",      "zero",         "*"),        OK,           "info"),
-    Row("agrees",     ("finite",     "agree",    "*",          "*",            "*"),        OK,           ""),
+    #    name           derivative    modes       sides           match    nearby   excuse        verdict       severity
+    Row("not finite",  ("not finite", "*",        "*",            "*",     "*",     "*"),         ERROR,        "error"),
+    Row("unconverged", ("finite",     "*",        "*",            "*",     "*",     "solver"),    OK,           "warning"),
+    Row("stopped",     ("finite",     "*",        "*",            "*",     "*",     "stop"),      OK,           "warning"),
+    Row("symmetric",   ("finite",     "*",        "*",            "*",     "*",     "symmetric"), OK,           "warning"),
+    Row("modes",       ("finite",     "disagree", "*",            "*",     "*",     "none"),      ERROR,        "error"),
+    Row("jump",        ("finite",     "agree",    "jump",         "*",     "*",     "none"),      INCONCLUSIVE, "warning"),
+    Row("removable",   ("finite",     "agree",    "equal",        "off",   "equal", "none"),      ERROR,        "error"),
+    Row("wrong",       ("finite",     "agree",    "*",            "off",   "*",     "none"),      ERROR,        "error"),
+    Row("wrong",       ("finite",     "agree",    "differ|noise", "*",     "off",   "none"),      ERROR,        "error"),
+    Row("noise",       ("finite",     "agree",    "noise",        "*",     "*",     "none"),      INCONCLUSIVE, "info"),
+    Row("kink",        ("finite",     "agree",    "differ",       "*",     "*",     "none"),      OK,           "warning"),
+    Row("zero",        ("finite",     "agree",    "equal",        "zero",  "*",     "none"),      OK,           "info"),
+    Row("agrees",      ("finite",     "agree",    "*",            "*",     "*",     "none"),      OK,           ""),
 )
 # fmt: on
 
 
 def row_of(evidence: Evidence) -> Row:
     """The first row that fits."""
-    fits = lambda row: all(wanted == "*" or word in wanted.split("|") for wanted, word in zip(row.fits, evidence))
+    fits = lambda row: all(wanted == "*" or word in wanted.split("|") for wanted, word in zip(row.fits, evidence, strict=True))
     return next(filter(fits, TABLE))
 
 

@@ -61,11 +61,11 @@ def as_where(file: str, line: int | None) -> str:
     return f"{os.path.basename(file)}:{line}"
 
 
-def raised_at(error: BaseException) -> str:
-    """The innermost line of the user's code from which an error came, or ""."""
+def raised_at(error: BaseException) -> tuple[str, int]:
+    """The file and the number of the innermost line of the user's code from which an error came; empty if none is."""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
     users = [frame for frame in frames if is_users(frame[0])]
-    return as_where(*users[-1]) if users else ""
+    return users[-1] if users else ("", 0)
 
 
 def running_line() -> str:
