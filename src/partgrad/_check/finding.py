@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from .._programs import Chain
@@ -96,9 +95,6 @@ class Fix:
     slope: complex
 
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-
-
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """One cause of trouble with a gradient, or something worth knowing about it.
@@ -130,7 +126,7 @@ class Finding:
     rule: Rule | None = None
     figures: Figures | None = None
     fix: Fix | None = None
-    details: Mapping[str, Any] = dataclasses.field(default=_NONE)
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     chain: Chain = dataclasses.field(default=(), compare=False, repr=False)
     intended: bool = False
 

@@ -76,6 +76,12 @@ def promoted(
     return lambda *operands: evaluation.run(*opened(jaxpr), list(operands))
 
 
+def exactly(equation: JaxprEqn, operands: Operands) -> Operands:
+    """The results of one equation in float64, of operands in float64, under `jax.enable_x64(True)`."""
+    evaluation = _Evaluation(False, lambda chain, operands: None, lambda chain: False)
+    return evaluation.step(equation, operands)
+
+
 class _Evaluation:
     """An evaluation of a jaxpr that was traced with or without 64 bits."""
 
@@ -85,17 +91,15 @@ class _Evaluation:
 
     def run(self, jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
         """The outputs of a jaxpr."""
-        wide = lambda variables, results: [_as_wide(r, v.aval) for v, r in zip(variables, results, strict=True)]
+        return step_through(jaxpr, _wide(jaxpr.constvars, consts), _wide(jaxpr.invars, operands), self.step, exact)
 
-        def step(equation: JaxprEqn, given: Operands) -> Operands:
-            outside, self._inside = self._inside, (*self._inside, equation)
-            try:
-                return wide(equation.outvars, self._results(equation, given))
-            finally:
-                self._inside = outside
-
-        literal = lambda atom: _exact(_as_wide(atom.val, atom.aval), atom.aval)
-        return step_through(jaxpr, wide(jaxpr.constvars, consts), wide(jaxpr.invars, operands), step, literal)
+    def step(self, equation: JaxprEqn, operands: Operands) -> Operands:
+        """The results of an equation."""
+        outside, self._inside = self._inside, (*self._inside, equation)
+        try:
+            return _wide(equation.outvars, self._results(equation, operands))
+        finally:
+            self._inside = outside
 
     def _results(self, equation: JaxprEqn, operands: Operands) -> Operands:
         name = equation.primitive.name
@@ -172,6 +176,15 @@ class _Evaluation:
     def _traced(self, jaxpr: Jaxpr, consts: Operands) -> ClosedJaxpr:
         inputs = [jax.ShapeDtypeStruct(v.aval.shape, wide_dtype(v.aval.dtype)) for v in jaxpr.invars]
         return jax.make_jaxpr(lambda *operands: self.run(jaxpr, consts, list(operands)))(*inputs)
+
+
+def _wide(variables: Any, results: Operands) -> Operands:
+    return [_as_wide(result, variable.aval) for variable, result in zip(variables, results, strict=True)]
+
+
+def exact(literal: Any) -> Any:
+    """What stands for a number that a jaxpr spells out."""
+    return _exact(_as_wide(literal.val, literal.aval), literal.aval)
 
 
 def wide_dtype(dtype: Any) -> Any:
