@@ -1,4 +1,4 @@
-"""The function under check as jaxprs of the selected leaves: itself, its forward and its reverse derivative.
+"""The function under check as jaxprs of the selected leaves: itself and its derivatives, and what flows where in it.
 
 Every equation of the function gets a number, which the equations that JAX derives from it carry in their name stacks.
 So a fault in a derivative leads back to the operation that it is the derivative of.
@@ -12,12 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._double_where import double_where, is_double_where
 from .._programs import (
     CALLS,
     CUSTOM_LINEAR,
+    CUSTOM_RULES,
     ENTERED,
     HIGH_LINEAR,
     TRANSPARENT,
@@ -27,19 +29,25 @@ from .._programs import (
     Operands,
     any_equation,
     bind,
+    by_value,
     differentiably,
     inner_jaxprs,
     is_floating,
     name_of,
+    of_cotangents,
+    of_draws,
     opened,
     primal_jaxpr,
     run,
+    union,
 )
+
+Array = np.ndarray[Any, Any]
 
 _NUMBER = re.compile(r"partgrad\.(\d+)")
 
 
-class NumberedProgram:
+class Program:
     """A function of some leaves, traced at a point, and differentiated in both modes or `forward` alone.
 
     `outputs` is the function as the user wrote it, from a list of leaves to the list of its floating and complex
@@ -49,41 +57,34 @@ class NumberedProgram:
     def __init__(
         self, function: Callable[[list[Any]], Any], leaves: list[Any], paths: list[str], *, forward: bool = False
     ):
-        self.leaves, self._forward = list(leaves), forward
-        self.paths = paths
+        self.leaves, self.paths, self._forward = list(leaves), paths, forward
         self.outputs = lambda leaves: differentiable(function(list(leaves)))
         self.jaxpr = _with_open_wrappers(jax.make_jaxpr(self.outputs)(self.leaves), self.leaves)
         self._equations: list[JaxprEqn] = []
         self._numbers: dict[int, int] = {}
         self._number(self.jaxpr.jaxpr)
+        self.missing: dict[str, Exception] = {}
+        # This comes before anything that may fail: JAX remembers how a `custom_vjp` was traced last, and cannot use it
+        # again if that trace failed.
+        self.tangent = self._derivative("forward", self._traced_forward)
+        self.value_and_cotangent = self._derivative("reverse", self._traced_reverse)
 
     @property
     def out_avals(self) -> list[Any]:
         """Shapes and dtypes of the outputs."""
         return list(self.jaxpr.out_avals)
 
-    @functools.cached_property
-    def smooth(self) -> Dependence:
-        """What the derivative of everything may depend on: one bit for each leaf."""
-        return differentiably(self.jaxpr.jaxpr, [1 << leaf for leaf in range(len(self.leaves))])
+    # --- derivatives -------------------------------------------------------------------------------------------------
 
-    def differentiate(self) -> None:
-        """Trace both derivatives, if they exist.
+    def _derivative(self, mode: str, trace: Callable[[], ClosedJaxpr]) -> ClosedJaxpr | None:
+        try:
+            return trace()
+        except Exception as error:  # A derivative rule is the user's code and may raise anything.
+            self.missing[mode] = error
+            return None
 
-        This comes before anything that may fail: JAX remembers how a `custom_vjp` was traced last, and cannot use it
-        again if that trace failed.
-        """
-        for derivative in ("tangent", "cotangent"):
-            with contextlib.suppress(Exception):
-                getattr(self, derivative)
-
-    @functools.cached_property
-    def tangent(self) -> ClosedJaxpr:
-        """The forward derivative: from the leaves and their tangents to the tangents of the outputs.
-
-        Raises:
-            TypeError: If the function has a `custom_vjp`, and so no forward derivative.
-        """
+    def _traced_forward(self) -> ClosedJaxpr:
+        """From the leaves and their tangents to the tangents of the outputs."""
         forward = lambda leaves, tangents: jax.jvp(self.run, (leaves,), (tangents,))[1]
         jaxpr = jax.make_jaxpr(forward)(self.leaves, self.leaves)
         # Where `jax.jvp` would refuse a `custom_vjp`, its trace leaves an equation that only reverse mode can use.
@@ -91,13 +92,8 @@ class NumberedProgram:
             raise TypeError("A function with a `custom_vjp` has no forward derivative.")
         return jaxpr
 
-    @functools.cached_property
-    def value_and_cotangent(self) -> ClosedJaxpr:
-        """The outputs, as reverse mode computes them, and `cotangent`.
-
-        Raises:
-            ValueError: If the function has a `while_loop`, and so no reverse derivative, or needs none.
-        """
+    def _traced_reverse(self) -> ClosedJaxpr:
+        """From the leaves and the cotangents of the outputs to the outputs, as reverse mode has them, and the gradient."""
         if self._forward:
             raise ValueError("Only the forward derivative is asked for.")
 
@@ -108,31 +104,34 @@ class NumberedProgram:
         return jax.make_jaxpr(reverse)(self.leaves, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.out_avals])
 
     @functools.cached_property
-    def cotangent(self) -> ClosedJaxpr:
+    def cotangent(self) -> ClosedJaxpr | None:
         """The reverse derivative: from the leaves and the cotangents of the outputs to the cotangents of the leaves."""
+        if self.value_and_cotangent is None:
+            return None
         jaxpr, consts = opened(self.value_and_cotangent)
         debug_info = jaxpr.debug_info._replace(result_paths=None) if jaxpr.debug_info else None
         return ClosedJaxpr(jaxpr.replace(outvars=jaxpr.outvars[len(self.out_avals) :], debug_info=debug_info), consts)
 
-    @functools.cached_property
-    def has_forward(self) -> bool:
-        """Whether there is a forward derivative."""
-        try:
-            return bool(self.tangent)
-        except Exception:  # Custom rules may raise anything.
-            return False
+    # --- running it with numbers -------------------------------------------------------------------------------------
 
-    def run(self, leaves: Operands, rule: EquationRule = lambda chain, operands: None) -> Operands:
+    def run(
+        self,
+        leaves: Operands,
+        rule: EquationRule = lambda chain, operands: None,
+        *,
+        into_rules: bool = False,
+    ) -> Operands:
         """The outputs, computed by equations that carry their numbers; a rule may replace the results of some.
 
-        The rule is applied at every depth, but not inside custom rules.
+        The rule is applied at every depth, but inside custom rules only if these are entered and so lost.
         """
         # Calls are entered in place, so that the equations inside carry the number of the call too.
-        numbered = functools.partial(run, in_place=CALLS, scope=self._scope)
+        in_place = CALLS | CUSTOM_RULES if into_rules else CALLS
+        numbered = functools.partial(run, in_place=in_place, scope=self._scope)
 
         def change(chain: Chain, operands: Operands) -> Operands | None:
             results = rule(chain, operands)
-            if results is None and name_of(chain[-1]) in TRANSPARENT:
+            if results is None and name_of(chain[-1]) in TRANSPARENT and not into_rules:
                 jaxpr, consts = opened(primal_jaxpr(chain[-1]))
                 body = lambda *given: numbered(jaxpr, consts, list(given), change, inside=chain)
                 results = list(double_where(body)(*operands))
@@ -140,8 +139,14 @@ class NumberedProgram:
 
         return numbered(*opened(self.jaxpr), list(leaves), change)
 
+    @functools.cached_property
+    def numbered(self) -> ClosedJaxpr:
+        """The function as one jaxpr without custom rules, whose equations carry their numbers."""
+        return jax.make_jaxpr(lambda leaves: self.run(leaves, into_rules=True))(self.leaves)
+
     def _scope(self, chain: Chain) -> Any:
-        return jax.named_scope(f"partgrad.{self._numbers[id(chain[-1])]}")
+        number = self._numbers.get(id(chain[-1]))
+        return contextlib.nullcontext() if number is None else jax.named_scope(f"partgrad.{number}")
 
     def origin(self, derived: Iterable[JaxprEqn]) -> Chain:
         """The equation of the function that an equation of a derivative was derived from; empty if there is none."""
@@ -159,9 +164,53 @@ class NumberedProgram:
                 continue
             self._numbers[id(equation)] = len(self._equations)
             self._equations.append(equation)
-            if equation.primitive.name in ENTERED:
+            if equation.primitive.name in ENTERED | CUSTOM_RULES:
                 for inner in inner_jaxprs(equation):
                     self._number(inner)
+
+    # --- what flows where --------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def smooth(self) -> Dependence:
+        """What the derivative of everything may depend on: one bit for each leaf."""
+        return differentiably(self.jaxpr.jaxpr, self._bits())
+
+    @functools.cached_property
+    def value(self) -> Dependence:
+        """What the value of everything depends on: one bit for each leaf."""
+        return by_value(self.jaxpr.jaxpr, self._bits())
+
+    @functools.cached_property
+    def drawn(self) -> Dependence:
+        """What depends on a random draw inside the function."""
+        return of_draws(self.jaxpr.jaxpr)
+
+    @functools.cached_property
+    def pulled(self) -> Dependence:
+        """What depends on the cotangents in the reverse derivative."""
+        assert self.cotangent is not None
+        return of_cotangents(self.cotangent.jaxpr, len(self.out_avals))
+
+    def _bits(self) -> list[int]:
+        return [1 << leaf for leaf in range(len(self.leaves))]
+
+    def leaves_into(self, chain: Chain, flow: Dependence | None = None) -> list[int]:
+        """The leaves that go, differentiably, into an equation or into the equations around it."""
+        flow = flow or self.smooth
+        while chain and not flow.knows(chain):
+            chain = chain[:-1]
+        mask = union(flow.into(chain)) if chain else 0
+        return [leaf for leaf in range(len(self.leaves)) if mask >> leaf & 1]
+
+    def is_into(self, leaf: int, chain: Chain, flow: Dependence | None = None) -> bool:
+        """Whether a leaf flows differentiably into an operand of an equation that has a tangent."""
+        operands = zip(chain[-1].invars, (flow or self.smooth).into(chain), strict=True)
+        return any(mask >> leaf & 1 and is_floating(atom.aval) for atom, mask in operands)
+
+    def siblings(self, chain: Chain) -> list[JaxprEqn]:
+        """The equations of the body that contains an equation, in order."""
+        bodies = inner_jaxprs(chain[-2]) if len(chain) > 1 else [self.jaxpr.jaxpr]
+        return next((list(body.eqns) for body in bodies if any(e is chain[-1] for e in body.eqns)), [])
 
 
 def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:

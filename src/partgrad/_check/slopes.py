@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 _FIRST_STEP = 2.0**-6 * 0.9549150281252627
 _RATIO = ((1 + 5**0.5) / 2) ** 3
 _FEWEST_LEVELS = 3
-_MOST_LEVELS = 10
+_MOST_LEVELS = 11
 # Rounding errors, relative to the rounded value.
 _ROUNDING = 4 * float(np.finfo(np.float64).eps)
 # Errors relative to the slope: the target, and the most at which it still counts as one.
@@ -38,34 +38,67 @@ _TOGETHER = 1 << 15
 class Slope(NamedTuple):
     """The slopes of the outputs of a function of one number, at zero, with their errors.
 
-    The verdict is `SMOOTH`; `KINK`, where the slopes on both sides differ; `JUMP`, where the value does; or `UNSURE`.
+    The kind is `SMOOTH`; `KINK`, where the slopes on both sides differ by `gap`; `JUMP`, where the value does; or
+    `UNSURE`.
     """
 
     derivative: Array
     error: Array
-    verdict: Array
+    kind: Array
+    gap: Array
+    steps: tuple[float, ...] = ()
+
+    @property
+    def right(self) -> Array:
+        """The slopes to the right."""
+        return self.derivative + np.where(self.kind == KINK, self.gap / 2, 0)
+
+    @property
+    def left(self) -> Array:
+        """The slopes to the left."""
+        return self.derivative - np.where(self.kind == KINK, self.gap / 2, 0)
 
 
-def slope(along: Callable[[float], Any], at_zero: Any = None, *, shrink: float = 1.0, noise: Any = 0.0) -> Slope:
+def slope(
+    along: Callable[[float], Any],
+    at_zero: Any = None,
+    *,
+    shrink: float = 1.0,
+    noise: Callable[[float], Any] = lambda step: 0.0,
+    smallest: float = 0.0,
+) -> Slope:
     """The slopes at zero of the outputs of a function, as a vector of float64 or complex128.
 
-    Another factor `shrink` between the steps gives a second opinion. `noise` is the known error of the outputs beyond
-    their own rounding: a number for each, or one for all.
+    Args:
+        along: The function.
+        at_zero: Its value at zero.
+        shrink: Another factor between the steps gives a second opinion.
+        noise: From a step to the error of the outputs there beyond their own rounding.
+        smallest: No step is smaller.
     """
     start = np.asarray(along(0.0) if at_zero is None else at_zero)
-    noise = np.repeat(noise, 2) if np.iscomplexobj(start) and np.ndim(noise) else noise
-    judged, levels = _Judged.unknown(_real(start).size), list[_Level]()
+    judged, levels, steps = _Judged.unknown(_real(start).size), list[_Level](), list[float]()
     with np.errstate(all="ignore"):
         while len(levels) < _FEWEST_LEVELS or (len(levels) < _MOST_LEVELS and np.any(judged.may_improve)):
             step = _FIRST_STEP * shrink / _RATIO ** len(levels)
-            levels.append(_level(step, _real(along(step)), _real(along(-step)), _real(start), noise))
+            if step < smallest and len(levels) >= _FEWEST_LEVELS:
+                break
+            off = noise(step)
+            off = np.repeat(off, 2) if np.iscomplexobj(start) and np.ndim(off) else off
+            levels.append(_level(step, _real(along(step)), _real(along(-step)), _real(start), off))
+            steps.append(step)
             if len(levels) >= _FEWEST_LEVELS:
                 judged.improve(levels)
+    found = Slope(judged.derivative, judged.error, judged.kind, judged.gap, tuple(steps))
     if not np.iscomplexobj(start):
-        return Slope(judged.derivative, judged.error, judged.verdict)
-    error = np.hypot(judged.error[::2], judged.error[1::2])
-    verdict = np.maximum(judged.verdict[::2], judged.verdict[1::2])
-    return Slope(judged.derivative.view(np.complex128), error, verdict)
+        return found
+    return Slope(
+        found.derivative.view(np.complex128),
+        np.hypot(found.error[::2], found.error[1::2]),
+        np.maximum(found.kind[::2], found.kind[1::2]),
+        np.where(found.kind == KINK, found.gap, 0).view(np.complex128),
+        found.steps,
+    )
 
 
 def _real(outputs: Any) -> Array:
@@ -74,17 +107,18 @@ def _real(outputs: Any) -> Array:
 
 
 class _Judged(NamedTuple):
-    """The verdict on each output so far, and whether smaller steps may improve it."""
+    """What is known of each output so far, and whether smaller steps may improve it."""
 
     derivative: Array
     error: Array
-    verdict: Array
+    kind: Array
+    gap: Array
     may_improve: Array
 
     @classmethod
     def unknown(cls, outputs: int) -> "_Judged":
-        derivative, error = np.zeros((2, outputs))
-        return cls(derivative, error, np.zeros(outputs, int), np.ones(outputs, bool))
+        derivative, error, gap = np.zeros((3, outputs))
+        return cls(derivative, error, np.zeros(outputs, int), gap, np.ones(outputs, bool))
 
     def improve(self, levels: list["_Level"]) -> None:
         """Judge again the outputs for which smaller steps may help."""
@@ -110,12 +144,15 @@ def _judgement(levels: list["_Level"]) -> _Judged:
     )
     # Two windows that contradict each other, both with small errors, are both worthless.
     disputed = np.logical_or.reduce([believable(window) & ~_agree(window, best) for window in windows])
-    verdict, is_clear = _unsmooth(levels, windows)
-    verdict = np.where(believable(best) & ~disputed, SMOOTH, verdict)
+    kind, sides = _unsmooth(levels, windows)
+    is_smooth = believable(best) & ~disputed
+    kind = np.where(is_smooth, SMOOTH, kind)
     reached = (best.error <= _AIM * np.abs(best.slope)) | (best.error <= _AIM_IN_ROUNDING * rounding)
     # Steps smaller than the best only increase the rounding errors.
     reached |= believable(best) & (np.minimum(windows[-1].error, windows[-2].error) > best.error)
-    return _Judged(best.slope, best.error, verdict, ~((reached & ~disputed) | is_clear))
+    derivative = np.where(kind == KINK, sides.slope, best.slope)
+    error = np.where(kind == KINK, sides.gap_error, best.error)
+    return _Judged(derivative, error, kind, np.where(kind == KINK, sides.gap, 0.0), ~(reached & ~disputed))
 
 
 def _agree(one: "_Window", other: "_Window") -> Array:
@@ -129,6 +166,7 @@ class _Level(NamedTuple):
     central: Array
     gap: Array
     rounding: Array
+    step: Array
 
 
 def _level(step: float, forward: Array, backward: Array, start: Array, noise: Any) -> _Level:
@@ -136,7 +174,7 @@ def _level(step: float, forward: Array, backward: Array, start: Array, noise: An
     gap = ((forward - start) - (start - backward)) / step
     # Both the point and the value are rounded.
     rounded = np.maximum(np.abs(forward), np.abs(backward)) + np.abs(central)
-    return _Level(central, gap, (_ROUNDING * rounded + noise) / step)
+    return _Level(central, gap, (_ROUNDING * rounded + noise) / step, np.full(central.shape, step))
 
 
 class _Window(NamedTuple):
@@ -178,20 +216,28 @@ def _limit(values: list[Array], factor: float) -> tuple[Array, Array]:
         values, factor = extrapolated, factor * _RATIO**2
 
 
-def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, Array]:
-    """Whether a function without a derivative has a kink or a jump, as far as can be told, also by smaller steps."""
+def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Window]:
+    """Whether a function without a derivative has a kink or a jump, and the window that tells the sides best."""
+    best = windows[-1]
+    for window in windows[:-1]:
+        better = window.gap_error < best.gap_error
+        best = _Window(*(np.where(better, new, old) for new, old in zip(window, best, strict=True)))
     last, before = windows[-1], windows[-3]
     gap = np.abs(last.gap)
-    kink = (gap > 5 * last.gap_error) & (gap > _WORST * np.abs(last.slope))
-    changes = np.abs(last.gap - before.gap)
-    grows = np.ones(gap.shape, bool)
-    for coarse, fine in itertools.pairwise(levels[-3:]):
-        of_gap = np.abs(fine.gap) >= 3 * np.abs(coarse.gap)
-        of_slope = np.abs(fine.central) >= 3 * np.abs(coarse.central)
-        grows &= (of_gap & _is_seen(fine.gap, fine)) | (of_slope & _is_seen(fine.central, fine))
-    verdict = np.where(grows, JUMP, np.where(kink & (changes <= 0.2 * gap), KINK, UNSURE))
-    return verdict, kink & (changes <= 1e-4 * gap) & ~grows
+    is_kink = (gap > 5 * last.gap_error) & (gap > _WORST * np.abs(last.slope))
+    # The sides must be what the smallest steps see: a rounded corner has none.
+    is_kink &= np.abs(best.gap - last.gap) <= 5 * (best.gap_error + last.gap_error)
+    is_kink &= np.abs(last.gap - before.gap) <= 0.2 * gap
+    kind = np.where(_jumps(levels[-3:]), JUMP, np.where(is_kink, KINK, UNSURE))
+    return kind, best
 
 
-def _is_seen(slope: Array, level: _Level) -> Array:
-    return np.abs(slope) > 1000 * level.rounding
+def _jumps(levels: list[_Level]) -> Array:
+    """Whether the value changes, on either side, by what does not shrink with the step."""
+    found = np.zeros(levels[0].gap.shape, bool)
+    for side in (0.5, -0.5):
+        changes = [(level.central + side * level.gap) * level.step for level in levels]
+        seen = np.abs(changes[-1]) > 1000 * levels[-1].rounding * levels[-1].step
+        settled = np.max([np.abs(change - changes[-1]) for change in changes], axis=0) <= 0.3 * np.abs(changes[-1])
+        found |= seen & settled
+    return found
