@@ -235,7 +235,9 @@ class Comparison:
             by = abs(by) if isinstance(by, complex) else by
             element = element_of(int(seen.indices[0]), shape)
         scaled = lambda value: None if value is None else value / by + 0.0
-        right, left = (reading.right, reading.left) if not isinstance(by, float) or by > 0 else (reading.left, reading.right)
+        right, left = (
+            (reading.right, reading.left) if not isinstance(by, float) or by > 0 else (reading.left, reading.right)
+        )
         return Figures(
             self._path(leaf),
             element,

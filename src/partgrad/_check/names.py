@@ -158,10 +158,7 @@ def _module_of(file: str) -> str:
     return name.replace("._src", "")
 
 
-
-def finding(
-    kind: str, severity: str, reason: str, leaves: Sequence[str], chain: Chain = (), **more: Any
-) -> Finding:
+def finding(kind: str, severity: str, reason: str, leaves: Sequence[str], chain: Chain = (), **more: Any) -> Finding:
     """A finding about an equation: with its line, what is called there, and its rule.
 
     Args:

@@ -183,5 +183,3 @@ def _chosen(run: Callable[..., Operands], operands: Operands) -> Any:
     weights = lambda r: (64 * (1 + lax.iota(jnp.int32, max(r.size, 1))[: r.size] % 997)).reshape(r.shape)
     pulled = pull([weights(result).astype(result.dtype) for result in results])
     return jnp.concatenate([jnp.ravel(jnp.round(jnp.real(part))) for part in pulled])
-
-

@@ -163,9 +163,7 @@ class Point:
         """The point moved along a direction."""
         return [x + step * v for x, v in zip(self.leaves, direction, strict=True)]
 
-    def read(
-        self, direction: Leaves, *, slack: float = 0.0, shrink: float = 1.0, smallest: float = 0.0
-    ) -> Reading:
+    def read(self, direction: Leaves, *, slack: float = 0.0, shrink: float = 1.0, smallest: float = 0.0) -> Reading:
         """Compare along a direction; `slack` is the relative disagreement that has another explanation."""
         found = self.slope(direction, shrink, smallest)
         tangents = self.exact.forward(self.leaves, direction)
@@ -500,9 +498,7 @@ class Search:
         is_of_kinks = found.indices.size > 1 and found.reading.kinks
         return None if is_of_kinks and near.status != MISMATCH else found
 
-    def _bisected(
-        self, i: int, seen: Seen, place: Point, choose: Callable[[list[Seen]], Seen | None]
-    ) -> Seen:
+    def _bisected(self, i: int, seen: Seen, place: Point, choose: Callable[[list[Seen]], Seen | None]) -> Seen:
         """Halve a set of elements as long as one half is chosen, and return what is left."""
         while seen.indices.size > 1:
             chosen = choose([self.again(i, half, place) for half in _halves(seen)])
@@ -592,5 +588,3 @@ def _signs(generator: np.random.Generator, leaf: Array) -> Array:
     if np.iscomplexobj(leaf):
         return np.exp(2j * np.pi * generator.random(leaf.shape))
     return generator.choice([-1.0, 1.0], leaf.shape)
-
-

@@ -150,8 +150,10 @@ def _draw(text: str) -> Callable[[Finding], str]:
 
 def _stopped(finding: Finding, by: str) -> str:
     figures = finding.figures
-    numbers = "" if figures is None else (
-        f"the gradient is {number(figures.derivative)} where the function changes by {number(figures.slope)}; "
+    numbers = (
+        ""
+        if figures is None
+        else (f"the gradient is {number(figures.derivative)} where the function changes by {number(figures.slope)}; ")
     )
     return f"{numbers}{by}, and without that the two agree."
 
@@ -252,7 +254,9 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
     ),
     ("zero", "cancels"): lambda f: "the gradient is zero here: its terms cancel, or a factor is zero.",
     ("zero", "rounding"): lambda f: "the gradient is zero up to rounding errors: its terms cancel.",
-    ("zero", "elements"): lambda f: f"the gradient is zero in {f.details['dead']:,} of its {f.details['size']:,} elements.",
+    ("zero", "elements"): lambda f: (
+        f"the gradient is zero in {f.details['dead']:,} of its {f.details['size']:,} elements."
+    ),
     ("draw", "discrete"): _draw("silently zero: what it draws is discrete"),
     ("draw", "biased"): _draw("biased: the choice of one of two roots has none"),
     ("draw", "implicit"): _draw("implicit: right on average, and not compared at a fixed key"),

@@ -1,0 +1,26 @@
+"""The pytest plugin of partgrad, which costs nothing until it is asked for: it imports neither JAX nor partgrad."""
+
+from typing import Any
+
+
+def pytest_addoption(parser: Any) -> None:
+    """Add `--gradients` and its options."""
+    group = parser.getgroup("partgrad", "check every gradient that the tests take (partgrad)")
+    flag = lambda name, text: group.addoption(f"--gradients{name}", action="store_true", help=text)
+    flag("", "check the functions that are differentiated, and say so in the summary")
+    flag("-strict", "the same, and fail if a gradient is wrong")
+    flag("-all", "also check functions of other libraries")
+    flag("-search", "also search for bad points near the given ones")
+    group.addoption("--gradients-seconds", type=float, default=20.0, help="the most for one function (20)")
+    group.addoption("--gradients-total", type=float, default=300.0, help="the most for all functions (300)")
+    group.addoption("--gradients-json", metavar="FILE", help="write the findings as JSON")
+    group.addoption("--gradients-html", metavar="FILE", help="write the findings as a page")
+
+
+def pytest_configure(config: Any) -> None:
+    """Begin to record, if an option asks for it."""
+    names = ("gradients", "gradients_strict", "gradients_all", "gradients_search", "gradients_json", "gradients_html")
+    if any(config.getoption(name) for name in names):
+        from partgrad._audit.pytest_audit import Gradients
+
+        config.pluginmanager.register(Gradients(config), "partgrad-gradients")

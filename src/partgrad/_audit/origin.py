@@ -1,0 +1,63 @@
+"""Who wrote a function that is handed to a transform, and which line hands it over."""
+
+import functools
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .._programs import is_users
+from .._trees import held_by
+
+# How deep a function may be wrapped by libraries.
+_DEPTH = 6
+
+
+class Origin(NamedTuple):
+    """A function's file, line and qualified name."""
+
+    file: str
+    line: int
+    name: str
+
+
+def origin_of(function: Any, is_audited: Callable[[str, str], bool]) -> Origin | None:
+    """The function of the project that another one is, or wraps: the outermost; None if there is none."""
+    level: list[Any] = [function]
+    seen: set[int] = set()
+    for _ in range(_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            found = _written(value)
+            if found is not None and is_audited(found.file, found.name):
+                return found
+            below += [held for _, held in held_by(value) if callable(held) and not isinstance(held, type)]
+            wrapped = getattr(value, "__wrapped__", None)
+            below += [] if wrapped is None else [wrapped]
+        level = below
+    return None
+
+
+def _written(value: Any) -> Origin | None:
+    if isinstance(value, functools.partial):
+        return None
+    function = value.__func__ if isinstance(value, types.MethodType) else value
+    if not isinstance(function, types.FunctionType):
+        # An object that can be called.
+        function = vars(type(value)).get("__call__")
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', code.co_name)}"
+    return Origin(code.co_filename, code.co_firstlineno, name.removeprefix("."))
+
+
+def caller(is_audited: Callable[[str, str], bool]) -> tuple[str, int]:
+    """The innermost running line of the project, or else of code that is nobody's library."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe())]
+    own = [frame for frame in frames if is_audited(frame[0], "")]
+    return next(iter([*own, *(frame for frame in frames if is_users(frame[0]))]), ("", 0))

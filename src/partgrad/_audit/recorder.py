@@ -1,0 +1,220 @@
+"""Stands in for JAX's transforms, and keeps every function that is handed to one.
+
+Where the arguments are concrete, they are copied. Inside `jit`, `vmap`, `scan` and the like they are tracers; there a
+callback brings their values out when the compiled program runs.
+"""
+
+import copy
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from .._programs import Operands
+from .origin import Origin, caller, origin_of
+from .program import Conditions, Program, distance, host_copies, recorded
+from .settings import Settings
+
+# How many points of one function are kept: the first, and those that are furthest from it.
+_POINTS = 3
+_FORWARD = frozenset({"jvp", "jacfwd", "linearize"})
+
+
+class Point(NamedTuple):
+    """A call: its program, and the values of the program's operands."""
+
+    program: Program
+    operands: Operands
+
+
+class Place:
+    """A function that is differentiated at one line with arguments of one kind.
+
+    Attributes:
+        origin: The function.
+        where: The file and line that differentiate it.
+        running: What was running, such as the name of a test.
+        transform: The name of the transform.
+        conditions: The settings of JAX there.
+        reason: Why its program could not be kept; empty if it was.
+        points: The calls that are kept.
+        calls: How many calls were seen where it is traced; compiled programs do not count theirs.
+    """
+
+    def __init__(self, origin: Origin, where: tuple[str, int], running: str, transform: str):
+        self.origin, self.where, self.running, self.transform = origin, where, running, transform
+        self.conditions = Conditions.now()
+        self.reason = ""
+        self.points: list[Point] = []
+        self.calls = 0
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether only forward mode is used."""
+        return self.transform in _FORWARD
+
+    def is_due(self) -> bool:
+        """Whether to look at this call: the first ones, and then ever fewer, as looking takes a trace."""
+        self.calls += 1
+        return self.calls <= _POINTS or self.calls & (self.calls - 1) == 0
+
+    def arrive(self, program: Program, *operands: Any) -> None:
+        """Keep a point, if it is one of the few."""
+        apart = [self._apart(point.operands) for point in self.points]
+        here = self._apart(operands)
+        if len(self.points) < _POINTS:
+            if not self.points or here > 0.0:
+                self.points.append(Point(program, host_copies(operands)))
+            return
+        nearest = min(range(1, _POINTS), key=apart.__getitem__)
+        if here > apart[nearest]:
+            self.points[nearest] = Point(program, host_copies(operands))
+
+    def _apart(self, operands: Sequence[Any]) -> float:
+        """How far a point is from the first."""
+        return distance(self.points[0].operands, operands) if self.points else 0.0
+
+
+class Recorder:
+    """Keeps the functions that are differentiated while it is in place.
+
+    Attributes:
+        places: What was differentiated.
+        running: What is running now, such as the name of a test.
+    """
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._known: dict[Any, Place] = {}
+        self._originals: dict[str, Any] = {}
+        self._is_busy = False
+        self.running = ""
+
+    @property
+    def places(self) -> list[Place]:
+        """What was differentiated."""
+        return list(self._known.values())
+
+    def install(self) -> None:
+        """Stand in for JAX's transforms."""
+        for name, wrap in _WRAPPERS.items():
+            self._originals[name] = getattr(jax, name)
+            setattr(jax, name, wrap(self, name, self._originals[name]))
+
+    def remove(self) -> None:
+        """Put JAX's transforms back."""
+        for name, original in self._originals.items():
+            setattr(jax, name, original)
+        self._originals = {}
+
+    def see(
+        self, transform: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any], argnums: Any, has_aux: bool
+    ) -> None:
+        """Keep a function, if it is the project's own."""
+        # What is traced here may differentiate other functions, which were seen when it ran.
+        if self._is_busy or not self._originals:
+            return
+        self._is_busy = True
+        try:
+            self._see(transform, function, args, kwargs, argnums, has_aux)
+        finally:
+            self._is_busy = False
+
+    def _see(self, transform: str, function: Any, args: Any, kwargs: Any, argnums: Any, has_aux: bool) -> None:
+        origin = origin_of(function, self._settings.is_audited)
+        if origin is None:
+            return
+        where = caller(self._settings.is_audited)
+        avals = tuple(
+            (getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf))))
+            for leaf in jax.tree.leaves((args, kwargs))
+        )
+        numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        key = (origin, where, transform, numbers, avals, jax.config.jax_enable_x64)
+        place = self._known.get(key)
+        if place is None:
+            place = self._known[key] = Place(origin, where, self.running, transform)
+        if not place.is_due():
+            return
+        try:
+            program, operands = recorded(function, args, kwargs, numbers, has_aux)
+        except Exception as error:
+            # Whatever it is, the function itself has just run: it is said in the report, and no reason to stop.
+            place.reason = f"it cannot be traced: {last_line(error)}"
+            return
+        if any(isinstance(operand, jax.core.Tracer) for operand in operands):
+            jax.debug.callback(functools.partial(place.arrive, program), *operands)
+        else:
+            place.arrive(program, *operands)
+
+
+def last_line(error: BaseException) -> str:
+    """An error in one line."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+
+
+def _spare(function: Any) -> Any:
+    """A function that can be called once more: flax gives JAX objects that use up what they hold in a call."""
+    used_up = {name: held for name, held in getattr(function, "__dict__", {}).items() if isinstance(held, deque)}
+    if not used_up:
+        return function
+    spare = copy.copy(function)
+    spare.__dict__.update({name: held.copy() for name, held in used_up.items()})
+    return spare
+
+
+def _of_function(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """For transforms that return a function."""
+
+    @functools.wraps(original)
+    def transform(fun: Any, *options: Any, **named: Any) -> Any:
+        transformed = original(fun, *options, **named)
+        argnums = named.get("argnums", options[0] if options else 0)
+        has_aux = bool(named.get("has_aux", options[1] if len(options) > 1 else False))
+
+        @functools.wraps(transformed)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            spare = _spare(fun)
+            result = transformed(*args, **kwargs)
+            recorder.see(name, spare, args, kwargs, argnums, has_aux)
+            return result
+
+        return call
+
+    return transform
+
+
+def _of_primals(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """For `vjp` and `linearize`, which take the primals after the function."""
+
+    @functools.wraps(original)
+    def transform(fun: Any, *primals: Any, **named: Any) -> Any:
+        spare = _spare(fun)
+        result = original(fun, *primals, **named)
+        recorder.see(name, spare, primals, {}, range(len(primals)), bool(named.get("has_aux", False)))
+        return result
+
+    return transform
+
+
+def _of_tangents(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """For `jvp`, which takes a tuple of primals."""
+
+    @functools.wraps(original)
+    def transform(fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
+        spare = _spare(fun)
+        result = original(fun, primals, tangents, has_aux=has_aux)
+        recorder.see(name, spare, tuple(primals), {}, range(len(primals)), has_aux)
+        return result
+
+    return transform
+
+
+_WRAPPERS: dict[str, Callable[[Recorder, str, Any], Any]] = {
+    **dict.fromkeys(("grad", "value_and_grad", "jacfwd", "jacrev", "hessian"), _of_function),
+    **dict.fromkeys(("vjp", "linearize"), _of_primals),
+    "jvp": _of_tangents,
+}

@@ -1,0 +1,83 @@
+"""An audit in words, and as JSON."""
+
+import linecache
+from pathlib import Path
+from typing import Any
+
+from .audit import Audited, Cause
+from .settings import Settings
+
+_SHOWN = 3
+
+
+def text(result: Audited, settings: Settings, *, is_verbose: bool = False) -> str:
+    """The section `gradients`: one line for each cause, errors first, then what was not checked."""
+    lines: list[str] = []
+    for cause in result.causes:
+        if cause.finding["severity"] != "info" or is_verbose:
+            lines += _of_cause(cause, settings)
+    for left in result.left:
+        lines.append(f"not checked  {left.function} ({left.where}): {left.reason}")
+    lines += [f"warning  the entry {entry!r} of `intended` matches no finding" for entry in result.unmatched]
+    return "\n".join([*lines, summary(result)])
+
+
+def summary(result: Audited) -> str:
+    """What an audit comes to, in one line."""
+    if not result.functions and not result.left:
+        return "no function of this project was differentiated"
+    of = lambda severity: sum(cause.finding["severity"] == severity for cause in result.causes)
+    parts = [_many(len(result.functions), "function") + " checked", _many(of("error"), "error")]
+    parts += [_many(of("warning"), "warning"), _many(of("info"), "note")]
+    parts += [f"{len(result.left)} not checked"] if result.left else []
+    return ", ".join(parts)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _of_cause(cause: Cause, settings: Settings) -> list[str]:
+    finding = cause.finding
+    where = place(finding, settings.root)
+    parts = [finding["severity"], finding["kind"], where, finding["operation"], f"in {short(cause.functions)}"]
+    lines = ["  ".join(part for part in parts if part), f"    {source(finding)}" if source(finding) else ""]
+    message = finding["message"].splitlines()
+    lines += [f"    {line.strip()}" for line in message]
+    if finding["leaves"]:
+        lines.append(f"    with respect to {short(finding['leaves'])}")
+    lines.append(f"    differentiated by {short(cause.met)}")
+    return [line for line in lines if line]
+
+
+def short(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
+def place(finding: dict[str, Any], root: Path) -> str:
+    """The line of a finding, from the root of the project."""
+    if not finding["file"]:
+        return ""
+    path = Path(finding["file"])
+    return f"{path.relative_to(root) if path.is_relative_to(root) else path}:{finding['line']}"
+
+
+def source(finding: dict[str, Any]) -> str:
+    """The line of code itself."""
+    return linecache.getline(finding["file"], finding["line"]).strip() if finding["file"] else ""
+
+
+def data(result: Audited, settings: Settings) -> dict[str, Any]:
+    """An audit as plain data, for `json.dumps`."""
+    return {
+        "functions": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in result.functions],
+        "findings": [
+            {**cause.finding, "where": place(cause.finding, settings.root), "source": source(cause.finding)}
+            | {"functions": cause.functions, "differentiated_by": cause.met}
+            for cause in result.causes
+        ],
+        "not_checked": [left._asdict() for left in result.left],
+        "unmatched": result.unmatched,
+    }

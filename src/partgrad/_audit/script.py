@@ -1,0 +1,114 @@
+"""`python -m partgrad audit`: a script or a module runs as it would by itself, and then its gradients are checked."""
+
+import argparse
+import json
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..errors import PartgradError
+from .audit import Audited, audited
+from .page import page
+from .recorder import Recorder
+from .report import data, text
+from .settings import Settings, from_project
+
+_WRONG_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `audit`, and return the exit status: the script's own, else 1 if a gradient is wrong."""
+    parser = _parser()
+    # Not intermixed: what follows the script is the script's.
+    given = parser.parse_args(arguments)
+    options = {"everything": given.all, "search": given.search, "seconds": given.seconds, "total": given.total}
+    if not given.arguments:
+        parser.error("expected a script, or -m and a module")
+    target, *rest = given.arguments
+    if not given.module and not Path(target).is_file():
+        parser.error(f"there is no script {target!r} in {Path.cwd()}")
+    packages = [target.partition(".")[0]] if given.module else []
+    try:
+        settings = from_project(Path.cwd(), packages=packages, **options)
+    except PartgradError as error:
+        parser.error(str(error))
+    recorder = Recorder(settings)
+    status = _run(recorder, target, rest, given.module)
+    result = audited(recorder.places, settings, _progress())
+    return _report(result, settings, given, status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m partgrad")
+    audit = parser.add_subparsers(required=True, metavar="audit").add_parser(
+        "audit", help="run a script, and check every gradient that it takes"
+    )
+    audit.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    audit.add_argument("--all", action="store_true", help="also functions of other libraries")
+    audit.add_argument("--search", action="store_true", help="also search for bad points nearby")
+    audit.add_argument("--seconds", type=float, default=20.0, help="the most for one function (%(default)s)")
+    audit.add_argument("--total", type=float, default=300.0, help="the most for all functions (%(default)s)")
+    audit.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    audit.add_argument("--html", type=Path, metavar="FILE", help="write the findings as a page")
+    audit.add_argument("--verbose", action="store_true", help="print notes too")
+    audit.add_argument("arguments", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="what to run")
+    return parser
+
+
+def _run(recorder: Recorder, target: str, rest: Sequence[str], is_module: bool) -> int:
+    """Run the script as Python does, and return its exit status."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [target, *rest]
+    sys.path[0] = str(Path.cwd() if is_module else Path(target).resolve().parent)
+    recorder.install()
+    try:
+        if is_module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(target, run_name="__main__")
+        jax.effects_barrier()
+    except SystemExit as stop:
+        return _status_of(stop.code)
+    except BaseException as error:
+        # As the interpreter does: the traceback of the script, without the frames that run it.
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames or error.__traceback__)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    finally:
+        recorder.remove()
+        sys.argv, sys.path[:] = argv, path
+    return 0
+
+
+def _status_of(code: Any) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _report(result: Audited, settings: Settings, given: argparse.Namespace, status: int) -> int:
+    print(f"\n== gradients\n{text(result, settings, is_verbose=given.verbose)}", file=sys.stderr)
+    for file, written in (
+        (given.json, lambda: json.dumps(data(result, settings), indent=1)),
+        (given.html, lambda: page(result, settings)),
+    ):
+        if file is not None:
+            file.write_text(written(), encoding="utf-8")
+    return status or int(result.errors > 0)
+
+
+def _progress() -> Callable[[str], object]:
+    """What shows a line that the next one replaces, on a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return lambda line: None
+    return lambda line: sys.stderr.write(f"\r\x1b[K{line[:79]}")

@@ -1,0 +1,74 @@
+"""What an audit looks at, for how long, and what a project says it intends."""
+
+import dataclasses
+import fnmatch
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .._programs import is_users
+from ..errors import ArgumentError
+
+_KEYS = ("intended", "skip", "packages")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The options of an audit.
+
+    Attributes:
+        root: The folder of the project.
+        everything: Whether functions of other libraries are audited too.
+        search: Whether bad points near the given ones are searched for.
+        seconds: The most seconds for one function.
+        total: The most seconds for all.
+        intended: What findings are intended: `file.py:42`, the qualified name of a rule or of a function, or the path
+            of a leaf.
+        skip: Globs of the qualified names or files of functions that are not audited.
+        packages: Installed packages whose functions are audited too.
+    """
+
+    root: Path
+    everything: bool = False
+    search: bool = False
+    seconds: float = 20.0
+    total: float = 300.0
+    intended: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def is_audited(self, file: str, name: str) -> bool:
+        """Whether a function that is written in a file is audited."""
+        if any(fnmatch.fnmatch(name, glob) or fnmatch.fnmatch(file, f"*{glob}") for glob in self.skip):
+            return False
+        if self.everything:
+            return True
+        parts = Path(file).parts
+        if any(package in parts for package in self.packages):
+            return True
+        return is_users(file) and _is_below(file, self.root)
+
+
+def _is_below(file: str, root: Path) -> bool:
+    # What was typed in at a prompt or run from a string is nobody else's.
+    return file.startswith("<") or os.path.realpath(file).startswith(os.path.join(os.path.realpath(root), ""))
+
+
+def from_project(root: Path, **options: Any) -> Settings:
+    """The settings for a project, with `[tool.partgrad.audit]` of its `pyproject.toml`."""
+    file = root / "pyproject.toml"
+    found: Mapping[str, Any] = {}
+    if file.is_file():
+        found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("partgrad", {}).get("audit", {})
+    for key, value in found.items():
+        if key not in _KEYS or not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ArgumentError(
+                f"`{key}` in [tool.partgrad.audit] of {file} is {value!r:.60}.",
+                f"Expected lists of strings by the names {', '.join(_KEYS)}.",
+                fix='write intended = ["model.py:42"].',
+            )
+    packages = (*found.get("packages", ()), *options.pop("packages", ()))
+    lists = {key: tuple(found.get(key, ())) for key in ("intended", "skip")}
+    return Settings(root, packages=packages, **lists, **options)
