@@ -1,5 +1,6 @@
 """The audit: every gradient that a test suite or a script takes is checked where it is taken."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -122,6 +123,9 @@ def project(tmp_path):
 
 def run(project, *arguments):
     command = [sys.executable, "-m", *arguments]
+    if arguments[0] == "pytest" and not importlib.metadata.entry_points(group="pytest11", name="partgrad"):
+        # It runs from a checkout that is not installed.
+        command += ["-p", "_partgrad_pytest"]
     return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300)
 
 
@@ -133,7 +137,7 @@ def lines_of(found, severity="error"):
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=["one process", "xdist"])
 def test_a_suite(project, workers):
     report, html = project / "found.json", project / "found.html"
-    arguments = ("-q", "-p", "_partgrad_pytest", *workers, "--gradients-strict")
+    arguments = ("-q", *workers, "--gradients-strict")
     done = run(project, "pytest", *arguments, f"--gradients-json={report}", f"--gradients-html={html}")
     assert "7 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1
@@ -151,7 +155,7 @@ def test_a_suite(project, workers):
 
 @pytest.mark.slow
 def test_a_suite_without_the_option_is_left_alone(project):
-    done = run(project, "pytest", "-q", "-p", "_partgrad_pytest", "-k", "clean")
+    done = run(project, "pytest", "-q", "-k", "clean")
     assert "gradients" not in done.stdout
     assert done.returncode == 0
 
@@ -228,15 +232,17 @@ AROUND = {
     "eager": lambda g, x: g(x),
     "jit": lambda g, x: jax.jit(g)(x),
     "vmap": lambda g, x: jax.vmap(g)(jnp.stack([x, x])),
-    "scan": lambda g, x: jax.lax.scan(lambda c, _: (g(c) and c, None), x, None, length=2),
+    "scan": lambda g, x: jax.lax.scan(lambda c, _: (c, g(c)), x, None, length=2),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("around", ["eager", "jit", "vmap"])
+@pytest.mark.parametrize("around", AROUND)
 def test_every_transform_is_seen(tmp_path, transform, around):
-    result, _ = recorded(tmp_path, lambda: AROUND[around](lambda x: TRANSFORMS[transform](broken, x)[:0], jnp.zeros(2)))
+    result, _ = recorded(
+        tmp_path, lambda: AROUND[around](lambda x: jax.tree.leaves(TRANSFORMS[transform](broken, x)), jnp.zeros(2))
+    )
     assert result.errors >= 1
     assert all(cause.finding["file"] == __file__ for cause in result.causes)
     assert not result.left
@@ -330,7 +336,7 @@ def test_precision_is_kept(tmp_path):
     with jax.enable_x64(True):
         run = lambda: jax.grad(lambda x: jnp.sum((1e8 + x) ** 2 - 1e16))(jnp.ones(2))
         result, _ = recorded(tmp_path, run)
-    assert not result.causes
+    assert not [cause for cause in result.causes if cause.finding["severity"] != "info"]
     assert not result.left
 
 

@@ -56,8 +56,7 @@ def _written(value: Any) -> Origin | None:
     return Origin(code.co_filename, code.co_firstlineno, name.removeprefix("."))
 
 
-def caller(is_audited: Callable[[str, str], bool]) -> tuple[str, int]:
-    """The innermost running line of the project, or else of code that is nobody's library."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe())]
-    own = [frame for frame in frames if is_audited(frame[0], "")]
-    return next(iter([*own, *(frame for frame in frames if is_users(frame[0]))]), ("", 0))
+def caller() -> tuple[str, int]:
+    """The innermost running line of code that is no library's."""
+    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe()))
+    return next((frame for frame in frames if is_users(frame[0])), ("", 0))

@@ -126,7 +126,7 @@ class Recorder:
         origin = origin_of(function, self._settings.is_audited)
         if origin is None:
             return
-        where = caller(self._settings.is_audited)
+        where = caller()
         avals = tuple(
             (getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf))))
             for leaf in jax.tree.leaves((args, kwargs))
