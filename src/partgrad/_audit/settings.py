@@ -70,5 +70,5 @@ def from_project(root: Path, **options: Any) -> Settings:
                 fix='write intended = ["model.py:42"].',
             )
     packages = (*found.get("packages", ()), *options.pop("packages", ()))
-    lists = {key: tuple(found.get(key, ())) for key in ("intended", "skip")}
-    return Settings(root, packages=packages, **lists, **options)
+    intended, skip = (tuple(found.get(key, ())) for key in ("intended", "skip"))
+    return Settings(root, intended=intended, skip=skip, packages=packages, **options)

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from .._programs import Operands, TracedCall, traced_call
-from .sites import Site, by_name, refuse_undifferentiable, refuse_unknown, sites_in
-from .visit import Change, Visit
+from .._programs import Operands, Site, TracedCall, traced_call
+from .sites import Change, Named, by_name, refuse_undifferentiable, refuse_unknown, sites_in
 
 
 class Program:
@@ -28,7 +27,7 @@ class Program:
 
     def visited(self, pattern: str, change: Change, own: Operands) -> tuple[Any, Operands]:
         """What the call returns if each named value is changed, and the values."""
-        outputs, found = Visit(pattern, change).run(self._call.jaxpr, self._call.consts, self._call.operands, own)
+        outputs, found = Named(pattern, change).run(self._call.jaxpr, self._call.consts, self._call.operands, own)
         return self._call.result(outputs), found
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .._trees import refuse_uncallable
 from ..errors import ArgumentError
 from .program import Program
-from .sites import Site, by_name, is_pattern
+from .sites import by_name, is_pattern
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -118,7 +118,7 @@ def _changed(f: Callable[..., Any], pattern: str, change: Callable[[Any], Any]) 
     @functools.wraps(f, updated=())
     def intervened(*args: Any, **kwargs: Any) -> Any:
         program = Program(f, args, kwargs)
-        sites: list[Site] = program.sites(pattern)
+        sites = program.sites(pattern)
         return program.visited(pattern, replacement, [None] * len(sites))[0]
 
     return intervened

@@ -117,3 +117,4 @@ from .primitives import (
 )
 from .same import Recent as Recent, operation_of as operation_of, structure_of as structure_of
 from .trace import Run as Run, TracedCall as TracedCall, rewritten as rewritten, traced_call as traced_call
+from .visitor import Site as Site, Visitor as Visitor
