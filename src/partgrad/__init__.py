@@ -49,6 +49,7 @@ from ._transforms import (
 
 if TYPE_CHECKING:
     from . import safe as safe, testing as testing
+    from ._audit import last_nonfinite as last_nonfinite
     from ._check import Finding as Finding, GradientReport as GradientReport, check as check
     from ._consistent_indexing import consistent_indexing as consistent_indexing
     from ._display import show as show, summary as summary
@@ -90,6 +91,7 @@ __all__ = [
     "jacrev",
     "jvp",
     "label",
+    "last_nonfinite",
     "linearize",
     "mask",
     "matching",
@@ -115,6 +117,7 @@ _LATER = {
     "safe": "safe",
     "testing": "testing",
     **dict.fromkeys(("Finding", "GradientReport", "check"), "_check"),
+    "last_nonfinite": "_audit",
     "consistent_indexing": "_consistent_indexing",
     **dict.fromkeys(("show", "summary"), "_display"),
     "double_where": "_double_where",

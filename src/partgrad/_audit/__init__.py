@@ -1,6 +1,7 @@
 """The audit: find wrong gradients before anyone suspects them, where they are taken."""
 
 from .audit import Audited as Audited, audited as audited, joined as joined
+from .last import last_nonfinite as last_nonfinite
 from .page import page as page
 from .recorder import Recorder as Recorder
 from .report import data as data, text as text

@@ -95,22 +95,10 @@ def _findings(place: Place, point: Point, settings: Settings, until: float) -> l
             raise _OutOfTime
 
     program, operands = point
-    leaves = [operands[number] for number in program.places]
     with place.conditions.again():
         watch()
-        report = check(program.run(operands), forward=place.is_forward, progress=watch)(leaves)
-    names = {f"[{number}]": name for number, name in enumerate(program.names)}
-    found = []
-    for finding in report.findings:
-        data = finding.to_dict()
-        data["leaves"] = [_renamed(leaf, names) for leaf in data["leaves"]]
-        found.append(data)
-    return found
-
-
-def _renamed(leaf: str, names: dict[str, str]) -> str:
-    head, bracket, rest = leaf.partition("]")
-    return names.get(head + bracket, leaf) + rest
+        report = check(program.function(operands), forward=place.is_forward, progress=watch)(program.point(operands))
+    return [finding.to_dict() for finding in report.findings]
 
 
 def _gathered(found: list[tuple[dict[str, Any], str, str]], settings: Settings) -> tuple[list[Cause], list[str]]:

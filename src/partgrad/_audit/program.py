@@ -1,83 +1,26 @@
-"""A function at the place where it is differentiated, kept as a program that can be run again later."""
+"""What belongs to a recorded call: its program, how far two points are apart, the settings of JAX."""
 
 import contextlib
 import inspect
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from .._programs import Operands, evaluate, opened
+from .._programs import Recorded
 from .._trees import is_differentiable
-
-
-class Program(NamedTuple):
-    """A function as a jaxpr of the arrays that reach it.
-
-    Attributes:
-        run: From the values of its operands to the function of the leaves that are differentiated.
-        names: The paths of these leaves.
-        places: The number of the operand that each leaf is.
-    """
-
-    run: Callable[[Operands], Callable[[list[Any]], Any]]
-    names: tuple[str, ...]
-    places: tuple[int, ...]
 
 
 def recorded(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], argnums: Sequence[int], has_aux: bool
-) -> tuple[Program, Operands]:
-    """The program of a call, and its operands: concrete, or the tracers of an enclosing transformation.
-
-    Python numbers that are not differentiated stay what they are, as the function may branch on them.
-    """
-    keyed, treedef = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs))
+) -> Recorded:
+    """The program of a call of which some arguments are differentiated."""
+    keyed, _ = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs))
     numbers = {argnum % len(args) for argnum in argnums}
-    is_chosen = [path[0].idx == 0 and path[1].idx in numbers and is_differentiable(leaf) for path, leaf in keyed]
-    leaves = [leaf for _, leaf in keyed]
-    is_operand = [
-        chosen or isinstance(leaf, jax.Array | np.ndarray | np.generic)
-        for chosen, leaf in zip(is_chosen, leaves, strict=True)
-    ]
-    operands = [_array(leaf) for leaf, given in zip(leaves, is_operand, strict=True) if given]
-
-    def flat(*values: Any) -> Any:
-        rest = iter(values)
-        filled = [next(rest) if given else leaf for leaf, given in zip(leaves, is_operand, strict=True)]
-        positional, named = treedef.unflatten(filled)
-        output = function(*positional, **named)
-        return output[0] if has_aux else output
-
-    # What it prints, it has printed already.
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
-    jaxpr, consts = opened(closed)
-    count, output = len(consts), jax.tree.structure(shape)
-    positions = [number for number, given in enumerate(is_operand) if given]
-    chosen = [number for number, is_one in enumerate(is_chosen) if is_one]
-    places = tuple(count + positions.index(number) for number in chosen)
-
-    def run(values: Operands) -> Callable[[list[Any]], Any]:
-        def replayed(differentiated: list[Any]) -> Any:
-            given = list(values)
-            for place, value in zip(places, differentiated, strict=True):
-                given[place] = value
-            return output.unflatten(evaluate(jaxpr, given[:count], given[count:]))
-
-        replayed.__name__ = replayed.__qualname__ = getattr(function, "__name__", type(function).__name__)
-        return replayed
-
-    names = tuple(_name(function, keyed[number][0]) for number in chosen)
-    return Program(run, names, places), [*consts, *operands]
-
-
-def _array(leaf: Any) -> Any:
-    # A weak type is part of the program.
-    return leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+    chosen = [path[0].idx == 0 and path[1].idx in numbers and is_differentiable(leaf) for path, leaf in keyed]
+    paths = [_name(function, path) for (path, _), is_one in zip(keyed, chosen, strict=True) if is_one]
+    return Recorded(function, args, kwargs, chosen, paths, has_aux)
 
 
 def _name(function: Any, path: Any) -> str:
@@ -102,17 +45,6 @@ def _parameters(function: Any) -> list[str]:
     with contextlib.suppress(TypeError, ValueError):
         return list(inspect.signature(function).parameters)
     return []
-
-
-def host_copies(operands: Sequence[Any]) -> Operands:
-    """Copies that stay as they are: a buffer may be donated to the next step."""
-    return [_copy(operand) for operand in operands]
-
-
-def _copy(operand: Any) -> Any:
-    if jax.dtypes.issubdtype(getattr(operand, "dtype", None), jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(np.array(jax.random.key_data(operand)), impl=jax.random.key_impl(operand))
-    return np.array(operand) if isinstance(operand, jax.Array | np.ndarray) else operand
 
 
 def distance(one: Sequence[Any], other: Sequence[Any]) -> float:
@@ -144,7 +76,7 @@ class Conditions(NamedTuple):
         return cls(jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, mesh)
 
     @contextlib.contextmanager
-    def again(self) -> Any:
+    def again(self) -> Iterator[None]:
         """A context in which they hold."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(jax.enable_x64(self.x64))

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._programs import Operands
+from .._programs import Operands, Recorded, host_copies
 from .origin import Origin, caller, origin_of
-from .program import Conditions, Program, distance, host_copies, recorded
+from .program import Conditions, distance, recorded
 from .settings import Settings
 
 # How many points of one function are kept: the first, and those that are furthest from it.
@@ -25,7 +25,7 @@ _FORWARD = frozenset({"jvp", "jacfwd", "linearize"})
 class Point(NamedTuple):
     """A call: its program, and the values of the program's operands."""
 
-    program: Program
+    program: Recorded
     operands: Operands
 
 
@@ -60,7 +60,7 @@ class Place:
         self.calls += 1
         return self.calls <= _POINTS or self.calls & (self.calls - 1) == 0
 
-    def arrive(self, program: Program, *operands: Any) -> None:
+    def arrive(self, program: Recorded, *operands: Any) -> None:
         """Keep a point, if it is one of the few."""
         apart = [self._apart(point.operands) for point in self.points]
         here = self._apart(operands)
@@ -139,11 +139,12 @@ class Recorder:
         if not place.is_due():
             return
         try:
-            program, operands = recorded(function, args, kwargs, numbers, has_aux)
+            program = recorded(function, args, kwargs, numbers, has_aux)
         except Exception as error:
             # Whatever it is, the function itself has just run: it is said in the report, and no reason to stop.
             place.reason = f"it cannot be traced: {last_line(error)}"
             return
+        operands = program.taken()
         if any(isinstance(operand, jax.core.Tracer) for operand in operands):
             jax.debug.callback(functools.partial(place.arrive, program), *operands)
         else:

@@ -5,6 +5,7 @@ Whatever can go wrong in an operation goes wrong where a *residual* of its opera
 Gauss-Newton steps on one of its elements lead to a zero. All elements are driven at once, as one batched program.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,18 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._double_where import double_where
-from .._programs import COMPARISONS, Operands, Site, Visitor, bind, is_custom_rule, is_floating, line, opened
+from .._programs import (
+    COMPARISONS,
+    Operands,
+    Site,
+    Visitor,
+    any_equation,
+    bind,
+    is_custom_rule,
+    is_floating,
+    line,
+    opened,
+)
 
 # At most so many elements of residuals are driven to zero, and so many of one operation.
 _TARGETS, _OF_ONE = 48, 3
@@ -169,9 +181,10 @@ def search(
     start = flat.vector(leaves)
     first = np.asarray(jax.jit(residuals)(start))
     owners = np.repeat(np.arange(len(sites)), [int(np.prod(site.shape)) for site in sites])
+    has_loops = any_equation(jaxpr, lambda equation: equation.primitive.name == "while")
     names = [visitor.equations[site.name].primitive.name for site in sites]
     targets = _chosen(first, owners, names, generator)
-    driven = _drive(double_where(residuals), flat, start, np.array(targets), generator)
+    driven = _drive(double_where(residuals), flat, start, np.array(targets), generator, has_loops)
     found = []
     for target, x in zip(targets, driven, strict=True):
         exact = _exact(residuals, flat, x, start, target, abs(first[target]))
@@ -187,8 +200,8 @@ def _chosen(first: np.ndarray, owners: np.ndarray, names: list[str], generator: 
     for number in range(len(names)):
         (own,) = np.nonzero((owners == number) & np.isfinite(first) & (first != 0))
         near = own[np.argsort(np.abs(first[own]))][: _OF_ONE - 1]
-        more = generator.choice(own, 1) if own.size else []
-        chosen.append(list(dict.fromkeys([*near.tolist(), *map(int, more)])))
+        more = generator.choice(own, 1).tolist() if own.size else []
+        chosen.append(list(dict.fromkeys([*near.tolist(), *more])))
     order = sorted(range(len(names)), key=lambda number: names[number] in _CHOICES)
     return [target for number in order for target in chosen[number]][:_TARGETS]
 
@@ -234,16 +247,25 @@ class _Flat:
         return jnp.clip(x, self.lower, self.upper)
 
 
-def _drive(residuals: Any, flat: _Flat, start: Any, targets: np.ndarray, generator: np.random.Generator) -> list[Any]:
+def _drive(
+    residuals: Any,
+    flat: _Flat,
+    start: Any,
+    targets: np.ndarray,
+    generator: np.random.Generator,
+    has_uncounted_loops: bool,
+) -> list[Any]:
     """For each target the point at which its residual is smallest, from the best of a few starts."""
     if not targets.size:
         return []
     scale = np.maximum(np.abs(start), 0.1)
+    # A loop whose steps are not counted has forward mode only.
+    derivative = jax.jacfwd if has_uncounted_loops else jax.grad
     starts = [start, *(start + _SPREAD * scale * generator.standard_normal(start.shape) for _ in range(_STARTS))]
 
     def step(x: Any, target: Any) -> Any:
         value = lambda x: residuals(x)[target]
-        here, gradient = jax.value_and_grad(value)(x)
+        here, gradient = value(x), derivative(value)(x)
         gradient = jnp.nan_to_num(gradient, posinf=0.0, neginf=0.0)
         size = jnp.sum(gradient**2)
         move = jnp.where(size > 0, here / jnp.where(size > 0, size, 1.0), 0.0) * gradient
@@ -283,7 +305,7 @@ def _rounded(x: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
     clean = np.where(np.abs(x) < 1e-4 * scale, 0.0, x)
     equal = clean.copy()
     order = np.argsort(clean)
-    for one, other in zip(order[:-1], order[1:], strict=True):
+    for one, other in itertools.pairwise(order):
         if abs(equal[other] - equal[one]) < 1e-4 * scale:
             equal[other] = equal[one]
     moved = np.abs(x - start) > 1e-9 * scale

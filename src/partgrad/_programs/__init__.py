@@ -115,6 +115,7 @@ from .primitives import (
     written as written,
     written_window as written_window,
 )
+from .recorded import Recorded as Recorded, host_copies as host_copies
 from .same import Recent as Recent, operation_of as operation_of, structure_of as structure_of
 from .trace import Run as Run, TracedCall as TracedCall, rewritten as rewritten, traced_call as traced_call
 from .visitor import Site as Site, Visitor as Visitor

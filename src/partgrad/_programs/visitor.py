@@ -1,8 +1,8 @@
 """Run a program with something done at chosen equations, at any depth, with values going in and coming out.
 
-What belongs to the chosen equations of a jaxpr, its *sites*, is a list in the order of the program. It travels beside the
-operands: it is read in the steps of a scan like any other input, kept in the carry of a `while`, and split among the
-devices of a `shard_map`. What comes back of the sites is a list again.
+What belongs to the chosen equations of a jaxpr, its *sites*, is a list in the order of the program. It travels beside
+the operands: it is read in the steps of a scan like any other input, kept in the carry of a `while`, and split among
+the devices of a `shard_map`. What comes back of the sites is a list again.
 """
 
 import itertools

@@ -17,6 +17,7 @@ Argnums = int | Sequence[int] | None
 Argnames = str | Sequence[str] | None
 Position = int | str
 Unused = Literal["zero", "none", "error"]
+NonFinite = Literal["ignore", "report"]
 
 
 class _Options(TypedDict, total=False):
@@ -37,6 +38,7 @@ class GradOptions(_Options, total=False):
     """The options of `grad` and `value_and_grad`, for type checkers."""
 
     unused: Unused
+    nonfinite: NonFinite
 
 
 class Arguments:

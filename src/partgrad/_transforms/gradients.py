@@ -19,6 +19,7 @@ from .arguments import (
     Arguments,
     F,
     GradOptions,
+    NonFinite,
     Unused,
     dressed,
     paths,
@@ -50,6 +51,7 @@ def grad(
     holomorphic: bool = False,
     unused: Unused = "zero",
     double_where: bool = False,
+    nonfinite: NonFinite = "ignore",
 ) -> Any:
     """Create a function that computes the gradient of `f` with respect to the selected leaves of an argument.
 
@@ -72,6 +74,8 @@ def grad(
             JAX's zero gradient, `"none"` gives None, `"error"` raises and names them. A leaf that only passes through
             `stop_gradient` counts as unused.
         double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
+        nonfinite: `"report"` keeps the arguments of the first gradient that is not finite on the host, and says so on
+            standard error; `partgrad.last_nonfinite` returns them. Nothing is moved while all is well.
 
     Returns:
         A plain Python function with the same arguments that returns the gradient. If `wrt` names a part, the gradient
@@ -95,9 +99,10 @@ def grad(
     """
     if f is None:
         options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
-        return functools.partial(grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
+        options |= {"unused": unused, "nonfinite": nonfinite}
+        return functools.partial(grad, wrt=wrt, argnums=argnums, argnames=argnames, **options)
     refuse_no_function("grad", f)
-    both = _value_and_grad(Arguments(f, wrt, argnums, argnames, double_where), has_aux, holomorphic, unused)
+    both = _value_and_grad(Arguments(f, wrt, argnums, argnames, double_where), has_aux, holomorphic, unused, nonfinite)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, result = both(*args, **kwargs)
@@ -128,6 +133,7 @@ def value_and_grad(
     holomorphic: bool = False,
     unused: Unused = "zero",
     double_where: bool = False,
+    nonfinite: NonFinite = "ignore",
 ) -> Any:
     """Create a function that computes `f` and its gradient with respect to the selected leaves of an argument.
 
@@ -140,6 +146,7 @@ def value_and_grad(
         holomorphic: As in `jax.value_and_grad`.
         unused: As in `grad`.
         double_where: As in `grad`.
+        nonfinite: As in `grad`.
 
     Returns:
         A plain Python function with the same arguments that returns `(value, gradient)`, or `((value, aux), gradient)`
@@ -157,18 +164,26 @@ def value_and_grad(
     """
     if f is None:
         options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic, "double_where": double_where}
-        return functools.partial(value_and_grad, wrt=wrt, argnums=argnums, argnames=argnames, unused=unused, **options)
+        options |= {"unused": unused, "nonfinite": nonfinite}
+        return functools.partial(value_and_grad, wrt=wrt, argnums=argnums, argnames=argnames, **options)
     refuse_no_function("value_and_grad", f)
-    both = _value_and_grad(Arguments(f, wrt, argnums, argnames, double_where), has_aux, holomorphic, unused)
+    both = _value_and_grad(Arguments(f, wrt, argnums, argnames, double_where), has_aux, holomorphic, unused, nonfinite)
     return dressed("value_and_grad", f, "Value and gradient", both)
 
 
-def _value_and_grad(arguments: Arguments, has_aux: bool, holomorphic: bool, unused: str) -> F:
+def _value_and_grad(arguments: Arguments, has_aux: bool, holomorphic: bool, unused: str, nonfinite: str) -> F:
     if unused not in ("zero", "none", "error"):
         raise ArgumentError(
             f"`unused` is {unused!r}.",
             "Expected 'zero', 'none' or 'error'.",
             fix="omit it for JAX's zeros, or write unused='error' to be told what the output cannot depend on.",
+        )
+
+    if nonfinite not in ("ignore", "report"):
+        raise ArgumentError(
+            f"`nonfinite` is {nonfinite!r}.",
+            "Expected 'ignore' or 'report'.",
+            fix="omit it, or write nonfinite='report' to keep the arguments of the first gradient that is not finite.",
         )
 
     def value_and_grad(*args: Any, **kwargs: Any) -> Any:
@@ -183,6 +198,8 @@ def _value_and_grad(arguments: Arguments, has_aux: bool, holomorphic: bool, unus
             # The backward pass of a `custom_vjp` runs after the function has returned.
             function.annotate(error)
             raise
+        if nonfinite == "report":
+            _watch(call, function, leaves, gradients, has_aux)
         if used is not None:
             gradients = [gradient if flag else None for gradient, flag in zip(gradients, used, strict=True)]
         return function.closed(value), arguments.shaped(call.targets, gradients)
@@ -195,6 +212,13 @@ def _used(function: F, leaves: list[Any]) -> list[bool]:
     from .unused import used_leaves
 
     return used_leaves(function, leaves)
+
+
+def _watch(*given: Any) -> None:
+    # Not every program needs it.
+    from .nonfinite import watch
+
+    watch(*given)
 
 
 def _by_jax(function: F, leaves: list[Any], has_aux: bool, holomorphic: bool) -> tuple[Any, list[Any]]:

@@ -1,0 +1,119 @@
+"""A call kept as a program, which can be run again later on other values of the leaves that are differentiated."""
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import GetAttrKey
+
+from .interpreter import evaluate
+from .primitives import Operands, opened
+
+
+class Leaves:
+    """The differentiated leaves of a call, each by its path; a pytree whose key paths are these."""
+
+    def __init__(self, paths: tuple[str, ...], values: Sequence[Any]):
+        self.paths, self.values = paths, list(values)
+
+
+jax.tree_util.register_pytree_with_keys(
+    Leaves,
+    lambda node: ([(GetAttrKey(path), value) for path, value in zip(node.paths, node.values, strict=True)], node.paths),
+    lambda paths, values: Leaves(paths, list(values)),
+)
+
+
+class Recorded:
+    """The program of a call.
+
+    Python numbers that are not differentiated stay what they are, as the function may branch on them.
+
+    Args:
+        function: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        chosen: For each leaf of the arguments whether it is differentiated.
+        paths: The paths of the differentiated leaves.
+        has_aux: Whether the function returns a pair, of which the first is differentiated.
+
+    Attributes:
+        operands: The values of what the program reads, tracers where the call was traced: they are not kept apart from
+            this object, so that one program serves many calls.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        chosen: Sequence[bool],
+        paths: Sequence[str],
+        has_aux: bool = False,
+    ):
+        leaves, treedef = jax.tree.flatten((tuple(args), kwargs))
+        given = [
+            is_chosen or isinstance(leaf, jax.Array | np.ndarray | np.generic)
+            for is_chosen, leaf in zip(chosen, leaves, strict=True)
+        ]
+        # A weak type is part of the program.
+        operands = [
+            leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+            for leaf, is_one in zip(leaves, given, strict=True)
+            if is_one
+        ]
+        constants = [None if is_one else leaf for leaf, is_one in zip(leaves, given, strict=True)]
+
+        def flat(*values: Any) -> Any:
+            rest = iter(values)
+            filled = [next(rest) if is_one else leaf for leaf, is_one in zip(constants, given, strict=True)]
+            positional, named = treedef.unflatten(filled)
+            output = function(*positional, **named)
+            return output[0] if has_aux else output
+
+        # What it prints, it has printed already.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            closed, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
+        self._jaxpr, consts = opened(closed)
+        self._count, self._output = len(consts), jax.tree.structure(shape)
+        numbers = np.cumsum(given) - 1 + self._count
+        self._places = [int(n) for n, is_chosen in zip(numbers, chosen, strict=True) if is_chosen]
+        self._paths = tuple(paths)
+        self._name = getattr(function, "__name__", type(function).__name__)
+        self.operands: Operands = [*consts, *operands]
+
+    def taken(self) -> Operands:
+        """The operands, which are not kept here any longer."""
+        operands, self.operands = self.operands, []
+        return operands
+
+    def point(self, operands: Operands) -> Leaves:
+        """The differentiated leaves among the operands."""
+        return Leaves(self._paths, [operands[place] for place in self._places])
+
+    def function(self, operands: Operands) -> Callable[[Leaves], Any]:
+        """The call as a function of the differentiated leaves."""
+
+        def replayed(leaves: Leaves) -> Any:
+            given = list(operands)
+            for place, value in zip(self._places, leaves.values, strict=True):
+                given[place] = value
+            return self._output.unflatten(evaluate(self._jaxpr, given[: self._count], given[self._count :]))
+
+        replayed.__name__ = replayed.__qualname__ = self._name
+        return replayed
+
+
+def host_copies(operands: Sequence[Any]) -> Operands:
+    """Copies that stay as they are: a buffer may be donated to the next step."""
+    return [_copy(operand) for operand in operands]
+
+
+def _copy(operand: Any) -> Any:
+    if jax.dtypes.issubdtype(getattr(operand, "dtype", None), jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(np.array(jax.random.key_data(operand)), impl=jax.random.key_impl(operand))
+    return np.array(operand) if isinstance(operand, jax.Array | np.ndarray) else operand
