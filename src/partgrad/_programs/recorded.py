@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 from jax.tree_util import GetAttrKey
 
-from .interpreter import evaluate
-from .primitives import Operands, opened
+from .interpreter import as_array, run
+from .primitives import Chain, Operands, opened
 
 
 class Leaves:
@@ -26,6 +27,15 @@ jax.tree_util.register_pytree_with_keys(
     lambda node: ([(GetAttrKey(path), value) for path, value in zip(node.paths, node.values, strict=True)], node.paths),
     lambda paths, values: Leaves(paths, list(values)),
 )
+
+
+def _is_pvary(equation: JaxprEqn) -> bool:
+    return equation.primitive.name == "pvary"
+
+
+def _alone(chain: Chain, operands: Operands) -> Operands | None:
+    """Outside of the `shard_map` that a call was recorded in, its mesh axes do not exist."""
+    return operands if _is_pvary(chain[-1]) else None
 
 
 class Recorded:
@@ -102,7 +112,10 @@ class Recorded:
             given = list(operands)
             for place, value in zip(self._places, leaves.values, strict=True):
                 given[place] = value
-            return self._output.unflatten(evaluate(self._jaxpr, given[: self._count], given[self._count :]))
+            consts, inputs = given[: self._count], given[self._count :]
+            outputs = run(self._jaxpr, consts, inputs, _alone, wanted=_is_pvary)
+            arrays = [as_array(output, atom.aval) for output, atom in zip(outputs, self._jaxpr.outvars, strict=True)]
+            return self._output.unflatten(arrays)
 
         replayed.__name__ = replayed.__qualname__ = self._name
         return replayed
