@@ -146,7 +146,7 @@ class Comparison:
             return finding("tie", severity, "convention" if chain else "kink", path, chain, figures=figures)
         is_chosen = operation_of(crossing.chain).startswith("safe.") or self._is_mended(leaf, crossing)
         severity = "info" if is_chosen else "warning"
-        more = {"figures": figures, "~element": element_of(*crossing.element) if crossing.element[1] else None}
+        more = {"figures": figures, "~element": element_of(*crossing.element)}
         return finding("tie", severity, "tie", path, crossing.chain, steps=[s for s in [crossing.steps] if s], **more)
 
     def _at_kink(self, leaf: int, answer: Answer) -> Seen | None:
@@ -180,7 +180,7 @@ class Comparison:
     def _of_unsettled(self, leaf: int, answer: Answer) -> Finding:
         crossing, figures, path = self._crossing(leaf, answer), self._figures(leaf, answer), [self._path(leaf)]
         if answer.row.name == "jump" and crossing is not None:
-            more = {"~element": element_of(*crossing.element) if crossing.element[1] else None}
+            more = {"~element": element_of(*crossing.element)}
             steps = [s for s in [crossing.steps] if s]
             return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, steps=steps, **more)
         chain = () if crossing is None else crossing.chain
@@ -235,7 +235,9 @@ class Comparison:
             by = abs(by) if isinstance(by, complex) else by
             element = element_of(int(seen.indices[0]), shape)
         scaled = lambda value: None if value is None else value / by + 0.0
-        right, left = (reading.right, reading.left) if not isinstance(by, float) or by > 0 else (reading.left, reading.right)
+        right, left = (
+            (reading.right, reading.left) if not isinstance(by, float) or by > 0 else (reading.left, reading.right)
+        )
         return Figures(
             self._path(leaf),
             element,

@@ -175,8 +175,10 @@ class _Examination:
     def _add_zeros(self) -> None:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
+        tied = {leaf for f in self.findings if f.kind == "tie" for leaf in f.leaves}
         for finding in zeros(self._own, is_flat):
-            if set(finding.leaves) <= wrong:
+            is_told = finding.reason in ("rule", "not chosen") and set(finding.leaves) <= tied
+            if set(finding.leaves) <= wrong or is_told:
                 continue
             # A zero says more than that part of the derivative is stopped.
             self.findings = [f for f in self.findings if not _tells_part_of(finding, f)]

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
+import jax.scipy.ndimage
+import jax.scipy.sparse.linalg
 import numpy as np
 from jax.extend.core import JaxprEqn
 
@@ -56,9 +58,24 @@ _SPOKEN = {
     "reduce_window_min": "min_pool",
     "convert_element_type": "astype",
     "rem": "mod",
+    "max": "maximum",
+    "min": "minimum",
 }
 _OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@"}
-_MODULES = (jnp, jax.lax, jax.nn, jnp.linalg, jnp.fft, jsp.special, jsp.linalg, jsp.stats, jsp.ndimage, jax.ops, safe)
+_MODULES = (
+    jsp.sparse.linalg,
+    jnp,
+    jax.lax,
+    jax.nn,
+    jnp.linalg,
+    jnp.fft,
+    jsp.special,
+    jsp.linalg,
+    jsp.stats,
+    jsp.ndimage,
+    jax.ops,
+    safe,
+)
 _SAFE = safe.__name__.rpartition(".")[2]
 _SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
 _MOST_HELD = 500
@@ -158,10 +175,7 @@ def _module_of(file: str) -> str:
     return name.replace("._src", "")
 
 
-
-def finding(
-    kind: str, severity: str, reason: str, leaves: Sequence[str], chain: Chain = (), **more: Any
-) -> Finding:
+def finding(kind: str, severity: str, reason: str, leaves: Sequence[str], chain: Chain = (), **more: Any) -> Finding:
     """A finding about an equation: with its line, what is called there, and its rule.
 
     Args:
@@ -183,6 +197,6 @@ def steps_of(answers: Sequence[Any]) -> list[tuple[int, ...]]:
     return [steps for steps in dict.fromkeys(answer.steps for answer in answers) if steps]
 
 
-def element_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Which element of an array; None for a scalar."""
-    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else None
+def element_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Which element of an array; an empty tuple for a scalar."""
+    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()

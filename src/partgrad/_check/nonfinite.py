@@ -144,9 +144,7 @@ class _NotFinite:
     Each remedy is tried once. `of` gives the same derivative of another function, by leaf, or None if it has none.
     """
 
-    def __init__(
-        self, own: Own, point: Callable[[], Point], mode: str, births: list[Answer], of: Callable[[Any], Any]
-    ):
+    def __init__(self, own: Own, point: Callable[[], Point], mode: str, births: list[Answer], of: Callable[[Any], Any]):
         self._own, self._point, self._program = own, point, own.program
         self._mode, self._births, self._of = mode, births, of
         self._tried: dict[Any, Any] = {}
@@ -189,9 +187,7 @@ class _NotFinite:
         """For a derivative that no operation made so: a rule returns it, whatever it is given."""
         program = self._program
         on_path = [c for c in program.smooth.chains if is_custom_rule(c[-1]) and leaf in program.leaves_into(c)]
-        return finding(
-            "nan", "error", "rule", [program.paths[leaf]], on_path[0] if on_path else (), mode=self._mode
-        )
+        return finding("nan", "error", "rule", [program.paths[leaf]], on_path[0] if on_path else (), mode=self._mode)
 
     def _remedy(self, leaf: int, chain: Chain) -> tuple[str, dict[str, Any]]:
         """Why it is not finite, and what was tried."""

@@ -182,6 +182,7 @@ def _chosen(run: Callable[..., Operands], operands: Operands) -> Any:
     results, pull = jax.vjp(of_floating, *(jnp.asarray(operands[i]) for i in where))
     weights = lambda r: (64 * (1 + lax.iota(jnp.int32, max(r.size, 1))[: r.size] % 997)).reshape(r.shape)
     pulled = pull([weights(result).astype(result.dtype) for result in results])
-    return jnp.concatenate([jnp.ravel(jnp.round(jnp.real(part))) for part in pulled])
-
-
+    parts = [jnp.round(jnp.real(part)) for part in pulled]
+    if all(part.shape == parts[0].shape for part in parts):
+        return sum((1 + number) * part for number, part in enumerate(parts))
+    return jnp.concatenate(list(map(jnp.ravel, parts)))

@@ -177,11 +177,17 @@ class _InPairs:
 
     def _inner(self, jaxpr: Any, given: list[Any], chain: Chain) -> list[Any]:
         body, consts = opened(jaxpr)
-        return self._run(body, [self._pair(v, a.aval) for v, a in zip(consts, body.constvars, strict=True)], given, chain)
+        return self._run(
+            body, [self._pair(v, a.aval) for v, a in zip(consts, body.constvars, strict=True)], given, chain
+        )
 
     def _scan(self, chain: Chain, given: list[Any]) -> list[Any]:
         parts = scan_parts(chain[-1])
-        consts, carry, xs = given[: parts.consts], given[parts.consts :][: parts.carried], given[parts.consts + parts.carried :]
+        consts, carry, xs = (
+            given[: parts.consts],
+            given[parts.consts :][: parts.carried],
+            given[parts.consts + parts.carried :],
+        )
         steps = range(parts.length)[:: -1 if parts.is_reversed else 1]
         made: dict[int, list[Any]] = {}
         for step in steps:
@@ -189,7 +195,10 @@ class _InPairs:
             outputs = self._inner(parts.body, [*consts, *carry, *at], chain)
             carry, made[step] = outputs[: parts.carried], outputs[parts.carried :]
         stacked = zip(*(made[step] for step in range(parts.length)), strict=True)
-        both = lambda rows: (jnp.stack([jnp.asarray(own) for own, _ in rows]), np.stack([np.asarray(w) for _, w in rows]))
+        both = lambda rows: (
+            jnp.stack([jnp.asarray(own) for own, _ in rows]),
+            np.stack([np.asarray(w) for _, w in rows]),
+        )
         return [*carry, *map(both, stacked)]
 
 
@@ -203,5 +212,3 @@ def _error(pair: tuple[Any, Any]) -> float:
         off = np.abs(own - wide) / np.abs(wide)
     off = np.where(own == wide, 0.0, np.where(np.isfinite(off), off, 1.0))
     return float(min(np.max(off), 1.0))
-
-

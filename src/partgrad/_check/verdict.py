@@ -71,7 +71,9 @@ TABLE = (
 
 def row_of(evidence: Evidence) -> Row:
     """The first row that fits."""
-    fits = lambda row: all(wanted == "*" or word in wanted.split("|") for wanted, word in zip(row.fits, evidence, strict=True))
+    fits = lambda row: all(
+        wanted == "*" or word in wanted.split("|") for wanted, word in zip(row.fits, evidence, strict=True)
+    )
     return next(filter(fits, TABLE))
 
 

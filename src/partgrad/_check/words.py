@@ -78,7 +78,7 @@ def _compared(figures: Figures | None, finding: Finding) -> str:
     wrong = "the gradient" if off(figures.reverse) and not off(figures.forward) and figures.forward is not None else ""
     wrong = wrong or ("the gradient" if figures.forward is None else "")
     wrong = wrong or ("the forward derivative" if figures.reverse is None or not off(figures.reverse) else "")
-    where = f" in element {list(figures.element)}" if figures.element is not None else ""
+    where = f" in element {list(figures.element)}" if figures.element else ""
     along = "" if figures.element is not None or not _is_direction(finding) else " along a sampled direction"
     beside = ", at a point nearby (this one is at a kink)" if figures.nearby else ""
     got, meant = number(figures.derivative), number(figures.slope)
@@ -150,8 +150,10 @@ def _draw(text: str) -> Callable[[Finding], str]:
 
 def _stopped(finding: Finding, by: str) -> str:
     figures = finding.figures
-    numbers = "" if figures is None else (
-        f"the gradient is {number(figures.derivative)} where the function changes by {number(figures.slope)}; "
+    numbers = (
+        ""
+        if figures is None
+        else (f"the gradient is {number(figures.derivative)} where the function changes by {number(figures.slope)}; ")
     )
     return f"{numbers}{by}, and without that the two agree."
 
@@ -252,7 +254,9 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
     ),
     ("zero", "cancels"): lambda f: "the gradient is zero here: its terms cancel, or a factor is zero.",
     ("zero", "rounding"): lambda f: "the gradient is zero up to rounding errors: its terms cancel.",
-    ("zero", "elements"): lambda f: f"the gradient is zero in {f.details['dead']:,} of its {f.details['size']:,} elements.",
+    ("zero", "elements"): lambda f: (
+        f"the gradient is zero in {f.details['dead']:,} of its {f.details['size']:,} elements."
+    ),
     ("draw", "discrete"): _draw("silently zero: what it draws is discrete"),
     ("draw", "biased"): _draw("biased: the choice of one of two roots has none"),
     ("draw", "implicit"): _draw("implicit: right on average, and not compared at a fixed key"),
