@@ -61,7 +61,8 @@ _SPOKEN = {
     "max": "maximum",
     "min": "minimum",
 }
-_OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@"}
+_OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@", "neg": "-"}
+_OPERATORS |= {"add": "+", "sub": "-", "mul": "*"}
 _MODULES = (
     jsp.sparse.linalg,
     jnp,
@@ -88,10 +89,11 @@ def operation_of(chain: Chain) -> str:
     begin = placed(chain)[2]
     for equation in chain[begin:]:
         if is_custom_rule(equation):
-            return _of_rule(equation)
+            called = _called(chain[begin])
+            return called if called.startswith(f"{_SAFE}.") else _of_rule(equation)
         name = str(equation.params.get("name", "")) if equation.primitive.name in CALLS else ""
         if name and name not in TRANSPARENT and not holds_users_function(equation):
-            return _public(name) or _called(chain[begin]) or spoken(chain[-1])
+            return _called(chain[begin]) or _public(name) or spoken(chain[-1])
     return _called(chain[begin]) or spoken(chain[-1])
 
 

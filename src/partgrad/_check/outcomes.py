@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._programs import EXTREMAL_WRITES, TESTS, Chain, Dependence, Operands, bind, is_floating
+from .._programs import EXTREMAL_WRITES, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
 from .evaluation import Leaves
 from .float64 import promoted
 from .probe import Answer, probe
@@ -87,22 +87,16 @@ class Outcomes:
     def _reaching(self, found: list[Crossing]) -> list[Crossing]:
         """Those whose change reaches the output, through no other selection that says less than a number."""
         bits = {tuple(map(id, crossing.chain)): 1 << number for number, crossing in enumerate(found)}
-        stopped = 1 << len(found)
 
-        def own(chain: Chain) -> int:
-            return bits.get(tuple(map(id, chain)), stopped if _is_discrete(chain) else 0)
+        def transfer(chain: Chain, sources: Sources) -> Sources:
+            bit = bits.get(tuple(map(id, chain)), 0)
+            passed = bit if _is_discrete(chain) else union(sources) | bit
+            return [passed] * len(chain[-1].outvars)
 
         jaxpr = self._program.jaxpr.jaxpr
-        flow = Dependence(
-            jaxpr,
-            [0] * len(jaxpr.invars),
-            lambda chain, sources: [functools.reduce(int.__or__, sources, 0)] * len(chain[-1].outvars),
-            through_control=True,
-            into_rules=True,
-            own=own,
-            ends_at_own=True,
-        )
-        reached = functools.reduce(int.__or__, flow.outputs, 0)
+        nothing = [0] * len(jaxpr.invars)
+        flow = Dependence(jaxpr, nothing, transfer, through_control=True, into_rules=True, by_element=False)
+        reached = union(flow.outputs)
         return [crossing for number, crossing in enumerate(found) if reached >> number & 1]
 
     @functools.cached_property

@@ -30,6 +30,8 @@ _DIGITS = (1e-15, 2e-15, 3e-15, 5e-15, 3e-11, 1e-9)
 _WITHIN, _BEYOND = 3.0, 10.0
 # How much of a derivative may be its own rounding errors, if it is to agree.
 _MOST_NOISE = 1e-2
+# How exact a slope must be that noise hides, if a derivative is to agree with it.
+_COARSE = 0.05
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
 # With more leaves than this, they are first moved together, in this many groups.
@@ -429,8 +431,8 @@ class Search:
         """Compare along a direction, twice if the first reading is not clear."""
         direction = self.direction(group, toward)
         reading = place.read(direction, slack=self.slack)
-        if (reading.unsure or reading.jumps) and (larger := self._beyond(place, group, direction, reading)):
-            return larger
+        if reading.unsure or reading.jumps or reading.status == INCONCLUSIVE:
+            return self._beyond(place, group, direction, reading) or _coarsely(reading)
         if MISMATCH not in (reading.forward.status, reading.reverse.status):
             return reading
         # Another ratio of steps has to confirm it.
@@ -444,9 +446,11 @@ class Search:
 
         If none changes, noise may hide the slope at small steps: then larger ones may confirm it, but not refute it.
         """
-        probes = [(step, place.moved(direction, side * step)) for step in reading.steps for side in (-1, 1)]
-        leaf = group[0][0] if len(group) == 1 else None
-        crossings = place.outcomes.crossings(leaf, place.leaves, probes)
+        crossings: list[Crossing] = []
+        if reading.unsure or reading.jumps:
+            probes = [(step, place.moved(direction, side * step)) for step in reading.steps for side in (-1, 1)]
+            leaf = group[0][0] if len(group) == 1 else None
+            crossings = place.outcomes.crossings(leaf, place.leaves, probes)
         if crossings and crossings[0].distance <= min(reading.steps):
             return None
         if crossings:
@@ -587,6 +591,19 @@ class Search:
         if error is None or not 1e-2 < error < np.inf or gradient is None:
             return False
         return bool(np.linalg.norm(gradient[i]) <= 10 * self.point.noise_of_gradient(i))
+
+
+def _coarsely(reading: Reading) -> Reading:
+    """The reading; if all that is known of the slope is a digit or two, that is what the derivative may agree with."""
+    confirms = lambda a: (
+        a.status == INCONCLUSIVE
+        and abs(a.got - a.expected) <= _WITHIN * reading.noise
+        and reading.noise <= _COARSE * abs(a.expected)
+    )
+    agreed = {
+        name: a._replace(status=AGREE) for name in ("forward", "reverse") if confirms(a := getattr(reading, name))
+    }
+    return reading._replace(**agreed)
 
 
 def _halves(seen: Seen) -> list[Seen]:

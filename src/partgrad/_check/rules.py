@@ -69,6 +69,13 @@ class Rules:
         own = [c for c in self._incomparable if line(c) and leaf in self._program.leaves_into(c)]
         return [blame.chain for blame in _unlike([Blame(chain, False, (), []) for chain in own])]
 
+    def ruled_for(self, leaf: int) -> list[Chain]:
+        """The rules on the path of a leaf, whether or not they can be compared."""
+        program = self._program
+        return [
+            c for c in program.value.chains if is_custom_rule(c[-1]) and leaf in program.leaves_into(c, program.value)
+        ]
+
     @functools.cached_property
     def _blamed(self) -> list[Blame]:
         if not any(is_custom_rule(chain[-1]) for chain in self._program.smooth.chains):

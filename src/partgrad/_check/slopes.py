@@ -213,7 +213,7 @@ def _window(levels: list[_Level]) -> _Window:
     return _Window(slope, np.where(unknown, np.inf, error), gap, gap_error + 2 * rounding)
 
 
-def _limit(values: list[Array], factor: float) -> tuple[Array, Array]:
+def _limit(values: list[Array], factor: float, growth: float = _RATIO**2) -> tuple[Array, Array]:
     """The limit of a sequence by Richardson extrapolation, and the distance between the last two extrapolations."""
     while True:
         pairs = list(itertools.pairwise(values))
@@ -221,7 +221,7 @@ def _limit(values: list[Array], factor: float) -> tuple[Array, Array]:
         if len(extrapolated) == 1:
             coarse, fine = pairs[0]
             return extrapolated[0], np.maximum(np.abs(extrapolated[0] - fine), np.abs(extrapolated[0] - coarse))
-        values, factor = extrapolated, factor * _RATIO**2
+        values, factor = extrapolated, factor * growth
 
 
 class _Sides(NamedTuple):
@@ -244,15 +244,29 @@ def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Sid
     # The sides must be what the smallest steps see: a rounded corner has none.
     is_kink &= np.abs(best.gap - last.gap) <= 5 * (best.gap_error + last.gap_error)
     is_kink &= np.abs(last.gap - before.gap) <= 0.2 * gap
-    right, left = best.slope + best.gap / 2, best.slope - best.gap / 2
+    (right, right_error), (left, left_error) = (_side(levels, side) for side in (0.5, -0.5))
     steep_right, steep_left = (_is_steep(levels[-4:], side) for side in (0.5, -0.5))
     of_level = lambda side: levels[-1].central + side * levels[-1].gap
     is_cusp = steep_right ^ steep_left
     right = np.where(steep_right, np.copysign(np.inf, of_level(0.5)), np.where(is_cusp, of_level(0.5), right))
     left = np.where(steep_left, np.copysign(np.inf, of_level(-0.5)), np.where(is_cusp, of_level(-0.5), left))
-    error = np.where(is_cusp, levels[-1].rounding + 0.1 * np.abs(np.where(steep_right, left, right)), best.gap_error)
+    error = np.where(
+        is_cusp, levels[-1].rounding + 0.1 * np.abs(np.where(steep_right, left, right)), right_error + left_error
+    )
     kind = np.where(_jumps(levels[-3:]), JUMP, np.where(is_kink | is_cusp, KINK, UNSURE))
     return kind, _Sides(right, left, error)
+
+
+def _side(levels: list[_Level], side: float) -> tuple[Array, Array]:
+    """The slope on a side, which falls in all powers of the step, and its error."""
+    slopes = [level.central + side * level.gap for level in levels]
+    best, least = slopes[-1], np.full(slopes[-1].shape, np.inf)
+    for last in range(2, len(levels)):
+        found, error = _limit(slopes[last - 2 : last + 1], _RATIO, _RATIO)
+        error = error + 4 * levels[last].rounding
+        is_better = error < least
+        best, least = np.where(is_better, found, best), np.where(is_better, error, least)
+    return best, least
 
 
 def _is_steep(levels: list[_Level], side: float) -> Array:
