@@ -8,9 +8,10 @@ from .._programs import TRANSPARENT, Chain, evaluate, is_custom_rule, is_in_libr
 from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
 from .names import element_of, finding, operation_of
+from .float64 import widened
 from .outcomes import Crossing
 from .program import Program
-from .questions import ROUNDING, Answer, Search, Seen
+from .questions import ROUNDING, Answer, Point, Search, Seen
 from .rules import Blame, Rules
 from .stops import (
     explaining_factorization,
@@ -29,6 +30,28 @@ _SLIGHT = 1e-3
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
+
+
+# How far a gradient that exists in its own precision only may be off.
+_OF_OWN = 1e-3
+
+
+def compared_eagerly(own: Own, point: Point, rules: Rules, generator: np.random.Generator) -> Iterator[Finding]:
+    """Findings for a gradient that cannot be traced, as of a rule that closes over a traced value."""
+    program = own.program
+    for leaf, path in enumerate(program.paths):
+        direction = [np.zeros_like(x) for x in point.leaves]
+        direction[leaf] = generator.uniform(0.5, 1.5, point.leaves[leaf].shape) * (np.abs(point.leaves[leaf]) + 1)
+        found = point.slope(direction)
+        got = float((widened(own.gradients[leaf]) * direction[leaf]).real.sum())
+        meant = float((own.weights * found.derivative).real.sum())
+        if found.kind.any() or abs(got - meant) <= _OF_OWN * max(abs(got), abs(meant)):
+            continue
+        relative = abs(got - meant) / max(abs(got), abs(meant))
+        figures = Figures(path, None, got, None, meant, meant, float(found.error.sum()), found.steps, relative)
+        unknown = rules.ruled_for(leaf)
+        chain = unknown[0] if unknown else ()
+        yield finding("mismatch", "error", "closed over" if chain else "unexplained", [path], chain, figures=figures)
 
 
 class Comparison:
@@ -146,7 +169,7 @@ class Comparison:
             return finding("tie", severity, "convention" if chain else "kink", path, chain, figures=figures)
         is_chosen = operation_of(crossing.chain).startswith("safe.") or self._is_mended(leaf, crossing)
         severity = "info" if is_chosen else "warning"
-        more = {"figures": figures, "~element": element_of(*crossing.element) if crossing.element[1] else None}
+        more = {"figures": figures, "~element": element_of(*crossing.element)}
         return finding("tie", severity, "tie", path, crossing.chain, steps=[s for s in [crossing.steps] if s], **more)
 
     def _at_kink(self, leaf: int, answer: Answer) -> Seen | None:
@@ -180,7 +203,7 @@ class Comparison:
     def _of_unsettled(self, leaf: int, answer: Answer) -> Finding:
         crossing, figures, path = self._crossing(leaf, answer), self._figures(leaf, answer), [self._path(leaf)]
         if answer.row.name == "jump" and crossing is not None:
-            more = {"~element": element_of(*crossing.element) if crossing.element[1] else None}
+            more = {"~element": element_of(*crossing.element)}
             steps = [s for s in [crossing.steps] if s]
             return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, steps=steps, **more)
         chain = () if crossing is None else crossing.chain

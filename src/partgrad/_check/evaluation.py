@@ -43,6 +43,8 @@ class Own:
         self.cotangents = cotangents_of(weights, plain)
         # Why there is no gradient; None if there is one.
         self.missing = program.missing.get("reverse")
+        # Whether the gradient could be traced; if not, it was computed eagerly.
+        self.is_traced = True
         self._answers: dict[str, list[Answer]] = {}
 
     def run(self, questions: dict[str, Question]) -> None:
@@ -50,7 +52,22 @@ class Own:
         jaxpr, operands = self.program.value_and_cotangent, [*self.program.leaves, *self.cotangents]
         if jaxpr is None:
             jaxpr, operands = self.program.numbered, self.program.leaves
-        self.runs = [self._run(jaxpr, operands, questions if first else {}) for first in (True, False)]
+        try:
+            self.runs = [self._run(jaxpr, operands, questions if first else {}) for first in (True, False)]
+        except jax.errors.UnexpectedTracerError as error:
+            self._run_eagerly(error)
+
+    def _run_eagerly(self, error: Exception) -> None:
+        """Run a program whose rule closes over what is traced: JAX can differentiate it only as it goes."""
+        program = self.program
+        program.forget_derivatives(error)
+        try:
+            outputs, pull = jax.vjp(program.outputs, program.leaves)
+            self.runs = [jax.device_get([*outputs, *pull(self.cotangents)[0]])] * 2
+            self.missing, self.is_traced = None, False
+        except jax.errors.UnexpectedTracerError as own:
+            self.missing = own
+            self.runs = [self._run(program.numbered, program.leaves, {})] * 2
 
     def _run(self, jaxpr: ClosedJaxpr, operands: Operands, questions: dict[str, Question]) -> Operands:
         if not questions:

@@ -15,7 +15,7 @@ from .._selection import Target
 from .._transforms import OfSelected, selected
 from .._trees import describe, paths
 from ..errors import ArgumentError
-from .compare import Comparison
+from .compare import Comparison, compared_eagerly
 from .draws import draws, has_implicit_draw
 from .evaluation import Exact, Own, cotangents_of
 from .finding import Finding, merged
@@ -79,6 +79,9 @@ def examine(
     except CONCRETIZATION as error:
         gradient = _eager_gradient(outputs, leaves, cotangents_of(weights, plain))
         return _report(f, targets, gradient, [untraceable(error)], [ERROR] * len(leaves), {})
+    except jax.errors.UnexpectedTracerError as error:
+        found = [no_reverse(None, error)]
+        return _report(f, targets, [], found, [ERROR] * len(leaves), {})
     progress.tick("traced")
     own = Own(program, plain, weights)
     try:
@@ -140,6 +143,9 @@ class _Examination:
     def _compare(self) -> None:
         """Compare derivatives with differences; what was already found needs no second explanation."""
         own, program = self._own, self._program
+        if not own.is_traced:
+            self.findings += compared_eagerly(own, self._point, self._rules, self._generator)
+            return
         # What is not finite has no slope, and that of an implicit draw is not its slope at a fixed key.
         bad = self._in_error("nan")
         leaves = [
@@ -175,8 +181,10 @@ class _Examination:
     def _add_zeros(self) -> None:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
+        tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
         for finding in zeros(self._own, is_flat):
-            if set(finding.leaves) <= wrong:
+            is_told = finding.reason in ("rule", "not chosen") and set(finding.leaves) <= tied
+            if set(finding.leaves) <= wrong or is_told:
                 continue
             # A zero says more than that part of the derivative is stopped.
             self.findings = [f for f in self.findings if not _tells_part_of(finding, f)]
@@ -195,18 +203,19 @@ class _Examination:
         compared = self._comparison and self._comparison.answers.get(leaf)
         if compared is None:
             # The gradient of an implicit draw is right on average.
-            return OK if has_implicit_draw(self._program, leaf) else INCONCLUSIVE
+            return OK if has_implicit_draw(self._program, leaf) or not self._own.is_traced else INCONCLUSIVE
         told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise")]
         is_excused = bool(told) and all(finding.intended for finding in told)
         return OK if is_excused else INCONCLUSIVE if compared.row.verdict == INCONCLUSIVE else OK
 
 
-def no_reverse(program: Program, error: Exception) -> Finding:
-    """The finding for a function without a gradient that JAX could compute."""
-    loops = [c for c in program.smooth.chains if c[-1].primitive.name == "while" and program.leaves_into(c)]
+def no_reverse(program: Program | None, error: Exception) -> Finding:
+    """The finding for a function without a gradient that JAX could compute; None if it cannot even be traced."""
+    chains = program.smooth.chains if program else []
+    loops = [c for c in chains if c[-1].primitive.name == "while" and program and program.leaves_into(c)]
     if loops and isinstance(error, ValueError):
         return finding("mismatch", "error", "no loop", [], loops[0])
-    foreign = [c for c in program.smooth.chains if c[-1].primitive.name in FOREIGN and program.leaves_into(c)]
+    foreign = [c for c in chains if c[-1].primitive.name in FOREIGN and program and program.leaves_into(c)]
     # What went wrong is said last; what was going on then, first.
     text = next((line for line in reversed(str(error).split("\n")) if line.strip()), "").strip()[:300]
     more = {"error": type(error).__name__, "text": text}

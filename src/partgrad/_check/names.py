@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
+import jax.scipy.ndimage
+import jax.scipy.sparse.linalg
 import numpy as np
 from jax.extend.core import JaxprEqn
 
@@ -56,9 +58,25 @@ _SPOKEN = {
     "reduce_window_min": "min_pool",
     "convert_element_type": "astype",
     "rem": "mod",
+    "max": "maximum",
+    "min": "minimum",
 }
-_OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@"}
-_MODULES = (jnp, jax.lax, jax.nn, jnp.linalg, jnp.fft, jsp.special, jsp.linalg, jsp.stats, jsp.ndimage, jax.ops, safe)
+_OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@", "neg": "-"}
+_OPERATORS |= {"add": "+", "sub": "-", "mul": "*"}
+_MODULES = (
+    jsp.sparse.linalg,
+    jnp,
+    jax.lax,
+    jax.nn,
+    jnp.linalg,
+    jnp.fft,
+    jsp.special,
+    jsp.linalg,
+    jsp.stats,
+    jsp.ndimage,
+    jax.ops,
+    safe,
+)
 _SAFE = safe.__name__.rpartition(".")[2]
 _SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
 _MOST_HELD = 500
@@ -71,10 +89,11 @@ def operation_of(chain: Chain) -> str:
     begin = placed(chain)[2]
     for equation in chain[begin:]:
         if is_custom_rule(equation):
-            return _of_rule(equation)
+            called = _called(chain[begin])
+            return called if called.startswith(f"{_SAFE}.") else _of_rule(equation)
         name = str(equation.params.get("name", "")) if equation.primitive.name in CALLS else ""
         if name and name not in TRANSPARENT and not holds_users_function(equation):
-            return _public(name) or _called(chain[begin]) or spoken(chain[-1])
+            return _called(chain[begin]) or _public(name) or spoken(chain[-1])
     return _called(chain[begin]) or spoken(chain[-1])
 
 
@@ -180,6 +199,6 @@ def steps_of(answers: Sequence[Any]) -> list[tuple[int, ...]]:
     return [steps for steps in dict.fromkeys(answer.steps for answer in answers) if steps]
 
 
-def element_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Which element of an array; None for a scalar."""
-    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else None
+def element_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Which element of an array; an empty tuple for a scalar."""
+    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()

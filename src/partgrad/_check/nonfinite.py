@@ -15,9 +15,12 @@ from .._programs import (
     Dependence,
     Operands,
     Sources,
+    any_equation,
+    differentiably,
     is_custom_rule,
     is_floating,
     is_in_library,
+    is_mutating,
     line,
     of_cotangents,
 )
@@ -54,7 +57,7 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
     if not own.is_finite:
         yield from _of_the_value(own, bad)
     if bad:
-        births = _births(program.cotangent, [*program.leaves, *own.cotangents], program.pulled)
+        births = _births_of_gradient(own) if program.cotangent is not None else []
         of = lambda function: own.gradients_of(function)
         yield from _NotFinite(own, point, "gradient", births, of).findings(bad)
     if own.is_finite and program.tangent is not None and not _tangent_is_finite(point()):
@@ -64,6 +67,16 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
             for leaf in others:
                 if not _is_finite_along(program, [leaf]):
                     yield from _forward(own, point, leaf).findings([leaf])
+
+
+def _births_of_gradient(own: Own) -> list[Answer]:
+    program, operands = own.program, [*own.program.leaves, *own.cotangents]
+    found = _births(program.cotangent, operands, program.pulled)
+    if found or not any_equation(program.cotangent.jaxpr, is_mutating):
+        return found
+    # What goes through a mutable reference is not followed: everything may depend on everything.
+    everything = differentiably(program.cotangent.jaxpr, [1] * len(operands))
+    return _births(program.cotangent, operands, everything)
 
 
 def _tangent_is_finite(point: Point) -> bool:
@@ -112,6 +125,8 @@ def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list
     """Where a derivative first stops being finite, in order of execution."""
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+        if is_mutating(chain[-1]):
+            return None
         return _birth(operands, flowing.into(chain), results)
 
     return probe(jaxpr, operands, question)[1]

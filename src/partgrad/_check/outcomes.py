@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._programs import EXTREMAL_WRITES, TESTS, Chain, Dependence, Operands, bind, is_floating
+from .._programs import EXTREMAL_WRITES, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
 from .evaluation import Leaves
 from .float64 import promoted
 from .probe import Answer, probe
@@ -87,22 +87,16 @@ class Outcomes:
     def _reaching(self, found: list[Crossing]) -> list[Crossing]:
         """Those whose change reaches the output, through no other selection that says less than a number."""
         bits = {tuple(map(id, crossing.chain)): 1 << number for number, crossing in enumerate(found)}
-        stopped = 1 << len(found)
 
-        def own(chain: Chain) -> int:
-            return bits.get(tuple(map(id, chain)), stopped if _is_discrete(chain) else 0)
+        def transfer(chain: Chain, sources: Sources) -> Sources:
+            bit = bits.get(tuple(map(id, chain)), 0)
+            passed = bit if _is_discrete(chain) else union(sources) | bit
+            return [passed] * len(chain[-1].outvars)
 
         jaxpr = self._program.jaxpr.jaxpr
-        flow = Dependence(
-            jaxpr,
-            [0] * len(jaxpr.invars),
-            lambda chain, sources: [functools.reduce(int.__or__, sources, 0)] * len(chain[-1].outvars),
-            through_control=True,
-            into_rules=True,
-            own=own,
-            ends_at_own=True,
-        )
-        reached = functools.reduce(int.__or__, flow.outputs, 0)
+        nothing = [0] * len(jaxpr.invars)
+        flow = Dependence(jaxpr, nothing, transfer, through_control=True, into_rules=True, by_element=False)
+        reached = union(flow.outputs)
         return [crossing for number, crossing in enumerate(found) if reached >> number & 1]
 
     @functools.cached_property
@@ -182,4 +176,7 @@ def _chosen(run: Callable[..., Operands], operands: Operands) -> Any:
     results, pull = jax.vjp(of_floating, *(jnp.asarray(operands[i]) for i in where))
     weights = lambda r: (64 * (1 + lax.iota(jnp.int32, max(r.size, 1))[: r.size] % 997)).reshape(r.shape)
     pulled = pull([weights(result).astype(result.dtype) for result in results])
-    return jnp.concatenate([jnp.ravel(jnp.round(jnp.real(part))) for part in pulled])
+    parts = [jnp.round(jnp.real(part)) for part in pulled]
+    if all(part.shape == parts[0].shape for part in parts):
+        return sum((1 + number) * part for number, part in enumerate(parts))
+    return jnp.concatenate(list(map(jnp.ravel, parts)))

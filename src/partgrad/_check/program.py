@@ -63,6 +63,7 @@ class Program:
         self._equations: list[JaxprEqn] = []
         self._numbers: dict[int, int] = {}
         self._number(self.jaxpr.jaxpr)
+        # Why there is no derivative in a mode, if there is none.
         self.missing: dict[str, Exception] = {}
         # This comes before anything that may fail: JAX remembers how a `custom_vjp` was traced last, and cannot use it
         # again if that trace failed.
@@ -76,32 +77,41 @@ class Program:
 
     # --- derivatives -------------------------------------------------------------------------------------------------
 
-    def _derivative(self, mode: str, trace: Callable[[], ClosedJaxpr]) -> ClosedJaxpr | None:
-        try:
-            return trace()
-        except Exception as error:  # A derivative rule is the user's code and may raise anything.
-            self.missing[mode] = error
-            return None
+    def _derivative(self, mode: str, trace: Callable[[Any], ClosedJaxpr]) -> ClosedJaxpr | None:
+        """The derivative of the numbered equations; else of the function itself, if a rule closes over what is traced."""
+        for function in (self.run, self.outputs):
+            try:
+                traced = trace(function)
+                self.missing.pop(mode, None)
+                return traced
+            except Exception as error:  # A derivative rule is the user's code and may raise anything.
+                self.missing[mode] = error
+        return None
 
-    def _traced_forward(self) -> ClosedJaxpr:
+    def _traced_forward(self, function: Callable[[Operands], Operands]) -> ClosedJaxpr:
         """From the leaves and their tangents to the tangents of the outputs."""
-        forward = lambda leaves, tangents: jax.jvp(self.run, (leaves,), (tangents,))[1]
+        forward = lambda leaves, tangents: jax.jvp(function, (leaves,), (tangents,))[1]
         jaxpr = jax.make_jaxpr(forward)(self.leaves, self.leaves)
         # Where `jax.jvp` would refuse a `custom_vjp`, its trace leaves an equation that only reverse mode can use.
         if any_equation(jaxpr.jaxpr, lambda equation: equation.primitive.name in CUSTOM_LINEAR | HIGH_LINEAR):
             raise TypeError("A function with a `custom_vjp` has no forward derivative.")
         return jaxpr
 
-    def _traced_reverse(self) -> ClosedJaxpr:
+    def _traced_reverse(self, function: Callable[[Operands], Operands]) -> ClosedJaxpr:
         """From the leaves and the cotangents of the outputs to the outputs, as reverse mode has them, and the gradient."""
         if self._forward:
             raise ValueError("Only the forward derivative is asked for.")
 
         def reverse(leaves: Operands, cotangents: Operands) -> tuple[Operands, Operands]:
-            outputs, pull = jax.vjp(self.run, leaves)
+            outputs, pull = jax.vjp(function, leaves)
             return outputs, pull(cotangents)[0]
 
         return jax.make_jaxpr(reverse)(self.leaves, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.out_avals])
+
+    def forget_derivatives(self, error: Exception) -> None:
+        """There are none that can run."""
+        self.missing = {"forward": error, "reverse": error}
+        self.tangent = self.value_and_cotangent = None
 
     @functools.cached_property
     def cotangent(self) -> ClosedJaxpr | None:

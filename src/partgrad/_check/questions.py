@@ -24,10 +24,14 @@ AGREE, ROUNDING, INCONCLUSIVE, MISMATCH, ABSENT = "agree", "rounding", "inconclu
 # Relative disagreements: one that counts as none, and the largest that is no error if finite differences cannot tell.
 _AIM = 1e-8
 _WORST = 1e-4
-# Steps that change only the last digits of a number.
-_DIGITS = (1e-15, 2e-15, 3e-15, 5e-15)
+# Steps that change only the last digits of a number: where digits cancel, more of them have to.
+_DIGITS = (1e-15, 2e-15, 3e-15, 5e-15, 3e-11, 1e-9)
 # In units of the error of the differences: what still counts as agreement, and what is a mismatch.
 _WITHIN, _BEYOND = 3.0, 10.0
+# How much of a derivative may be its own rounding errors, if it is to agree.
+_MOST_NOISE = 1e-2
+# How exact a slope must be that noise hides, if a derivative is to agree with it.
+_COARSE = 0.05
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
 # With more leaves than this, they are first moved together, in this many groups.
@@ -140,20 +144,23 @@ class Point:
     def slope(self, direction: Leaves, shrink: float = 1.0, smallest: float = 0.0) -> Slope:
         """The slopes of the outputs along a direction by finite differences."""
         value = functools.cache(lambda step: self.exact.value(self.leaves, direction, step))
+        largest = np.zeros(self.start.shape)
 
         def noise(step: float) -> Vector:
             """How far the outputs move with the last digits of a probe: more than their rounding if terms cancel."""
-            nudges = [self._nudge(side * self._unit) for side in (-1, 1)]
-            moved = [self.exact.value(self.leaves, direction, side * step, by) for side, by in zip((-1, 1), nudges)]
-            with np.errstate(all="ignore"):
-                off = np.maximum(*(np.abs(m - value(side * step)) for m, side in zip(moved, (-1, 1), strict=True)))
-            return np.where(np.isfinite(off), off, 0.0)
+            nonlocal largest
+            for side, by in ((1, self._unit), (-1, 3 * self._unit), (1, -2 * self._unit)):
+                moved = self.exact.value(self.leaves, direction, side * step, self._nudge(by))
+                with np.errstate(all="ignore"):
+                    off = np.abs(moved - value(side * step))
+                largest = np.fmax(largest, np.where(np.isfinite(off), off, 0.0))
+            return largest
 
         return slope(value, self.start, shrink=shrink, noise=noise, smallest=smallest)
 
     @property
     def _unit(self) -> float:
-        return 2 * self.exact.unit or 5e-16
+        return 2 * self.exact.unit or 1e-15
 
     def _nudge(self, by: float) -> Vector:
         size = sum(leaf.size * (1 + np.iscomplexobj(leaf)) for leaf in self.leaves)
@@ -220,13 +227,13 @@ class Point:
         if tangents is None:
             return Agreement(ABSENT)
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
-        magnitude = np.maximum(np.abs(tangents), np.abs(found.derivative) + np.abs(found.gap) / 2)
+        magnitude = np.maximum(np.abs(tangents), np.maximum(_size(found.right), _size(found.left)))
         finite = np.where(np.isfinite(magnitude) & settled, magnitude, 0.0)
         of_arrays = self.exact.parts(finite)
         largest = np.concatenate([np.zeros(0), *(np.full(p.shape, np.max(p, initial=0.0)) for p in of_arrays)])
         magnitude = np.maximum(finite, _NOTHING * largest)
         rounding = np.broadcast_to(off, settled.shape)
-        given = (tangents, found.derivative, found.error + rounding, magnitude, rounding, np.abs(found.gap) / 2)
+        given = (tangents, found.left, found.right, found.error + rounding, magnitude, rounding)
         return _agreement(slack, *(values[settled] for values in given))
 
     def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:
@@ -238,11 +245,16 @@ class Point:
         if gradient is None:
             return Agreement(ABSENT)
         got, magnitude = _product(gradient, direction)
-        slopes = (weights * np.where(settled, found.derivative, 0.0)).real
-        half = float(np.sum(np.abs(weights) * np.where(found.kind == KINK, np.abs(found.gap), 0.0))) / 2
+        sides = [(weights * np.where(settled, side, 0.0)).real for side in (found.left, found.right)]
+        low, high = np.minimum(*sides), np.maximum(*sides)
+        if np.iscomplexobj(found.derivative):
+            # Only how far the sides are apart is known of a complex output, in whatever direction.
+            half = np.abs(weights) * np.abs(np.where(settled, found.right - found.left, 0.0)) / 2
+            low, high = (low + high) / 2 - half, (low + high) / 2 + half
         error = np.sqrt(np.sum((np.abs(weights) * np.where(settled, found.error, 0.0)) ** 2)) + off
-        magnitude = max(magnitude, abs(slopes.sum()) + half, _NOTHING * np.abs(slopes).sum())
-        return _agreement(slack, *(np.atleast_1d(v) for v in (got, slopes.sum(), error, magnitude, off, half)))
+        size = np.maximum(_size(low), _size(high))
+        magnitude = max(magnitude, _size(low.sum()), _size(high.sum()), _NOTHING * size.sum())
+        return _agreement(slack, *(np.atleast_1d(v) for v in (got, low.sum(), high.sum(), error, magnitude, off)))
 
     def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
         if tangents is None or self.gradient is None:
@@ -253,21 +265,28 @@ class Point:
         if not np.isfinite(magnitude) or not np.isfinite(products).all():
             return Agreement(INCONCLUSIVE, got, products.sum())
         error = np.linalg.norm(self.weights * off[0]) + off[1]
-        return _agreement(slack, *(np.atleast_1d(v) for v in (got, products.sum(), error, magnitude, error, 0.0)))
+        pushed = products.sum()
+        return _agreement(slack, *(np.atleast_1d(v) for v in (got, pushed, pushed, error, magnitude, error)))
 
 
 def _agreement(
-    slack: float, got: Vector, expected: Vector, error: Vector, magnitude: Vector, off: Vector, half: Vector
+    slack: float, got: Vector, left: Vector, right: Vector, error: Vector, magnitude: Vector, off: Vector
 ) -> Agreement:
-    """Whether numbers lie within intervals around others, of given half widths."""
+    """Whether numbers lie between others."""
     if not got.size:
         return Agreement(INCONCLUSIVE)
     with np.errstate(all="ignore"):
-        difference = np.where(np.isfinite(got), np.maximum(np.abs(got - expected) - half, 0.0), np.inf)
+        middle = np.where(np.isfinite(left), np.where(np.isfinite(right), (left + right) / 2, left), right)
+        beyond = np.maximum(np.minimum(left, right) - got, got - np.maximum(left, right))
+        if np.iscomplexobj(left):
+            beyond = np.abs(got - middle) - np.abs(right - left) / 2
+        difference = np.where(np.isfinite(got), np.maximum(beyond, 0.0), np.inf)
         # The error of a finite difference may only explain away so much.
         agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
         # Both are zero up to rounding.
         agrees |= magnitude <= _WITHIN * off
+        # The derivative itself has lost digits, in float64.
+        agrees |= (difference <= _WITHIN * off) & (off <= _MOST_NOISE * magnitude)
         differs = ~agrees & (difference > _BEYOND * error)
         is_slight = difference <= slack * magnitude
         relative = np.where(difference > 0, difference / np.maximum(magnitude, np.finfo(float).tiny), 0.0)
@@ -280,8 +299,13 @@ def _agreement(
     status, of_status = next(item for item in by_status.items() if item[1].any())
     worst = int(np.argmax(np.where(of_status, relative, -1.0)))
     # No negative zeros.
-    numbers = got[worst].item() + 0.0, expected[worst].item() + 0.0
+    numbers = got[worst].item() + 0.0, middle[worst].item() + 0.0
     return Agreement(status, *numbers, float(relative[worst]))
+
+
+def _size(slopes: Any) -> Any:
+    """The sizes of slopes; nothing for an infinite one."""
+    return np.where(np.isfinite(slopes), np.abs(slopes), 0.0)
 
 
 def _range(values: list[Any]) -> Any:
@@ -407,8 +431,8 @@ class Search:
         """Compare along a direction, twice if the first reading is not clear."""
         direction = self.direction(group, toward)
         reading = place.read(direction, slack=self.slack)
-        if (reading.unsure or reading.jumps) and (larger := self._beyond(place, group, direction, reading)):
-            return larger
+        if reading.unsure or reading.jumps or reading.status == INCONCLUSIVE:
+            return self._beyond(place, group, direction, reading) or _coarsely(reading)
         if MISMATCH not in (reading.forward.status, reading.reverse.status):
             return reading
         # Another ratio of steps has to confirm it.
@@ -418,14 +442,23 @@ class Search:
         return reading._replace(**{mode: getattr(reading, mode)._replace(status=INCONCLUSIVE) for mode in refuted})
 
     def _beyond(self, place: Point, group: list[Part], direction: Leaves, reading: Reading) -> Reading | None:
-        """The slopes that larger steps see, if a selection changes between the point and them, and not at once."""
-        probes = [(step, place.moved(direction, side * step)) for step in reading.steps for side in (-1, 1)]
-        leaf = group[0][0] if len(group) == 1 else None
-        crossings = place.outcomes.crossings(leaf, place.leaves, probes)
-        if not crossings or crossings[0].distance <= min(reading.steps):
+        """The slopes that larger steps see, if a selection changes between the point and them, and not at once.
+
+        If none changes, noise may hide the slope at small steps: then larger ones may confirm it, but not refute it.
+        """
+        crossings: list[Crossing] = []
+        if reading.unsure or reading.jumps:
+            probes = [(step, place.moved(direction, side * step)) for step in reading.steps for side in (-1, 1)]
+            leaf = group[0][0] if len(group) == 1 else None
+            crossings = place.outcomes.crossings(leaf, place.leaves, probes)
+        if crossings and crossings[0].distance <= min(reading.steps):
             return None
-        found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=2 * crossings[0].distance)
-        return None if found.unsure or found.jumps else found
+        if crossings:
+            smallest = 2 * crossings[0].distance
+            found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
+            return None if found.unsure or found.jumps else found
+        larger = (place.read(direction, slack=self.slack, shrink=_LARGER_STEPS**power) for power in (1, 2, 3, 4))
+        return next((found for found in larger if found.is_clean), None)
 
     # --- what was found ----------------------------------------------------------------------------------------------
 
@@ -443,6 +476,10 @@ class Search:
         near = [self.again(i, s, self.near) for s in ([blamed] if blamed else unclear[:_NEARBY_READINGS])]
         shown = blamed or self._elsewhere(i, near) or max(seen, key=lambda s: s.reading.shown.relative, default=None)
         evidence = self._evidence(i, seen, blamed, near)
+        if blamed is None and evidence.nearby != "off":
+            # The one at the kink or jump.
+            telling = {"jump": "jumps", "noise": "unsure", "differ": "kinks"}.get(evidence.sides)
+            shown = next((s for s in seen if telling and getattr(s.reading, telling)), shown)
         cancels = self._cancels(i, gradient)
         return Answer(
             row=row_of(evidence),
@@ -461,6 +498,9 @@ class Search:
         is_finite = blamed is None or bool(np.isfinite(shown[0].got))
         wrong_modes = any(r.modes.status == MISMATCH for r in readings)
         jumps, unsure, kinks = (any(getattr(r, name) for r in readings) for name in ("jumps", "unsure", "kinks"))
+        # Along some directions little is left of the slopes; one that shows all elements is enough.
+        whole = (s for s in seen if s.indices.size == self._scales[i].size)
+        unsure = unsure and not any(s.reading.is_clean for s in whole)
         beside = _worst(near)
         match = "off" if any(MISMATCH in (r.forward.status, r.reverse.status) for r in readings) else "equal"
         if match == "equal" and kinks:
@@ -551,6 +591,19 @@ class Search:
         if error is None or not 1e-2 < error < np.inf or gradient is None:
             return False
         return bool(np.linalg.norm(gradient[i]) <= 10 * self.point.noise_of_gradient(i))
+
+
+def _coarsely(reading: Reading) -> Reading:
+    """The reading; if all that is known of the slope is a digit or two, that is what the derivative may agree with."""
+    confirms = lambda a: (
+        a.status == INCONCLUSIVE
+        and abs(a.got - a.expected) <= _WITHIN * reading.noise
+        and reading.noise <= _COARSE * abs(a.expected)
+    )
+    agreed = {
+        name: a._replace(status=AGREE) for name in ("forward", "reverse") if confirms(a := getattr(reading, name))
+    }
+    return reading._replace(**agreed)
 
 
 def _halves(seen: Seen) -> list[Seen]:

@@ -30,7 +30,7 @@ from .questions import Answer, distance
 
 # Relative errors of a gradient: the least that cannot be trusted, in units in the last place and at all; the most at
 # which it can; and, in units, what is worth telling if a conversion explains it, and what it explains.
-_LOST, _LOST_UNITS = 1e-2, 30.0
+_LOST, _LOST_UNITS = 3e-3, 30.0
 _LOST_ANYHOW = 0.5
 _TOLD_UNITS = 100.0
 _EXPLAINED_UNITS = 10.0
@@ -57,8 +57,8 @@ def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
         more = {"error": error, "dtype": str(dtype), "through": str(kind), "is_explained": is_explained}
         yield finding("precision", "warning", "narrow", path, narrow, **more)
     elif is_lost:
-        chain = _losing(own, leaf, error)
-        yield finding("precision", "warning", "cancels", path, chain, error=error, dtype=str(dtype))
+        chain, of_value = _losing(own, leaf, error)
+        yield finding("precision", "warning", "cancels", path, chain, error=error, dtype=str(dtype), of_value=of_value)
 
 
 def _narrowing(program: Program, leaf: int, error: float) -> Chain | None:
@@ -95,13 +95,17 @@ class _Suspect(NamedTuple):
 
     number: int
     chain: Chain
+    of_value: bool
 
 
-def _losing(own: Own, leaf: int, error: float) -> Chain:
-    """The first operation without whose rounded operands the gradient would be exact; empty if none is known."""
+def _losing(own: Own, leaf: int, error: float) -> tuple[Chain, bool]:
+    """The first operation without whose rounded operands the gradient would be exact, and whether it is of the value.
+
+    The equation is empty if none is known.
+    """
     program = own.program
     if program.value_and_cotangent is None:
-        return ()
+        return (), False
     try:
         start = _InPairs(program, own, error)
         gradients = start.gradients()
@@ -110,11 +114,11 @@ def _losing(own: Own, leaf: int, error: float) -> Chain:
         for suspect in start.suspects[:_MOST_SUSPECTS]:
             with_exact = _InPairs(program, own, error, suspect.number).gradients()[leaf][0]
             if distance(widened(with_exact), meant) < before / 5:
-                return suspect.chain
+                return suspect.chain, suspect.of_value
     except (TypeError, ValueError, NotImplementedError):
         # Some operations cannot run on their own.
-        return ()
-    return next((suspect.chain for suspect in start.suspects if line(suspect.chain)), ())
+        return (), False
+    return next(((suspect.chain, suspect.of_value) for suspect in start.suspects if line(suspect.chain)), ((), False))
 
 
 class _InPairs:
@@ -172,7 +176,8 @@ class _InPairs:
         if after > max(_AMPLIFIES * max(before, unit), 0.1 * min(self._error, _LOST_ANYHOW)):
             origin = self._program.origin(chain)
             if origin:
-                self.suspects.append(_Suspect(self._count, origin))
+                is_same = origin[-1].primitive is equation.primitive
+                self.suspects.append(_Suspect(self._count, origin, is_same))
         return pairs
 
     def _inner(self, jaxpr: Any, given: list[Any], chain: Chain) -> list[Any]:

@@ -36,7 +36,7 @@ class Blame(NamedTuple):
 
     chain: Chain
     of_value: bool
-    element: tuple[int, ...] | None
+    element: tuple[int, ...]
     steps: list[tuple[int, ...]]
 
 
@@ -67,7 +67,14 @@ class Rules:
         """The rules on the path of a leaf that cannot be compared, as for a callback, if nothing else is to blame."""
         _ = self._blamed
         own = [c for c in self._incomparable if line(c) and leaf in self._program.leaves_into(c)]
-        return [blame.chain for blame in _unlike([Blame(chain, False, None, []) for chain in own])]
+        return [blame.chain for blame in _unlike([Blame(chain, False, (), []) for chain in own])]
+
+    def ruled_for(self, leaf: int) -> list[Chain]:
+        """The rules on the path of a leaf, whether or not they can be compared."""
+        program = self._program
+        return [
+            c for c in program.value.chains if is_custom_rule(c[-1]) and leaf in program.leaves_into(c, program.value)
+        ]
 
     @functools.cached_property
     def _blamed(self) -> list[Blame]:

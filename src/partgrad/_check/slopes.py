@@ -26,6 +26,7 @@ _ROUNDING = 4 * float(np.finfo(np.float64).eps)
 # Errors relative to the slope: the target, and the most at which it still counts as one.
 _AIM = 1e-10
 _WORST = 1e-6
+_WORST_AT_LAST = 1e-4
 # The same, relative to the rounding errors of the first step, for slopes that are zero or nearly so.
 _AIM_IN_ROUNDING = 30.0
 _WORST_IN_ROUNDING = 1000.0
@@ -38,25 +39,16 @@ _TOGETHER = 1 << 15
 class Slope(NamedTuple):
     """The slopes of the outputs of a function of one number, at zero, with their errors.
 
-    The kind is `SMOOTH`; `KINK`, where the slopes on both sides differ by `gap`; `JUMP`, where the value does; or
-    `UNSURE`.
+    The kind is `SMOOTH`; `KINK`, where the slopes to the right and to the left differ, of which one may be infinite;
+    `JUMP`, where the value differs; or `UNSURE`.
     """
 
     derivative: Array
     error: Array
     kind: Array
-    gap: Array
+    right: Array
+    left: Array
     steps: tuple[float, ...] = ()
-
-    @property
-    def right(self) -> Array:
-        """The slopes to the right."""
-        return self.derivative + np.where(self.kind == KINK, self.gap / 2, 0)
-
-    @property
-    def left(self) -> Array:
-        """The slopes to the left."""
-        return self.derivative - np.where(self.kind == KINK, self.gap / 2, 0)
 
 
 def slope(
@@ -89,14 +81,20 @@ def slope(
             steps.append(step)
             if len(levels) >= _FEWEST_LEVELS:
                 judged.improve(levels)
-    found = Slope(judged.derivative, judged.error, judged.kind, judged.gap, tuple(steps))
+    # No step is small enough for more: what is known to four digits is known.
+    is_known = (judged.kind == UNSURE) & (judged.error <= _WORST_AT_LAST * np.abs(judged.derivative))
+    kind = np.where(is_known & ~judged.disputed, SMOOTH, judged.kind)
+    sides = [np.where(kind == KINK, side, judged.derivative) for side in (judged.right, judged.left)]
+    found = Slope(judged.derivative, judged.error, kind, *sides, tuple(steps))
     if not np.iscomplexobj(start):
         return found
+    of_parts = found.kind[::2], found.kind[1::2]
+    sides = [np.where(np.isfinite(side), side, judged.derivative).view(np.complex128) for side in sides]
     return Slope(
         found.derivative.view(np.complex128),
         np.hypot(found.error[::2], found.error[1::2]),
-        np.maximum(found.kind[::2], found.kind[1::2]),
-        np.where(found.kind == KINK, found.gap, 0).view(np.complex128),
+        np.maximum(*of_parts),
+        *sides,
         found.steps,
     )
 
@@ -112,13 +110,16 @@ class _Judged(NamedTuple):
     derivative: Array
     error: Array
     kind: Array
-    gap: Array
+    right: Array
+    left: Array
+    disputed: Array
     may_improve: Array
 
     @classmethod
     def unknown(cls, outputs: int) -> "_Judged":
-        derivative, error, gap = np.zeros((3, outputs))
-        return cls(derivative, error, np.zeros(outputs, int), gap, np.ones(outputs, bool))
+        numbers = [np.zeros(outputs) for _ in range(4)]
+        kind, disputed = np.zeros(outputs, int), np.zeros(outputs, bool)
+        return cls(*numbers[:2], kind, *numbers[2:], disputed, np.ones(outputs, bool))
 
     def improve(self, levels: list["_Level"]) -> None:
         """Judge again the outputs for which smaller steps may help."""
@@ -147,12 +148,19 @@ def _judgement(levels: list["_Level"]) -> _Judged:
     kind, sides = _unsmooth(levels, windows)
     is_smooth = believable(best) & ~disputed
     kind = np.where(is_smooth, SMOOTH, kind)
-    reached = (best.error <= _AIM * np.abs(best.slope)) | (best.error <= _AIM_IN_ROUNDING * rounding)
+    is_nothing = np.abs(best.slope) <= _WORST_IN_ROUNDING * rounding
+    reached = (best.error <= _AIM * np.abs(best.slope)) | (is_nothing & (best.error <= _AIM_IN_ROUNDING * rounding))
     # Steps smaller than the best only increase the rounding errors.
     reached |= believable(best) & (np.minimum(windows[-1].error, windows[-2].error) > best.error)
-    derivative = np.where(kind == KINK, sides.slope, best.slope)
-    error = np.where(kind == KINK, sides.gap_error, best.error)
-    return _Judged(derivative, error, kind, np.where(kind == KINK, sides.gap, 0.0), ~(reached & ~disputed))
+    return _Judged(
+        best.slope,
+        np.where(kind == KINK, sides.error, best.error),
+        kind,
+        sides.right,
+        sides.left,
+        disputed,
+        ~(reached & ~disputed),
+    )
 
 
 def _agree(one: "_Window", other: "_Window") -> Array:
@@ -205,7 +213,7 @@ def _window(levels: list[_Level]) -> _Window:
     return _Window(slope, np.where(unknown, np.inf, error), gap, gap_error + 2 * rounding)
 
 
-def _limit(values: list[Array], factor: float) -> tuple[Array, Array]:
+def _limit(values: list[Array], factor: float, growth: float = _RATIO**2) -> tuple[Array, Array]:
     """The limit of a sequence by Richardson extrapolation, and the distance between the last two extrapolations."""
     while True:
         pairs = list(itertools.pairwise(values))
@@ -213,11 +221,19 @@ def _limit(values: list[Array], factor: float) -> tuple[Array, Array]:
         if len(extrapolated) == 1:
             coarse, fine = pairs[0]
             return extrapolated[0], np.maximum(np.abs(extrapolated[0] - fine), np.abs(extrapolated[0] - coarse))
-        values, factor = extrapolated, factor * _RATIO**2
+        values, factor = extrapolated, factor * growth
 
 
-def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Window]:
-    """Whether a function without a derivative has a kink or a jump, and the window that tells the sides best."""
+class _Sides(NamedTuple):
+    """The slopes on both sides, and their error."""
+
+    right: Array
+    left: Array
+    error: Array
+
+
+def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Sides]:
+    """Whether a function without a derivative has a kink or a jump, and the slopes on its sides."""
     best = windows[-1]
     for window in windows[:-1]:
         better = window.gap_error < best.gap_error
@@ -228,16 +244,49 @@ def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Win
     # The sides must be what the smallest steps see: a rounded corner has none.
     is_kink &= np.abs(best.gap - last.gap) <= 5 * (best.gap_error + last.gap_error)
     is_kink &= np.abs(last.gap - before.gap) <= 0.2 * gap
-    kind = np.where(_jumps(levels[-3:]), JUMP, np.where(is_kink, KINK, UNSURE))
-    return kind, best
+    (right, right_error), (left, left_error) = (_side(levels, side) for side in (0.5, -0.5))
+    steep_right, steep_left = (_is_steep(levels[-4:], side) for side in (0.5, -0.5))
+    of_level = lambda side: levels[-1].central + side * levels[-1].gap
+    is_cusp = steep_right ^ steep_left
+    right = np.where(steep_right, np.copysign(np.inf, of_level(0.5)), np.where(is_cusp, of_level(0.5), right))
+    left = np.where(steep_left, np.copysign(np.inf, of_level(-0.5)), np.where(is_cusp, of_level(-0.5), left))
+    error = np.where(
+        is_cusp, levels[-1].rounding + 0.1 * np.abs(np.where(steep_right, left, right)), right_error + left_error
+    )
+    kind = np.where(_jumps(levels[-3:]), JUMP, np.where(is_kink | is_cusp, KINK, UNSURE))
+    return kind, _Sides(right, left, error)
+
+
+def _side(levels: list[_Level], side: float) -> tuple[Array, Array]:
+    """The slope on a side, which falls in all powers of the step, and its error."""
+    slopes = [level.central + side * level.gap for level in levels]
+    best, least = slopes[-1], np.full(slopes[-1].shape, np.inf)
+    for last in range(2, len(levels)):
+        found, error = _limit(slopes[last - 2 : last + 1], _RATIO, _RATIO)
+        error = error + 4 * levels[last].rounding
+        is_better = error < least
+        best, least = np.where(is_better, found, best), np.where(is_better, error, least)
+    return best, least
+
+
+def _is_steep(levels: list[_Level], side: float) -> Array:
+    """Whether the slope on a side grows without bound although the value does not jump, as that of a root at zero."""
+    other = [level.central - side * level.gap for level in levels]
+    slopes = [level.central + side * level.gap for level in levels]
+    grows = np.ones(slopes[0].shape, bool)
+    for (coarse, fine), level in zip(itertools.pairwise(slopes), levels[1:], strict=True):
+        ratio = np.abs(fine) / np.abs(coarse)
+        grows &= (ratio > 1.3) & (ratio < 0.9 * _RATIO) & (np.abs(fine) > 1000 * level.rounding)
+    calm = np.abs(other[-1] - other[-2]) <= 0.1 * np.abs(other[-1]) + 10 * levels[-1].rounding
+    return grows & calm
 
 
 def _jumps(levels: list[_Level]) -> Array:
     """Whether the value changes, on either side, by what does not shrink with the step."""
     found = np.zeros(levels[0].gap.shape, bool)
     for side in (0.5, -0.5):
-        changes = [(level.central + side * level.gap) * level.step for level in levels]
-        seen = np.abs(changes[-1]) > 1000 * levels[-1].rounding * levels[-1].step
-        settled = np.max([np.abs(change - changes[-1]) for change in changes], axis=0) <= 0.3 * np.abs(changes[-1])
-        found |= seen & settled
+        changes = [np.abs((level.central + side * level.gap) * level.step) for level in levels]
+        seen = changes[-1] > 1000 * levels[-1].rounding * levels[-1].step
+        stays = [fine >= 0.7 * coarse for coarse, fine in itertools.pairwise(changes)]
+        found |= seen & np.logical_and.reduce(stays)
     return found

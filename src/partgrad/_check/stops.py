@@ -51,7 +51,7 @@ def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Cha
     def explain(held: set[int]) -> bool:
         try:
             program = point.exact.program
-            exact = point.exact.holding(lambda equation: any(id(e) in held for e in program.origin((equation,))[-1:]))
+            exact = point.exact.holding(lambda chain: any(id(e) in held for e in program.origin(chain)[-1:]))
             return _agrees(point.of(exact), direction, slack)
         except (TypeError, ValueError, NotImplementedError):  # Some programs cannot be evaluated at two points at once.
             return False

@@ -78,7 +78,7 @@ def _compared(figures: Figures | None, finding: Finding) -> str:
     wrong = "the gradient" if off(figures.reverse) and not off(figures.forward) and figures.forward is not None else ""
     wrong = wrong or ("the gradient" if figures.forward is None else "")
     wrong = wrong or ("the forward derivative" if figures.reverse is None or not off(figures.reverse) else "")
-    where = f" in element {list(figures.element)}" if figures.element is not None else ""
+    where = f" in element {list(figures.element)}" if figures.element else ""
     along = "" if figures.element is not None or not _is_direction(finding) else " along a sampled direction"
     beside = ", at a point nearby (this one is at a kink)" if figures.nearby else ""
     got, meant = number(figures.derivative), number(figures.slope)
@@ -188,6 +188,10 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
     ("mismatch", "unknown rule"): lambda f: (
         f"{_compared(f.figures, f)}; on its path is the rule of {_rule(f)}, which cannot be compared with its function."
     ),
+    ("mismatch", "closed over"): lambda f: (
+        f"{_compared(f.figures, f)}; the rule of {_rule(f)}, closes over a value that is differentiated, and so gives "
+        "no derivative by it."
+    ),
     ("mismatch", "modes"): lambda f: (
         "forward and reverse mode contradict each other: they give "
         f"{number(f.figures.forward or 0)} and {number(f.figures.reverse or 0)}."
@@ -294,7 +298,7 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
     ),
     ("precision", "cancels"): lambda f: (
         f"the gradient in {f.details['dtype']} has a relative error of {f.details['error']:.1e}: digits cancel"
-        f"{f' in {_at(f)}' if f.where else ''}."
+        f"{'' if not f.where else f' in {_at(f)}' if f.details['of_value'] else f' in its derivative, at {f.where}'}."
     ),
     ("precision", "constants"): lambda f: (
         f"derivative and differences disagree by {f.figures.relative if f.figures else 0:.1e}, which constants of low "
@@ -339,6 +343,7 @@ _ADVICE: dict[tuple[str, str], str | Callable[[Finding], str]] = {
         "rule"
     ),
     ("mismatch", "unknown rule"): "look at that rule",
+    ("mismatch", "closed over"): "pass that value as an argument of the function that has the rule",
     ("mismatch", "modes"): "look at the derivative rules on its path",
     ("mismatch", "unexplained"): "look at the rules and the `stop_gradient`s on its path",
     ("mismatch", "symmetric"): "pass (a + a.T) / 2, unless the matrix stays symmetric anyway",

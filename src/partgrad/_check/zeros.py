@@ -16,6 +16,7 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     is_in_library,
+    is_mutating,
     last_of,
     sampler_of,
     smoothly,
@@ -50,6 +51,8 @@ def zeros(own: Own, is_flat: Callable[[int], bool] = lambda leaf: False) -> Iter
             yield finding("zero", "warning", "no path", [path])
         elif not smooth >> leaf & 1:
             yield from _blocked(program, leaf)
+        elif program.cotangent is None:
+            continue
         elif own.gradients and not own.gradients[leaf].any() and own.gradients[leaf].size:
             killed = _where_cotangents_die(own) if killed is None else killed
             yield _vanishing(program, leaf, killed, is_flat)
@@ -138,6 +141,8 @@ def _where_cotangents_die(own: Own) -> list[tuple[Answer, int]]:
     jaxpr, flowing = program.cotangent, program.pulled
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+        if is_mutating(chain[-1]):
+            return None
         given = [jnp.asarray(operand) for operand, mask in zip(operands, flowing.into(chain), strict=True) if mask]
         given = [operand for operand in given if is_floating(operand)]
         made = [result for result, mask in zip(results, flowing.out_of(chain), strict=True) if mask]
