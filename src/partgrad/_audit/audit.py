@@ -97,7 +97,8 @@ def _findings(place: Place, point: Point, settings: Settings, until: float) -> l
     program, operands = point
     with place.conditions.again():
         watch()
-        report = check(program.function(operands), forward=place.is_forward, progress=watch)(program.point(operands))
+        options: dict[str, Any] = {"forward": place.is_forward, "search": settings.search, "progress": watch}
+        report = check(program.function(operands), **options)(program.point(operands))
     return [finding.to_dict() for finding in report.findings]
 
 

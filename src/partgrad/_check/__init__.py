@@ -8,7 +8,8 @@ from typing import Any, ParamSpec
 import jax
 import numpy as np
 
-from .._transforms import Arguments, refuse_empty
+from .._selection import Target
+from .._transforms import Arguments, OfSelected, refuse_empty
 from .._trees import describe, flatten, refuse_uncallable
 from ..errors import ArgumentError
 from .examine import Options, examine, is_rounding_products, refuse_tracers
@@ -30,6 +31,8 @@ def check(
     forward: bool = False,
     intended: Meant | Sequence[Meant] = (),
     exhaustive: bool = False,
+    search: bool = False,
+    bounds: Any = None,
     seed: int = 0,
     directions: int = 3,
     progress: bool | Callable[[int, int, str], object] | None = None,
@@ -54,6 +57,11 @@ def check(
         intended: What is intentional: rules and functions, lines as `file.py:42`, and paths of leaves. Findings there
             (stops, rules, zeros, draws, ties, indices) become notes; an entry that matches no finding is a warning.
         exhaustive: Whether to compare every element of every leaf instead of sampled directions.
+        search: Whether to look for bad points near the given one too: operands of `sqrt`, `/`, `arccos`, `norm` and the
+            like are driven to where they have no derivative, comparisons and competitions to ties. What is wrong there
+            although the value is finite is a finding like any other, and says which leaves were moved; a slope that is
+            truly infinite is a note. Silence is no proof.
+        bounds: For the search, a pair of lower and upper bounds: None (open), a number, or a tree like the gradient.
         seed: The seed for the directions and the weights.
         directions: How many directions are sampled for each leaf; each takes about ten evaluations.
         progress: None shows progress on a terminal after two seconds, True at once, False never; a function is called
@@ -101,7 +109,21 @@ def check(
         targets = arguments.targets(args, kwargs)
         refuse_empty(targets)
         with shown, _undisturbed():
-            return examine(f, args, kwargs, targets, options, shown)
+            report = examine(f, args, kwargs, targets, options, shown)
+            if not search:
+                return report
+            # Not every check needs it.
+            from .nearby import with_nearby
+
+            def at_others(moved: list[Target]) -> GradientReport:
+                there, named = list(args), dict(kwargs)
+                for target in moved:
+                    place: Any = named if isinstance(target.position, str) else there
+                    place[target.position] = target.tree
+                return examine(f, tuple(there), named, moved, options, shown)
+
+            of_selected = OfSelected(f, args, kwargs, targets)
+            return with_nearby(report, of_selected, targets, has_aux, bounds, seed, at_others)
 
     return checked
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .finding import Figures, Finding
 
 _SCORE = "draw with `partgrad.draw(..., gradient='score', log_prob=...)` in a `partgrad.expectation`"
@@ -12,6 +14,7 @@ _REBUILT = "build the model in the function with `partgrad.Diff` around this fie
 def message(finding: Finding) -> str:
     """What was found, and the fix or the suggestion."""
     said = _SAID[finding.kind, finding.reason](finding)
+    said = f"{_moved(finding)}{said}"
     said = f"intended: {said}" if finding.intended else said
     if finding.fix is not None:
         return f"{said} Fix: {_fix(finding)}."
@@ -25,6 +28,23 @@ def suggestion(finding: Finding) -> str:
         return ""
     advice = _ADVICE.get((finding.kind, finding.reason), "")
     return advice if isinstance(advice, str) else advice(finding)
+
+
+def _moved(finding: Finding) -> str:
+    """How the point of a search differs from the given one."""
+    moved = finding.details.get("moved") or {}
+    steps = [f"{_leaf(path)} from {_short(before)} to {_short(after)}" for path, (before, after) in moved.items()]
+    return f"at a point nearby, which moves {', '.join(steps)}: " if steps else ""
+
+
+def _leaf(path: str) -> str:
+    return f"`{path}`" if path else "it"
+
+
+def _short(value: Any) -> str:
+    """A number or an array in a few words."""
+    text = np.array2string(np.asarray(value), precision=4, threshold=6, edgeitems=2, separator=", ")
+    return " ".join(text.split())
 
 
 def _fix(finding: Finding) -> str:

@@ -1,0 +1,177 @@
+"""`search=True`: check a function at bad points near the given one too, and say what was moved to get there."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._message import at
+from .._selection import Target
+from .._transforms import OfSelected
+from ..errors import ArgumentError
+from .finding import Finding
+from .report import GradientReport
+from .search import Reached, search
+
+# At most so many of the points that were reached are checked.
+_CHECKED = 12
+# A slope that grows as the step shrinks is infinite: the ratio of two steps, and by how much it must grow.
+_STEPS, _GROWTH = (1e-2, 1e-4), 3.0
+
+Check = Callable[[list[Target]], GradientReport]
+
+
+def with_nearby(
+    report: GradientReport,
+    of_selected: OfSelected,
+    targets: list[Target],
+    has_aux: bool,
+    bounds: Any,
+    seed: int,
+    check: Check,
+) -> GradientReport:
+    """The report on the given point, with what is wrong at bad points near it.
+
+    Args:
+        report: The report on the given point.
+        of_selected: The function of the differentiated leaves.
+        targets: What is differentiated of its arguments.
+        has_aux: Whether it returns auxiliary data too.
+        bounds: A pair of lower and upper bounds, or None.
+        seed: For the search.
+        check: From the arguments at another point to the report on it.
+    """
+    leaves = [leaf for target in targets for leaf in target.selected]
+    outputs = lambda *values: _floats(of_selected(list(values)), has_aux)
+    program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
+    found = search(program, leaves, _bounds(bounds, targets, leaves), generator)
+    known = {_cause(finding) for finding in report.findings}
+    new: list[Finding] = []
+    for point in _worst_first(found.points, outputs)[:_CHECKED]:
+        for finding in check(_moved(targets, point)).findings:
+            if finding.severity != "error" or finding.reason == "value" or _cause(finding) in known:
+                continue
+            known.add(_cause(finding))
+            is_infinite = finding.kind == "nan" and _is_infinite(outputs, point)
+            new.append(_told(finding, targets, leaves, point, is_infinite))
+    searched = f"search: {found.tried} operands tried, {found.reached} reached; silence is no proof"
+    return GradientReport(
+        report.function, report.rows, (*report.findings, *new), report.cost, (*report.notes, searched)
+    )
+
+
+def _floats(output: Any, has_aux: bool) -> list[Any]:
+    arrays = jax.tree.leaves(output[0] if has_aux else output)
+    return [array for array in map(jnp.asarray, arrays) if jnp.issubdtype(array.dtype, jnp.inexact)]
+
+
+def _cause(finding: Finding) -> Any:
+    return finding.kind, finding.file, finding.line, finding.operation
+
+
+def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]]) -> list[Reached]:
+    """The points at which the value is finite, those without a finite gradient first; none twice."""
+    total = lambda values: sum(jnp.sum(jnp.real(output)) for output in outputs(*values))
+    ranked: dict[bytes, tuple[bool, Reached]] = {}
+    for point in points:
+        if not all(np.isfinite(output).all() for output in outputs(*point.leaves)):
+            continue
+        key = b"".join(np.asarray(leaf).tobytes() for leaf in point.leaves)
+        gradient = _gradient(total, point.leaves)
+        ranked.setdefault(key, (all(np.isfinite(own).all() for own in gradient), point))
+    return [point for _, point in sorted(ranked.values(), key=lambda pair: pair[0])]
+
+
+def _gradient(total: Callable[[list[Any]], Any], leaves: list[Any]) -> list[Any]:
+    try:
+        return list(jax.grad(total)(leaves))
+    except (TypeError, ValueError):
+        # No reverse mode, as for a loop whose steps are not counted: the check says so.
+        return []
+
+
+def _moved(targets: list[Target], point: Reached) -> list[Target]:
+    """What is differentiated, at another point."""
+    rest, moved = iter(point.leaves), []
+    for target in targets:
+        other = copy.copy(target)
+        other.tree = target.with_values([next(rest) for _ in target.plan.indices])
+        other.leaves = jax.tree.leaves(other.tree)
+        moved.append(other)
+    return moved
+
+
+def _is_infinite(outputs: Callable[..., list[Any]], point: Reached) -> bool:
+    """Whether the slope itself grows without bound, as that of `sqrt` at 0."""
+    generator = np.random.default_rng(0)
+    directions = [generator.choice([-1.0, 1.0], np.shape(leaf)) for leaf in point.leaves]
+    here = outputs(*point.leaves)
+
+    def slope(step: float, side: float) -> float:
+        moved = [leaf + (side * step * d).astype(leaf.dtype) for leaf, d in zip(point.leaves, directions, strict=True)]
+        pairs = zip(outputs(*moved), here, strict=True)
+        return max(float(np.max(np.abs(there - own), initial=0)) for there, own in pairs) / step
+
+    large, small = _STEPS
+    sides = [(slope(large, side), slope(small, side)) for side in (-1.0, 1.0)]
+    return any(np.isfinite(b) and np.isfinite(a) and b > _GROWTH * a > 0 for a, b in sides)
+
+
+def _told(finding: Finding, targets: list[Target], leaves: list[Any], point: Reached, is_infinite: bool) -> Finding:
+    """The finding, with which leaves were moved, from where to where."""
+    paths = [target.structure.path(i) for target in targets for i in target.plan.indices]
+    moved = {
+        path: (np.asarray(before).tolist(), np.asarray(after).tolist())
+        for path, before, after in zip(paths, leaves, point.leaves, strict=True)
+        if not np.array_equal(before, after)
+    }
+    severity = "info" if is_infinite else finding.severity
+    return dataclasses.replace(finding, severity=severity, details={**finding.details, "moved": moved})
+
+
+def _bounds(bounds: Any, targets: list[Target], leaves: list[Any]) -> list[tuple[Any, Any]]:
+    """The lower and the upper bound of each leaf."""
+    if bounds is None:
+        return [(None, None)] * len(leaves)
+    if not isinstance(bounds, tuple) or len(bounds) != 2:
+        raise ArgumentError(
+            f"`bounds` is {type(bounds).__name__} {bounds!r:.60}.",
+            "Expected a pair of a lower and an upper bound: None, a number, or a tree like the gradient.",
+            fix="write bounds=(0.0, None) for what is not negative.",
+        )
+    lower, upper = (_of_leaves(bound, targets, leaves) for bound in bounds)
+    paths = [target.structure.path(i) for target in targets for i in target.plan.indices]
+    for path, leaf, low, high in zip(paths, leaves, lower, upper, strict=True):
+        if (low is not None and np.any(leaf < low)) or (high is not None and np.any(leaf > high)):
+            raise ArgumentError(
+                f"The bounds exclude the given point, at {at(path)}.",
+                f"Expected numbers from {low} to {high}, got {np.asarray(leaf)!s:.60}.",
+                fix="give bounds that hold at the point where the search starts.",
+            )
+    return list(zip(lower, upper, strict=True))
+
+
+def _of_leaves(bound: Any, targets: list[Target], leaves: list[Any]) -> list[Any]:
+    if bound is None or isinstance(bound, int | float):
+        return [bound] * len(leaves)
+    trees = bound if len(targets) > 1 else (bound,)
+    found: list[Any] = []
+    for target, tree in zip(targets, trees, strict=False):
+        # None is a bound here, where JAX sees no leaf.
+        own = jax.tree.leaves(tree, is_leaf=lambda node: node is None)
+        found += own if len(own) == len(target.plan.indices) else _by_position(own, target)
+    if len(found) != len(leaves):
+        raise ArgumentError(
+            f"The bounds have {len(found)} leaves, and {len(leaves)} are differentiated.",
+            "Expected a number or None for each differentiated leaf, in a tree like the gradient.",
+            fix="write one number for all of them, or jax.tree.map(lambda _: 0.0, tree).",
+        )
+    return found
+
+
+def _by_position(own: list[Any], target: Target) -> list[Any]:
+    return [own[i] for i in target.plan.indices] if len(own) == len(target.leaves) else own

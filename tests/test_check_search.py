@@ -1,0 +1,162 @@
+"""`search=True`: bad points near the given one are found, and what is well there raises no alarm."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import partgrad as pg
+from tables import table
+
+V, W = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.5, 2.0])
+
+
+@pg.dataclass
+class Bond:
+    length: jax.Array
+    held: jax.Array = pg.field(nondiff=True)
+
+
+def rotation(w):
+    """Taylor's series for small angles, whose guard is not on both sides."""
+    angle = jnp.sqrt(w @ w)
+    return jnp.where(angle > 1e-6, jnp.sin(angle) / angle, 1.0) * w[0]
+
+
+def in_a_loop(x):
+    return jax.lax.scan(lambda c, t: (jnp.sqrt((c - t) ** 2) * (c - t), None), x, jnp.arange(3.0))[0]
+
+
+# A function, a point where its gradient is right, and the operation whose derivative fails nearby.
+PLANTED = {
+    "norm": (lambda x: jnp.linalg.norm(x) ** 2, V, "norm"),
+    "distance": (lambda p: jnp.exp(-(jnp.sqrt(jnp.sum((p[0] - p[1]) ** 2)) ** 2)), V[:2] + jnp.eye(2), "sqrt"),
+    "all pairs": (
+        lambda p: jnp.sum(jnp.sqrt(jnp.sum((p[:, None] - p[None]) ** 2, -1) + jnp.eye(3)) ** 3),
+        jnp.array([[0.0, 0.0], [1.0, 0.2], [0.3, 1.0]]),
+        "sqrt",
+    ),
+    "rotation": (rotation, V / 5, None),
+    "sinc": (lambda x: jnp.sum(jnp.where(x == 0, 1.0, jnp.sin(x) / x)), W, "/"),
+    "where sqrt": (lambda x: jnp.sum(jnp.where(x > 0, jnp.sqrt(x) * x, 0.0)), W, "sqrt"),
+    "where log": (lambda x: jnp.sum(jnp.where(x > 0, x * x * jnp.log(x), 0.0)), W, None),
+    "scan": (in_a_loop, jnp.array(2.5), "sqrt"),
+    "map": (lambda x: jax.lax.map(lambda x: jnp.where(x > 1, jnp.sqrt(x - 1) ** 3, 0.0), x).sum(), W, None),
+    "cond": (
+        lambda x: jax.lax.cond(x > 0, lambda x: jnp.sqrt(jnp.abs(x - 1.0)) ** 4, lambda x: x, x),
+        jnp.array(3.0),
+        "sqrt",
+    ),
+    "vmap": (lambda x: jax.vmap(lambda v: jnp.linalg.norm(v) ** 2)(x).sum(), jnp.ones((2, 2)), "norm"),
+    "eigh": (lambda a: jnp.sum(jnp.linalg.eigh(a + a.T)[1][:, 0] ** 2), jnp.array([[1.0, 0.3], [0.2, 2.0]]), "eigh"),
+    "arccos": (lambda x: jnp.arccos(jnp.clip(x, -1, 1)) ** 2 * (1 - x), jnp.array(0.5), "arccos"),
+    "angle": (
+        lambda p: jnp.arccos(p[0] @ p[1] / jnp.linalg.norm(p[0]) / jnp.linalg.norm(p[1])) ** 2,
+        jnp.array([[1.0, 0.2], [0.3, 1.0]]),
+        None,
+    ),
+    "arctan2": (lambda x: jnp.arctan2(x[0], x[1]) * (x[0] ** 2 + x[1] ** 2), W, "arctan2"),
+    "power": (lambda x: jnp.sum(jnp.where(x > 0, x, 0.0) ** 0.5 * x), W, None),
+    "std": (lambda x: jnp.std(x) ** 2, V, None),
+    "while": (
+        lambda x: jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, jnp.sqrt(c[1] ** 2) * c[1]), (0, x))[1],
+        jnp.array(2.0),
+        None,
+    ),
+    "model": (lambda m: jnp.sqrt(m.length**2) * m.length * m.held, Bond(jnp.array(2.0), jnp.array(3.0)), "sqrt"),
+    "jit": (jax.jit(lambda x: jnp.sum(jnp.linalg.norm(x, axis=-1) ** 2)), jnp.ones((3, 2)), "norm"),
+}
+
+CLEAN = {
+    "tanh": (lambda x: jnp.sum(jnp.tanh(x)), V),
+    "relu": (lambda x: jnp.sum(jax.nn.relu(x)), W),
+    "softplus": (lambda x: jnp.sum(jax.nn.softplus(x)), W),
+    "normal": (lambda p: jnp.sum(jnp.log(p["s"]) + (p["m"] / p["s"]) ** 2), {"s": jnp.array(1.0), "m": jnp.array(0.3)}),
+    "maximum": (jnp.max, V),
+    "softmax": (lambda x: jax.nn.softmax(x)[0], V),
+    "sqrt": (lambda x: jnp.sum(jnp.sqrt(x)), W),
+    "abs": (lambda x: jnp.sum(jnp.abs(x)), W),
+    "safe": (lambda x: pg.safe.norm(x) ** 2, W),
+    "clip": (lambda x: jnp.sum(jnp.clip(x, 0.0, 1.0)), jnp.array([0.2, 0.7])),
+    "logsumexp": (jax.scipy.special.logsumexp, W),
+    "guarded": (lambda x: jnp.sum(jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)) * x, 0.0)), W),
+    "double_where": (pg.double_where(lambda x: jnp.sum(jnp.where(x == 0, 1.0, jnp.cos(x)))), W),
+    "eigenvalues": (lambda a: jnp.sum(jnp.linalg.eigh(a + a.T)[0] ** 2), jnp.array([[1.0, 0.3], [0.2, 2.0]])),
+    "polynomial": (lambda x: jnp.sum(x**3 - 2 * x), W),
+    "quotient": (lambda x: jnp.sum(1 / (1 + x**2)), W),
+    "huber": (lambda x: jnp.sum(jnp.where(jnp.abs(x) < 1, x**2 / 2, jnp.abs(x) - 0.5)), W),
+    "sort": (lambda x: jnp.sort(x) @ jnp.arange(3.0), V),
+    "scan": (lambda x: jax.lax.scan(lambda c, t: (jnp.sin(c) + t, None), x, jnp.arange(3.0))[0], jnp.array(0.5)),
+    "gelu": (lambda x: jnp.sum(jax.nn.gelu(x)), V),
+}
+
+
+def errors(report):
+    return [finding for finding in report.findings if finding.severity == "error"]
+
+
+@table("name", PLANTED, quick=4)
+def test_bad_points_are_found(name):
+    f, point, operation = PLANTED[name]
+    if name != "while":
+        assert not errors(pg.check(f)(point))
+    report = pg.check(f, search=True)(point)
+    assert not report.ok
+    found = [finding for finding in errors(report) if finding.details.get("moved")]
+    assert found
+    assert operation is None or operation in {finding.operation for finding in found}
+    assert "point nearby" in found[0].message
+
+
+@table("name", CLEAN, quick=4)
+def test_what_is_well_raises_no_alarm(name):
+    f, point = CLEAN[name]
+    report = pg.check(f, search=True)(point)
+    assert not errors(report), report
+    assert any("silence is no proof" in note for note in report.notes)
+
+
+def test_a_slope_that_is_infinite_is_a_note():
+    report = pg.check(lambda x: jnp.sqrt(x), search=True)(2.0)
+    assert [(finding.kind, finding.severity) for finding in report.findings] == [("nan", "info")]
+    assert report.ok
+
+
+def test_it_says_what_was_moved():
+    f = lambda p: jnp.linalg.norm(p["a"]) ** 2 * p["b"]
+    (finding,) = errors(pg.check(f, search=True)({"a": W, "b": 2.0}))
+    ((path, (before, after)),) = finding.details["moved"].items()
+    assert path == "['a']"
+    np.testing.assert_allclose(before, W)
+    assert after == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "bounds", [(0.1, None), ({"a": 0.1, "b": None}, None), (0.1, 5.0), (0.1, {"a": 3.0, "b": 3.0})]
+)
+def test_points_stay_within_bounds(bounds):
+    f = lambda p: jnp.sum(jnp.where(p["a"] > 0, jnp.sqrt(p["a"]) * p["a"], 0.0)) * p["b"]
+    model = {"a": W, "b": 2.0}
+    assert errors(pg.check(f, search=True)(model))
+    assert not errors(pg.check(f, search=True, bounds=bounds)(model))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        (3.0, "`bounds` is float 3.0.*pair"),
+        ((1.0, None), r"exclude the given point, at `\['a'\]`.*from 1.0 to None"),
+        (({"a": 0.0}, None), "have 1 leaves, and 2 are differentiated"),
+    ],
+)
+def test_bounds_that_do_not_fit_are_refused(bounds, said):
+    with pytest.raises(pg.errors.ArgumentError, match=f"(?s){said}"):
+        pg.check(lambda p: jnp.sum(p["a"]) * p["b"], search=True, bounds=bounds)({"a": W, "b": 2.0})
+
+
+def test_marks_and_wrt_are_respected():
+    f = lambda m: jnp.sqrt(m.length**2) * m.length * m.held
+    bond = Bond(jnp.array(2.0), jnp.array(3.0))
+    (finding,) = errors(pg.check(f, search=True)(bond))
+    assert list(finding.details["moved"]) == ["length"]
+    assert not errors(pg.check(f, wrt="held", search=True)(bond))
