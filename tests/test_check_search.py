@@ -41,7 +41,7 @@ PLANTED = {
     "where sqrt": (lambda x: jnp.sum(jnp.where(x > 0, jnp.sqrt(x) * x, 0.0)), W, "sqrt"),
     "where log": (lambda x: jnp.sum(jnp.where(x > 0, x * x * jnp.log(x), 0.0)), W, None),
     "scan": (in_a_loop, jnp.array(2.5), "sqrt"),
-    "map": (lambda x: jax.lax.map(lambda x: jnp.where(x > 1, jnp.sqrt(x - 1) ** 3, 0.0), x).sum(), W, None),
+    "map": (lambda x: jax.lax.map(lambda x: jnp.where(x > 1, jnp.sqrt(x - 1) ** 3, 0.0), x).sum(), W + 1, None),
     "cond": (
         lambda x: jax.lax.cond(x > 0, lambda x: jnp.sqrt(jnp.abs(x - 1.0)) ** 4, lambda x: x, x),
         jnp.array(3.0),

@@ -21,6 +21,7 @@ from .search import Reached, search
 _CHECKED = 12
 # A slope that grows as the step shrinks is infinite: the ratio of two steps, and by how much it must grow.
 _STEPS, _GROWTH = (1e-2, 1e-4), 3.0
+_DIRECTIONS = 3
 
 Check = Callable[[list[Target]], GradientReport]
 
@@ -108,17 +109,19 @@ def _moved(targets: list[Target], point: Reached) -> list[Target]:
 def _is_infinite(outputs: Callable[..., list[Any]], point: Reached) -> bool:
     """Whether the slope itself grows without bound, as that of `sqrt` at 0."""
     generator = np.random.default_rng(0)
-    directions = [generator.choice([-1.0, 1.0], np.shape(leaf)) for leaf in point.leaves]
     here = outputs(*point.leaves)
 
-    def slope(step: float, side: float) -> float:
-        moved = [leaf + (side * step * d).astype(leaf.dtype) for leaf, d in zip(point.leaves, directions, strict=True)]
+    def slope(directions: list[Any], step: float) -> float:
+        moved = [leaf + (step * d).astype(leaf.dtype) for leaf, d in zip(point.leaves, directions, strict=True)]
         pairs = zip(outputs(*moved), here, strict=True)
-        return max(float(np.max(np.abs(there - own), initial=0)) for there, own in pairs) / step
+        return max(float(np.max(np.abs(there - own), initial=0)) for there, own in pairs) / abs(step)
 
-    large, small = _STEPS
-    sides = [(slope(large, side), slope(small, side)) for side in (-1.0, 1.0)]
-    return any(np.isfinite(b) and np.isfinite(a) and b > _GROWTH * a > 0 for a, b in sides)
+    grows = []
+    for _ in range(_DIRECTIONS):
+        directions = [generator.standard_normal(np.shape(leaf)) for leaf in point.leaves]
+        sides = [(slope(directions, side * _STEPS[0]), slope(directions, side * _STEPS[1])) for side in (-1.0, 1.0)]
+        grows.append(any(np.isfinite(small) and small > _GROWTH * large > 0 for large, small in sides))
+    return all(grows)
 
 
 def _told(finding: Finding, targets: list[Target], leaves: list[Any], point: Reached, is_infinite: bool) -> Finding:
