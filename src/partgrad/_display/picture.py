@@ -143,9 +143,9 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
 def _words(wrt: Any, selection: Selection) -> str:
     """What to call a selector."""
     if isinstance(wrt, str) or wrt is selection:
-        return printable(repr(wrt))
+        return printable(selection.words)
     # A lambda has no name.
-    return printable(getattr(wrt, "__name__", repr(selection)).strip("<>`"))
+    return printable(getattr(wrt, "__name__", selection.words).strip("<>`"))
 
 
 def _cells(last: tuple[bool, ...], twig: Twig, is_open: bool) -> tuple[str, str, str, str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from .._message import at, listed
 from ..errors import SelectionError, SelectorTypeError
-from .plans import Target
+from .target import Target
 from .selectors import Selector, as_selection
 
 _MISSING: Any = object()

@@ -11,7 +11,7 @@ from .._marks import Layout, alike, first_difference, united
 from .._message import at
 from .._trees import describe
 from ..errors import PartsError
-from .plans import Target, unflatten_part
+from .target import Target, unflatten_part
 from .selectors import Selector, as_selection
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def partition(tree: T, wrt: Selector = None) -> tuple[T, T]:
     """
     target = Target(tree, as_selection(wrt))
     target.refuse_elements("partition")
-    leaves, structure = target.leaves, target.plan.structure(target.treedef)
+    leaves, structure = target.leaves, target.thawed
     selected: list[Any] = [None] * len(leaves)
     rest = leaves.copy()
     for i in target.plan.indices:

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._trees import dtype_of, shape_of
 from ..errors import PartsError
-from .plans import Target, entry_names
+from .target import Target, entry_names
 from .selectors import Selector, as_selection
 
 

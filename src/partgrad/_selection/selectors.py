@@ -1,14 +1,15 @@
 """Selectors: what a user writes for `wrt=`.
 
 A selector either names a part of a tree, and the gradient has the shape of that part, or describes leaves, and the
-gradient is the tree with None elsewhere. It answers for a structure with places; `choose` turns these into a plan.
+gradient is the tree with None elsewhere. On a structure it says which, with places: it returns a `Match`.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import types
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import jax
@@ -16,25 +17,16 @@ import numpy as np
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed
-from .._trees import common, is_differentiable, joined, shape_of, without
+from .._trees import common, is_differentiable, shape_of, without
 from ..errors import NoMatchError, SelectionError, SelectorTypeError
-from .callables import answer_of
-from .choose import (
-    LEAF,
-    NOTHING_DIFFERENTIABLE,
-    Found,
-    Purpose,
-    choose_described,
-    choose_named,
-    leaves_of,
-    nothing_selected,
-    refuse_twice,
-    refuse_undifferentiable,
-)
+from .advice import no_path, not_found
+from .callables import match_of
+from .choose import LEAF, Rules, leaves_in, nothing_selected, place_of, selected_in
 from .masks import masked_places
-from .patterns import elements_at, is_exact, matching_places, not_found, parse
-from .plans import Plan
-from .slots import Pick, Structure
+from .patterns import elements_at, matching_places, parse
+from .plan import Found, Match, Pick
+from .slots import Seen
+from .structures import Structure, keep
 
 # What `wrt` accepts; a mask may be a tree of any class.
 Selector: TypeAlias = Callable[[Any], Any] | object
@@ -46,47 +38,25 @@ class Selection:
     Selections combine with each other and with any other selector: `a | b`, `a & b`, `a - b`, `~a`.
     """
 
-    # Whether its answer depends only on the structure (and on shapes, if it takes elements). Then selections that
-    # compare equal give equal answers.
+    # Whether its match depends only on the structure (and on shapes, if it takes elements). Then selections that
+    # compare equal give equal matches.
     is_fixed: bool = True
     # Whether it is `None`, which must not ignore what only looks like a leaf.
     takes_everything = False
+    # What it is called in an error.
+    words: str
 
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        """What it says about a structure: places, and for a named part the containers around them.
-
-        Returns:
-            Something hashable; equal answers make equal plans. Here a pair: for a named part of a tuple of places and
-            the structure of the containers, for described leaves of a tuple of tuples of places and None.
-        """
+    def match(self, structure: Structure) -> Match:
+        """What it says about a structure; equal matches make equal plans."""
         raise NotImplementedError
 
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        """The leaves that an answer concerns, marks aside."""
-        places, containers = answer
-        if containers is not None:
-            places = (places,)
-        for several in places:
-            for pick in several:
-                place = pick.place if isinstance(pick, Pick) else pick
-                # A node of static data that is only described stays out, like the leaves in it.
-                if containers is not None or not place.is_static:
-                    refuse_undifferentiable(structure, place, purpose)
-            whole = [place for place in several if isinstance(place, Place)]
-            numbers = [i for place in whole for i in range(place.start, place.stop)]
-            refuse_twice(structure, [i for i in numbers if purpose == "marks" or structure.is_free(i)])
-        return leaves_of(structure, [place for several in places for place in several], purpose)
+    @property
+    def rules(self) -> Rules:
+        """What else matters when its leaves are chosen."""
+        return Rules(self.words)
 
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        """The plan for an answer."""
-        places, containers = answer
-        if containers is not None:
-            return choose_named(structure, places, containers, repr(self), purpose)
-        found = self.found(structure, answer, purpose)
-        # Whether a leaf has these elements depends on its shape.
-        has_elements = any(isinstance(pick, Pick) for several in places for pick in several)
-        considered = range(len(structure.leaves)) if has_elements else _numbers(places)
-        return choose_described(structure, found, repr(self), purpose, considered)
+    def __repr__(self) -> str:
+        return f"<selection {self.words}>"
 
     def __or__(self, other: Any) -> Selection:
         return _Union(self, as_selection(other))
@@ -110,12 +80,8 @@ class Selection:
         return _Difference(_EVERYTHING, self)
 
 
-def _numbers(places: Iterable[Iterable[Place]]) -> list[int]:
-    return sorted({i for several in places for place in several for i in range(place.start, place.stop)})
-
-
 class _Pair(Selection):
-    """A combination of two selections, which always describes leaves."""
+    """A combination of two selections as sets of leaves and elements."""
 
     symbol = ""
 
@@ -130,96 +96,119 @@ class _Pair(Selection):
     def __hash__(self) -> int:
         return hash((self.symbol, self._first, self._second))
 
-    def __repr__(self) -> str:
-        return f"({_in_words(self._first)} {self.symbol} {_in_words(self._second)})"
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        """Both sides, as they were combined."""
+        return f"({self._first.words} {self.symbol} {self._second.words})"
 
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        return self.symbol, self._first.answer(structure, purpose), self._second.answer(structure, purpose)
+    @property
+    def rules(self) -> Rules:
+        """It is empty if its sides are sets that do not go together."""
+        return Rules(self.words, self._why_empty(), is_wide=True)
 
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
+    def match(self, structure: Structure) -> Match:
+        """What both sides say, combined; kept for sides that are asked anew on every call."""
+        first, second = self._first.match(structure), self._second.match(structure)
+        if self.is_fixed or any(isinstance(pick, Pick) for pick in (*first.places, *second.places)):
+            return self._combined(structure, first, second)
+        free = tuple(map(is_differentiable, structure.leaves))
+        key = self.symbol, structure.purpose, free, first, second
+        found = structure.combined.get(key)
+        return found or keep(structure.combined, key, self._combined(structure, first, second))
+
+    def _combined(self, structure: Structure, first: Match, second: Match) -> Match:
         # Marks count when both are compared: what is excluded need not be free.
-        sides = []
-        for selection, own in zip((self._first, self._second), answer[1:], strict=True):
-            sides.append(selection.found(structure, own, purpose))
-            if not sides[-1]:
-                raise nothing_selected(structure, [], repr(selection))
-        combined = self._combined(structure, sides[0], sides[1], purpose)
-        return {i: own for i, own in combined.items() if own is None or own.size}
+        sides = [self._found(structure, *own) for own in ((self._first, first), (self._second, second))]
+        combined = {i: own for i, own in self._set(structure, *sides).items() if own is None or own.size}
+        nodes = [place for match in (first, second) for place in match.places if _is_inside(structure, place, combined)]
+        leaves, slots = structure.layout.leaves, structure.slots
+        places = [leaves[i] if own is None else Pick(leaves[i], own, slots[i].size) for i, own in combined.items()]
+        return Match((*nodes, *places))
 
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        found = self.found(structure, answer, purpose)
-        everything = range(len(structure.leaves))
-        return choose_described(structure, found, repr(self), purpose, everything, self._why_empty())
+    def _found(self, structure: Structure, selection: Selection, match: Match) -> Found:
+        found = leaves_in(structure, match, selection.rules.is_strict)
+        if not found:
+            raise nothing_selected(structure, [], Rules(selection.words))
+        return found
+
+    def _set(self, structure: Structure, first: Found, second: Found) -> Found:
+        raise NotImplementedError
 
     def _why_empty(self) -> str:
-        return NOTHING_DIFFERENTIABLE
-
-    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
         raise NotImplementedError
 
 
+def _is_inside(structure: Structure, place: Place | Pick, found: Found) -> bool:
+    """Whether a place is a node all of whose leaves were found."""
+    if isinstance(place, Pick) or place.is_leaf:
+        return False
+    return all(i in found and found[i] is None for i in range(place.start, place.stop) if structure.is_wanted(i))
+
+
 class _Union(_Pair):
+    """What either side selects; what a side names is named."""
+
     symbol = "|"
 
-    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
-        both = [i for i in first if i in second and (purpose == "marks" or structure.is_free(i))]
-        refuse_twice(structure, [*both, *both], [*(first[i] for i in both), *(second[i] for i in both)])
-        return first | second | {i: joined([first[i], second[i]]) for i in both}
+    def _combined(self, structure: Structure, first: Match, second: Match) -> Match:
+        for selection, match in ((self._first, first), (self._second, second)):
+            found = self._found(structure, selection, match)
+            if not selected_in(structure, match, found):
+                raise nothing_selected(structure, list(found), Rules(selection.words))
+        return Match((*first.places, *second.places), None, (*first.named, *second.named))
 
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        for selection, own in zip((self._first, self._second), answer[1:], strict=True):
-            leaves = list(selection.found(structure, own, purpose))
-            if leaves and purpose != "marks" and all(structure.mark(i) >= 0 for i in leaves):
-                raise nothing_selected(structure, leaves, repr(selection))
-        return super().plan(structure, answer, purpose)
+    def _why_empty(self) -> str:
+        return Rules("").reason
 
 
 class _Intersection(_Pair):
+    """What both sides select."""
+
     symbol = "&"
 
-    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
+    def _set(self, structure: Structure, first: Found, second: Found) -> Found:
         return {i: common(own, second[i]) for i, own in first.items() if i in second}
 
     def _why_empty(self) -> str:
-        return f"No leaf is selected both by {_in_words(self._first)} and by {_in_words(self._second)}."
+        return f"No leaf is selected both by {self._first.words} and by {self._second.words}."
 
 
 class _Difference(_Pair):
+    """What the first side selects and the second does not."""
+
     symbol = "-"
 
-    def __repr__(self) -> str:
-        return f"~{_in_words(self._second)}" if self._first is _EVERYTHING else super().__repr__()
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        """A complement is written as one."""
+        return f"~{self._second.words}" if self._first is _EVERYTHING else super().words
 
-    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
+    def _set(self, structure: Structure, first: Found, second: Found) -> Found:
         sizes = {i: math.prod(shape_of(structure.leaves[i])) for i in first if second.get(i) is not None}
         return {i: without(own, second[i], sizes.get(i, 0)) if i in second else own for i, own in first.items()}
 
     def _why_empty(self) -> str:
         if self._first is _EVERYTHING:
-            return f"{_in_words(self._second)} selects every differentiable leaf, so nothing is left."
-        return f"{_in_words(self._second)} selects all that {_in_words(self._first)} selects, so nothing is left."
+            return f"{self._second.words} selects every differentiable leaf, so nothing is left."
+        return f"{self._second.words} selects all that {self._first.words} selects, so nothing is left."
 
 
 class _Everything(Selection):
     """`wrt=None`: every differentiable leaf that no mark holds."""
 
     takes_everything = True
+    words = "None"
 
-    def __repr__(self) -> str:
-        return "None"
+    @property
+    def rules(self) -> Rules:
+        """The caller refuses a tree without such leaves."""
+        return Rules(self.words, is_wide=True, may_be_empty=True)
 
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        return None
-
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        return {i: None for i, leaf in enumerate(structure.leaves) if is_differentiable(leaf)}
-
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        refuse_forgotten(structure.leaves, structure.path)
-        found = self.found(structure, answer, purpose)
-        # The caller refuses a tree without such leaves.
-        selected = [i for i in found if purpose == "marks" or structure.mark(i) < 0]
-        return Plan(structure, selected, considered=range(len(structure.leaves)))
+    def match(self, structure: Structure) -> Match:
+        """The tree itself."""
+        root = structure.layout.root
+        is_useless = root.is_leaf and not is_differentiable(structure.leaves[0])
+        return Match(() if is_useless else (root,))
 
 
 class CallableSelection(Selection):
@@ -231,18 +220,21 @@ class CallableSelection(Selection):
         self._function = function
         self._everywhere = everywhere
 
-    def __repr__(self) -> str:
-        return _in_words(self) if self._everywhere else "`wrt`"
-
     @property
-    def words(self) -> str:
-        """What it is called in an error about a combination of selections."""
+    def words(self) -> str:  # type: ignore[override]
+        """The function's name."""
         name = getattr(self._function, "__name__", type(self._function).__name__)
         name = "the lambda" if name == "<lambda>" else f"`{name}`"
         return f"each({name})" if self._everywhere else name
 
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        return answer_of(self._function, structure, everywhere=self._everywhere)
+    @property
+    def rules(self) -> Rules:
+        """What it returns was pointed at, so it must be differentiable."""
+        return Rules(self.words if self._everywhere else "`wrt`", is_strict=True)
+
+    def match(self, structure: Structure) -> Match:
+        """What the function returns."""
+        return match_of(self._function, structure, everywhere=self._everywhere)
 
 
 class Path(Selection):
@@ -251,6 +243,7 @@ class Path(Selection):
     def __init__(self, pattern: str):
         self._pattern = pattern
         self._steps = parse(pattern)
+        self.words = repr(pattern)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Path) and self._pattern == other._pattern
@@ -258,35 +251,48 @@ class Path(Selection):
     def __hash__(self) -> int:
         return hash(self._pattern)
 
-    def __repr__(self) -> str:
-        return repr(self._pattern)
-
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        places: list[Any] = matching_places(structure.layout, self._steps) or elements_at(structure, self._steps)
+    def match(self, structure: Structure) -> Match:
+        """The places that it leads to."""
+        steps, layout = self._steps, structure.layout
+        places: list[Any] = matching_places(layout, steps)
+        if not places:
+            places, steps = elements_at(structure, steps)
+        if not places:
+            # As JAX writes it, a wrapper takes a step.
+            places, steps = matching_places(layout, self._steps, of_jax=True), self._steps
         if not places:
             raise not_found(structure, self._pattern, self._steps)
-        if not is_exact(self._steps):
-            return tuple((place,) for place in places), None
+        if any(step.is_wild for step in steps):
+            return Match(tuple(places))
         if len(places) > 1:
-            one, other = (place.place if isinstance(place, Pick) else place for place in places[:2])
+            one, other = map(place_of, places[:2])
             raise SelectionError(
                 f"The path '{self._pattern}' names two leaves that differ only in the kind of a step.",
                 f"Found {at(one.path)} and {at(other.path)}.",
                 fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
             )
-        return (places[0],), LEAF
+        return Match((places[0],), LEAF)
 
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        places, containers = answer
-        if containers is not None:
-            return super().found(structure, answer, purpose)
-        flat = [place for several in places for place in several]
-        leaves = [place for place in flat if isinstance(place, Place)]
-        if len(leaves) == len(flat) and all(
-            place.is_leaf and not is_differentiable(structure.leaves[place.start]) for place in leaves
-        ):
-            refuse_undifferentiable(structure, leaves[0], purpose)
-        return leaves_of(structure, flat, purpose)
+
+class WholePath(Selection):
+    """The leaves whose whole path a regular expression matches."""
+
+    def __init__(self, pattern: re.Pattern[str]):
+        self._pattern = pattern
+        self.words = repr(pattern)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WholePath) and self._pattern == other._pattern
+
+    def __hash__(self) -> int:
+        return hash(self._pattern)
+
+    def match(self, structure: Structure) -> Match:
+        """The leaves."""
+        places = tuple(place for place in structure.layout.leaves if self._pattern.fullmatch(place.path))
+        if not places:
+            raise no_path(structure, self._pattern)
+        return Match(places)
 
 
 class OfType(Selection):
@@ -294,6 +300,7 @@ class OfType(Selection):
 
     def __init__(self, cls: type):
         self._cls = cls
+        self.words = cls.__name__
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OfType) and self._cls is other._cls
@@ -301,16 +308,15 @@ class OfType(Selection):
     def __hash__(self) -> int:
         return hash(self._cls)
 
-    def __repr__(self) -> str:
-        return self._cls.__name__
-
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+    def match(self, structure: Structure) -> Match:
+        """The nodes of the class."""
         found = [place for place in structure.nodes if isinstance(place.value, self._cls)]
         if not found:
             refuse_forgotten(structure.leaves, structure.path)
             are_leaves = any(isinstance(leaf, self._cls) for leaf in structure.leaves)
             raise self._not_there(dict.fromkeys(type(place.value) for place in structure.nodes), are_leaves)
-        return tuple((place,) for place in found), None
+        # A node of static data that is only described stays out, like the leaves in it.
+        return Match(tuple(found))
 
     def _not_there(self, present: Iterable[type], are_leaves: bool) -> NoMatchError:
         name, classes = self._cls.__name__, list(present)
@@ -330,6 +336,8 @@ class OfType(Selection):
 class _Mask(Selection):
     """A tree of bools, or a prefix of one."""
 
+    words = "the mask"
+
     def __init__(self, tree: Any):
         leaves, self._treedef = jax.tree.flatten(tree)
         self._chosen = tuple(map(bool, leaves))
@@ -340,52 +348,35 @@ class _Mask(Selection):
     def __hash__(self) -> int:
         return hash((self._treedef, self._chosen))
 
-    def __repr__(self) -> str:
-        return "the mask"
-
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+    def match(self, structure: Structure) -> Match:
+        """The places under True."""
         if not any(self._chosen):
-            raise nothing_selected(structure, [], repr(self), reason="It is False everywhere.")
+            raise nothing_selected(structure, [], Rules(self.words, "It is False everywhere."))
         layout = Layout(self._treedef.unflatten(self._chosen))
-        return tuple((place,) for place in masked_places(layout, self._chosen, structure)), None
-
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        return leaves_of(structure, [place for several in answer[0] for place in several], purpose)
+        return Match(tuple(masked_places(layout, self._chosen, structure)))
 
 
 class Matching(Selection):
     """The free leaves for which a function of path and slot returns true."""
 
     is_fixed = False
+    words = "matching(...)"
 
     def __init__(self, function: Callable[[str, Any], bool]):
         self._function = function
 
-    def __repr__(self) -> str:
-        return "matching(...)"
-
-    def answer(self, structure: Structure, purpose: Purpose) -> Hashable:
-        numbers = [i for i, leaf in enumerate(structure.leaves) if is_differentiable(leaf)]
-        asked = numbers if purpose == "marks" else [i for i in numbers if structure.mark(i) < 0]
-        slots = structure.slots
-        chosen = tuple([i for i in asked if self._function(slots[i].path, slots[i])])
+    def match(self, structure: Structure) -> Match:
+        """The leaves for which it is true."""
+        leaves, places = structure.leaves, structure.layout.leaves
+        asked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and not structure.is_held(i)]
+        chosen = tuple([places[i] for i in asked if self._function(places[i].path, Seen(structure, i))])
         if not chosen:
             reason = f"The function is false for all of the {len(asked)} leaves that it was asked about."
-            raise nothing_selected(structure, [], repr(self), reason=reason)
-        return chosen
-
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        return dict.fromkeys(answer)
-
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        return Plan(structure, answer, considered=range(len(structure.leaves)))
+            raise nothing_selected(structure, [], Rules(self.words, reason))
+        return Match(chosen)
 
 
 _EVERYTHING = _Everything()
-
-
-def _in_words(selection: Selection) -> str:
-    return selection.words if isinstance(selection, CallableSelection) else repr(selection)
 
 
 def as_selection(wrt: Any) -> Selection:
@@ -434,6 +425,9 @@ def _not_a_selector(wrt: Any) -> SelectorTypeError:
         first, *others = (cls.__name__ for cls in wrt.__args__)
         details = ["Python makes a type of two classes with `|` between them."]
         fix = f"write {' | '.join([f'partgrad.of_type({first})', *others])}."
+    elif isinstance(wrt, re.Pattern):
+        details = ["A regular expression is for whole paths."]
+        fix = f"write partgrad.path({wrt!r})."
     elif isinstance(wrt, tuple | list):
         details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
         fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."

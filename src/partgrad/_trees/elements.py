@@ -86,10 +86,10 @@ def overlap(several: list[Elements]) -> bool:
 
 
 def joined(several: list[Elements]) -> Elements:
-    """The union of disjoint sets of elements, sorted by position if there are several."""
-    if len(several) == 1:
+    """The union of sets of elements, sorted by position if they differ."""
+    if all(np.array_equal(elements, several[0]) for elements in several[1:]):
         return several[0]
-    return np.sort(np.concatenate([elements.ravel() for elements in several if elements is not None]))
+    return np.unique(np.concatenate([elements.ravel() for elements in several if elements is not None]))
 
 
 def common(first: Elements, second: Elements) -> Elements:
