@@ -224,8 +224,8 @@ def _children(node: Any) -> _Children:
     if schema is not None:
         marks, is_held = getattr(node, MARKS), is_foreign_mark(node)
         if marks.regular and not marks.nondiff:
-            held = itertools.repeat(True) if is_held else _UNMARKED
-            return schema.keys, [getattr(node, name) for name in schema.dynamic], held
+            children = [getattr(node, name) for name in schema.dynamic]
+            return schema.keys, children, itertools.repeat(True) if is_held else _UNMARKED
         fields = children_of(node)
         held = [is_held or data is not None or _mark(marks, name) for name, _, data in fields]
         return [GetAttrKey(name) for name, _, _ in fields], [child for _, child, _ in fields], held

@@ -141,11 +141,15 @@ def united(first: Any, second: Any) -> Any:
 def _highest_level(structure: Any) -> int:
     levels = [0]
 
-    def see(kind: type, _: tuple[int, ...]) -> type:
+    def see(cover: Cover, *_: Any) -> Cover:
+        levels.extend(level for _, level in cover.open)
+        return cover
+
+    def see_class(kind: type, _: tuple[int, ...]) -> type:
         levels.append(level_of(kind) or 0)
         return kind
 
-    _map_covers(structure, lambda cover, *_: levels.extend(level for _, level in cover.open) or cover, see)
+    _map_covers(structure, see, see_class)
     return max(levels)
 
 

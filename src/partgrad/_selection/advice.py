@@ -1,18 +1,16 @@
 """What an error says of a path that matches nothing: at which step it fails, what is there, and how to write it."""
 
-import functools
 import inspect
 import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from jax.tree_util import FlattenedIndexKey, SequenceKey
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses
 from ..errors import NoMatchError, SelectionError
-from .callables import match_of
+from .callables import code_of, match_of
 from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse
 from .structures import Structure
 
@@ -69,33 +67,21 @@ def _stored_otherwise(structure: Structure, reached: Sequence[Place], step: Patt
     """What the nodes have under this name that is no part of the tree: a property, a method, static data."""
     if step.kind != "name":
         return None
-    for place in reached:
-        kind = type(place.value).__name__
-        path = f"{place.path}.{step.value}".removeprefix(".")
-        code = _code_of(inspect.getattr_static(type(place.value), step.value, None))
+    for cls, place in {type(place.value): place for place in reversed(reached)}.items():
+        code = code_of(inspect.getattr_static(cls, step.value, None))
         if code is not None:
             return _computed(structure, place, step.value, code)
-        if step.value not in getattr(place.value, "__dict__", {}):
-            continue
-        value = vars(place.value)[step.value]
-        for child in structure.layout.children(place):
-            if child.value is value:
-                what = f"`{kind}` is registered without names: {at(path)} is `{child.path}`."
-                return [what], f"write {child.path!r}, or a callable."
-        what = f"{at(path)} is static data of `{kind}`, which is never differentiated."
-        return [what], "make it a field of its own that is not static."
-    return None
-
-
-def _code_of(member: Any) -> types.CodeType | None:
-    """The code of a property or a method."""
-    if isinstance(member, property):
-        member = member.fget
-    elif isinstance(member, functools.cached_property):
-        member = member.func
-    elif isinstance(member, staticmethod | classmethod):
-        member = member.__func__
-    return getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+    holder = next((place for place in reached if step.value in getattr(place.value, "__dict__", {})), None)
+    if holder is None:
+        return None
+    kind, value = type(holder.value).__name__, vars(holder.value)[step.value]
+    path = at(f"{holder.path}.{step.value}".removeprefix("."))
+    for child in structure.layout.children(holder):
+        if child.value is value:
+            what = f"`{kind}` is registered without names: {path} is `{child.path}`."
+            return [what], f"write {child.path!r}, or a callable."
+    what = f"{path} is static data of `{kind}`, which is never differentiated."
+    return [what], "make it a field of its own that is not static."
 
 
 def _computed(structure: Structure, place: Place, name: str, code: types.CodeType) -> _Advice:
@@ -174,7 +160,9 @@ def _misspelled(layout: Layout, reached: Sequence[Place], steps: Sequence[Patter
     near = near_misses(step.value, names)
     if not near:
         return None
-    fixed = _joined([*steps[:count], *parse(near[0] if near[0].isidentifier() else f"[{near[0]!r}]"), *steps[count + 1 :]])
+    fixed = _joined(
+        [*steps[:count], *parse(near[0] if near[0].isidentifier() else f"[{near[0]!r}]"), *steps[count + 1 :]]
+    )
     there = matching_places(layout, parse(fixed))
     if not there:
         return [f"Near names: {listed(f'`{name}`' for name in near)}."], f"write `{near[0]}` for `{step.value}`."

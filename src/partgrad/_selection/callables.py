@@ -70,6 +70,7 @@ def _asked(function: Callable[[Any], Any], structure: Structure, everywhere: boo
             misfit = _misfit(error, function, structure)
     nodes, leaves = structure.nodes, structure.layout.leaves
     places: list[Place | Pick] = []
+    groups: list[tuple[Place | Pick, ...]] = []
     fits = False
     for node in nodes if misfit is None else nodes[1:]:
         try:
@@ -79,9 +80,9 @@ def _asked(function: Callable[[Any], Any], structure: Structure, everywhere: boo
                 places.append(leaves[returned._number])
             else:
                 several, _ = _parts(returned, structure)
-                if len(several) > 1:
-                    refuse_twice(structure, several)
                 places += several
+                if len(several) > 1:
+                    groups.append(several)
             fits = True
         except _MISFITS as error:
             new = _misfit(error, function, structure)
@@ -89,6 +90,8 @@ def _asked(function: Callable[[Any], Any], structure: Structure, everywhere: boo
     if not fits:
         misfit = misfit or _Misfit("it is one leaf, and a leaf is not a node")
         raise _fits_nowhere(function, structure, misfit, max(len(nodes) - 1, 0))
+    if groups:
+        refuse_twice(structure, groups)
     return Match(tuple(places))
 
 
@@ -117,13 +120,16 @@ def _misfit(error: Exception, function: Callable[[Any], Any], structure: Structu
 
 def _is_from_inside(error: Exception, function: Callable[[Any], Any], structure: Structure) -> bool:
     """Whether an error comes from inside a property or a method of a node, not from a node that lacks something."""
+    traceback = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    if traceback is None or (traceback.tb_next is None and traceback.tb_frame.f_code is _code_of(function)):
+        # What nearly all callables do that do not fit.
+        return False
     declared = getattr(type(getattr(error, "obj", None)), str(getattr(error, "name", "")), None)
     if isinstance(error, AttributeError) and isinstance(declared, property | functools.cached_property):
         # It is there; its own `AttributeError` made Python ask `__getattr__`.
         return True
     # The first frame is the one that asked; the next is the selector's, unless it is written in C.
-    traceback = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    if traceback is not None and traceback.tb_frame.f_code is _code_of(function):
+    if traceback.tb_frame.f_code is _code_of(function):
         traceback = traceback.tb_next
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
@@ -133,11 +139,13 @@ def _is_from_inside(error: Exception, function: Callable[[Any], Any], structure:
 
 
 def _code_of(function: Any) -> Any:
+    if type(function) is types.FunctionType:
+        return function.__code__
     while isinstance(function, functools.partial):
         function = function.func
     if not isinstance(function, types.FunctionType | types.MethodType):
         function = getattr(type(function), "__call__", None)
-    return getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+    return getattr(function, "__code__", None)
 
 
 def _is_of_node(frame: types.FrameType, structure: Structure) -> bool:
@@ -146,9 +154,21 @@ def _is_of_node(frame: types.FrameType, structure: Structure) -> bool:
     if not code.co_argcount or str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
         return False
     owner = frame.f_locals.get(code.co_varnames[0])
-    member = inspect.getattr_static(type(owner), code.co_name, None)
-    is_function = callable(member) or hasattr(type(member), "__get__")
-    return member is not None and is_function and structure.holds(owner)
+    members = (member for cls in type(owner).__mro__ for member in vars(cls).items())
+    return structure.holds(owner) and any(
+        code_of(member) is code or (name == code.co_name and code_of(member) is not None) for name, member in members
+    )
+
+
+def code_of(member: Any) -> types.CodeType | None:
+    """The code of a property or a method, as a class has it."""
+    if isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, functools.cached_property):
+        member = member.func
+    elif isinstance(member, staticmethod | classmethod):
+        member = member.__func__
+    return getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
 
 
 def _parts(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, ...], Any]:

@@ -1,7 +1,8 @@
 """Choosing: from the places that a selector names or describes to a plan, with the rules about marks."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -15,6 +16,7 @@ from .structures import Structure
 LEAF = jax.tree.structure(0)
 # How many leaves an error names in its remedy.
 _NAMED = 4
+_IS_LEAF = operator.attrgetter("is_leaf")
 NOTHING_DIFFERENTIABLE = "Nothing in what it selects is floating or complex."
 
 
@@ -79,7 +81,7 @@ def _choose_named(structure: Structure, match: Match, rules: Rules) -> Plan:
         selected += [pick] * len(named.leaves) if isinstance(pick, Pick) else named.leaves
         own = [leaf.start - place.start for leaf in named.leaves]
         nodes.append(Node(place.route, place.stop - place.start, own, named.is_opened))
-    refuse_twice(structure, selected, lambda leaf: True)
+    refuse_twice(structure, [selected], lambda leaf: True)
     elements = [pick.elements if isinstance(pick, Pick) else None for pick in selected]
     if not any(own is None or own.size for own in elements):
         has_elements = any(own is not None for own in elements)
@@ -101,7 +103,11 @@ def _choose_described(structure: Structure, match: Match, rules: Rules) -> Plan:
     is_wide = rules.is_wide or any(isinstance(pick, Pick) for pick in match.places)
     considered = {} if is_wide else dict.fromkeys(i for pick in match.places for i in _range(pick))
     return _plan(
-        structure, match, selected, [found[i] for i in selected], range(len(structure.leaves)) if is_wide else considered
+        structure,
+        match,
+        selected,
+        [found[i] for i in selected],
+        range(len(structure.leaves)) if is_wide else considered,
     )
 
 
@@ -229,16 +235,24 @@ def static_refused(path: str) -> NotDifferentiableError:
 
 
 def refuse_twice(
-    structure: Structure, places: "Sequence[Place | Pick]", counts: Callable[[int], bool] | None = None
+    structure: Structure, groups: "Sequence[Sequence[Place | Pick]]", counts: Callable[[int], bool] | None = None
 ) -> None:
-    """Raise if a leaf that counts, or an element of one, is in several places; those count that can be selected."""
+    """Raise if a leaf that counts, or an element of one, is twice in a group; those count that can be selected."""
+    flat = [pick for group in groups for pick in group]
+    if len(set(flat)) == len(flat) and all(map(_IS_LEAF, flat)):
+        return
     counts = counts or (lambda i: structure.is_wanted(i) and not structure.is_held(i))
-    several: dict[int, list[Elements]] = {}
-    for pick in places:
-        for i in _range(pick):
-            several.setdefault(i, []).append(pick.elements if isinstance(pick, Pick) else None)
-    for i, parts in several.items():
-        if (len(parts) > 1 or parts[0] is not None) and overlap(parts) and counts(i):
+    for group in groups:
+        several: dict[int, list[Elements]] = {}
+        for pick in group:
+            for i in _range(pick):
+                several.setdefault(i, []).append(pick.elements if isinstance(pick, Pick) else None)
+        twice = (
+            i
+            for i, parts in several.items()
+            if (len(parts) > 1 or parts[0] is not None) and overlap(parts) and counts(i)
+        )
+        for i in twice:
             raise SelectionError(
                 f"The selector returns {at(structure.path(i))} twice.",
                 "A leaf may appear once: its gradient has one place to go.",

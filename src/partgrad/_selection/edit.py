@@ -12,8 +12,8 @@ from .._message import at
 from .._trees import function_name, is_differentiable, shape_of, too_deep
 from ..errors import ArgumentError, PartsError, SelectionError
 from .choose import static_refused
-from .target import Target, entry_names, values_like
 from .selectors import Selector, as_selection
+from .target import Target, entry_names, values_like
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from .._marks import Layout, alike, first_difference, united
 from .._message import at
 from .._trees import describe
 from ..errors import PartsError
-from .target import Target, unflatten_part
 from .selectors import Selector, as_selection
+from .target import Target, unflatten_part
 
 T = TypeVar("T")
 

@@ -26,13 +26,13 @@ class PatternStep(NamedTuple):
         kind: `name`, `key` (or an index, or a slice), `glob` (a part of a name), `*`, `[*]` or `**`.
         value: The name, the key or the index.
         text: As it is written.
-        takes: From a key entry and the number of its siblings to whether the step matches it.
+        matches: From a key entry and the number of its siblings to whether the step matches it.
     """
 
     kind: str
     value: Any
     text: str
-    takes: Callable[[Any, int], bool]
+    matches: Callable[[Any, int], bool]
 
     @property
     def is_wild(self) -> bool:
@@ -85,7 +85,7 @@ def _key_test(value: Any) -> Callable[[Any, int], bool]:
     """Whether a key entry has this key; in a sequence, this index or one in this slice."""
     kind = type(value)
 
-    def takes(step: Any, siblings: int) -> bool:
+    def matches(step: Any, siblings: int) -> bool:
         if isinstance(step, GetAttrKey):
             return False
         if isinstance(step, SequenceKey | FlattenedIndexKey) and kind in (int, slice):
@@ -98,7 +98,7 @@ def _key_test(value: Any) -> Callable[[Any, int], bool]:
             return written(key) == value.text
         return (type(key) is kind or isinstance(key, str)) and bool(key == value)
 
-    return takes
+    return matches
 
 
 def _key_value(node: Any) -> Any:
@@ -178,9 +178,9 @@ def matching_places(layout: Layout, steps: Sequence[PatternStep], *, of_jax: boo
             continue
         found: list[Place] = []
         for place in places:
-            children, takes = layout.children(place), step.takes
+            children, matches = layout.children(place), step.matches
             siblings = len(children)
-            found += [child for child in children if takes(child.key, siblings)]
+            found += [child for child in children if matches(child.key, siblings)]
         places = unwrapped(layout, found)
     places = _inside(layout, places) if of_jax else places
     return sorted(places, key=lambda place: (place.start, place.depth)) if len(places) > 1 else places

@@ -24,6 +24,8 @@ class Pick:
     """Some elements of the leaf at a place: their positions in the flattened leaf, which has so many elements."""
 
     __slots__ = ("_key", "elements", "place", "size")
+    # It is a part of one.
+    is_leaf = False
 
     def __init__(self, place: Place, elements: np.ndarray, size: int):
         self.place = place

@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._trees import dtype_of, shape_of
 from ..errors import PartsError
-from .target import Target, entry_names
 from .selectors import Selector, as_selection
+from .target import Target, entry_names
 
 
 class Unravel:

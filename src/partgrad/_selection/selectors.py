@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -23,7 +23,7 @@ from .advice import no_path, not_found
 from .callables import match_of
 from .choose import LEAF, Rules, leaves_in, nothing_selected, place_of, selected_in
 from .masks import masked_places
-from .patterns import elements_at, matching_places, parse
+from .patterns import PatternStep, elements_at, matching_places, parse
 from .plan import Found, Match, Pick
 from .slots import Seen
 from .structures import Structure, keep
@@ -104,7 +104,8 @@ class _Pair(Selection):
     @property
     def rules(self) -> Rules:
         """It is empty if its sides are sets that do not go together."""
-        return Rules(self.words, self._why_empty(), is_wide=True)
+        # What is asked anew on every call is combined anew as well, or was for leaves of the same kinds.
+        return Rules(self.words, self._why_empty(), is_wide=self.is_fixed)
 
     def match(self, structure: Structure) -> Match:
         """What both sides say, combined; kept for sides that are asked anew on every call."""
@@ -253,7 +254,8 @@ class Path(Selection):
 
     def match(self, structure: Structure) -> Match:
         """The places that it leads to."""
-        steps, layout = self._steps, structure.layout
+        layout = structure.layout
+        steps: Sequence[PatternStep] = self._steps
         places: list[Any] = matching_places(layout, steps)
         if not places:
             places, steps = elements_at(structure, steps)

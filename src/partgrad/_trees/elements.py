@@ -87,9 +87,10 @@ def overlap(several: list[Elements]) -> bool:
 
 def joined(several: list[Elements]) -> Elements:
     """The union of sets of elements, sorted by position if they differ."""
-    if all(np.array_equal(elements, several[0]) for elements in several[1:]):
-        return several[0]
-    return np.unique(np.concatenate([elements.ravel() for elements in several if elements is not None]))
+    arrays = [elements for elements in several if elements is not None]
+    if all(np.array_equal(elements, arrays[0]) for elements in arrays[1:]):
+        return arrays[0]
+    return np.unique(np.concatenate([elements.ravel() for elements in arrays]))
 
 
 def common(first: Elements, second: Elements) -> Elements:
