@@ -144,7 +144,7 @@ def _code_of(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     if not isinstance(function, types.FunctionType | types.MethodType):
-        function = getattr(type(function), "__call__", None)
+        function = inspect.getattr_static(type(function), "__call__", None)
     return getattr(function, "__code__", None)
 
 
