@@ -40,7 +40,8 @@ def test_paths_read_as_python():
     [
         ("", 0, "a name"),
         ("a..b", 2, "a name"),
-        (".a", 0, "a name"),
+        (".", 1, "a name"),
+        ("a**", 0, "a name"),
         ("a.", 2, "a name"),
         ("a b", 1, "a dot or a bracket"),
         ("a[", 1, "a closing bracket"),

@@ -4,13 +4,14 @@ import inspect
 import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from jax.tree_util import FlattenedIndexKey, SequenceKey
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses
-from ..errors import NoMatchError, SelectionError
-from .callables import code_of, match_of
+from ..errors import NoMatchError, SlotError
+from .callables import MISFITS, code_of, parts_of
 from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse
 from .structures import Structure
 
@@ -18,8 +19,12 @@ from .structures import Structure
 _COMPARED = 2000
 _ANY = parse("**")
 
-# What there is, line by line, and what to write.
-_Advice = tuple[list[str], str]
+
+class _Advice(NamedTuple):
+    """What there is, line by line, and what to write."""
+
+    details: list[str]
+    fix: str = ""
 
 
 def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -> NoMatchError:
@@ -60,7 +65,7 @@ def _instead(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -
         _out_of_range(layout, reached, step),
         _misspelled(layout, reached, steps, count),
     )
-    return next((advice for advice in ways if advice is not None), ([], ""))
+    return next((advice for advice in ways if advice is not None), _Advice([]))
 
 
 def _stored_otherwise(structure: Structure, reached: Sequence[Place], step: PatternStep) -> _Advice | None:
@@ -79,9 +84,9 @@ def _stored_otherwise(structure: Structure, reached: Sequence[Place], step: Patt
     for child in structure.layout.children(holder):
         if child.value is value:
             what = f"`{kind}` is registered without names: {path} is `{child.path}`."
-            return [what], f"write {child.path!r}, or a callable."
+            return _Advice([what], fix=f"write {child.path!r}, or a callable.")
     what = f"{path} is static data of `{kind}`, which is never differentiated."
-    return [what], "make it a field of its own that is not static."
+    return _Advice([what], fix="make it a field of its own that is not static.")
 
 
 def _computed(structure: Structure, place: Place, name: str, code: types.CodeType) -> _Advice:
@@ -90,14 +95,16 @@ def _computed(structure: Structure, place: Place, name: str, code: types.CodeTyp
     what = f"`{name}` is computed by `{kind}`, and a path names what is stored."
     where = f"m{'' if place.path.startswith('[') or not place.path else '.'}{place.path}"
     try:
-        match_of(lambda _: getattr(place.value, name), structure, everywhere=False)
-    except (SelectionError, TypeError, LookupError, AttributeError):
+        parts_of(getattr(place.value, name), structure)
+    except (*MISFITS, SlotError):
         used = _names_in(code)
         known = [own for child in structure.layout.children(place) if (own := name_of(child.step)) in used]
         parts = ", ".join(f"{where}.{own}" for own in known)
-        fix = "name what it is computed from"
-        return [what], f"{fix}, wrt=lambda m: {parts if len(known) == 1 else f'({parts})'}." if known else f"{fix}."
-    return [what], f"write a callable: wrt=lambda m: {where}.{name}."
+        if not known:
+            return _Advice([what], fix="name the leaves that it is computed from.")
+        parts = parts if len(known) == 1 else f"({parts})"
+        return _Advice([what], fix=f"name what it is computed from: wrt=lambda m: {parts}.")
+    return _Advice([what], fix=f"write a callable: wrt=lambda m: {where}.{name}.")
 
 
 def _names_in(code: types.CodeType) -> set[str]:
@@ -114,7 +121,7 @@ def _deeper(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> _Advi
     known = listed((repr(place.path) for place in below), len(below))
     details = [f"It starts at the tree itself; deeper there {'is' if len(below) == 1 else 'are'} {known}."]
     every = f", or '**.{pattern.removeprefix('.')}' for all of them" if not pattern.startswith("[") else ""
-    return details, f"write {several[0]}." if len(below) == 1 else f"write {' or '.join(several)}{every}."
+    return _Advice(details, fix=f"write {several[0]}." if len(below) == 1 else f"write {' or '.join(several)}{every}.")
 
 
 def _after_the_name(structure: Structure, steps: Sequence[PatternStep]) -> _Advice | None:
@@ -124,7 +131,7 @@ def _after_the_name(structure: Structure, steps: Sequence[PatternStep]) -> _Advi
         return None
     if not (matching_places(structure.layout, rest) or elements_at(structure, rest)[0]):
         return None
-    return [f"It starts at the tree itself, not with `{steps[0].text}`."], f"write {_joined(rest)!r}."
+    return _Advice([f"It starts at the tree itself, not with `{steps[0].text}`."], fix=f"write {_joined(rest)!r}.")
 
 
 def _joined(steps: Iterable[PatternStep]) -> str:
@@ -145,7 +152,7 @@ def _out_of_range(layout: Layout, reached: Sequence[Place], step: PatternStep) -
     lengths = f"{at(place.path)} has {len(children)} element{'s' * (len(children) != 1)}"
     ends = dict.fromkeys([children[0].path, children[-1].path])
     details = [f"{lengths}.", f"Near names: {listed(f'`{path}`' for path in ends)}."]
-    return details, f"write an index that is there, from {' to '.join(map(repr, ends))}."
+    return _Advice(details, fix=f"write an index that is there, from {' to '.join(map(repr, ends))}.")
 
 
 def _misspelled(layout: Layout, reached: Sequence[Place], steps: Sequence[PatternStep], count: int) -> _Advice | None:
@@ -156,7 +163,7 @@ def _misspelled(layout: Layout, reached: Sequence[Place], steps: Sequence[Patter
     names = names_of(child for place in reached for child in _below(layout, place))
     if step.value in names:
         what = f"`{step.value}` is static data, which is never differentiated."
-        return [what], "make it a leaf of its own, without `Static`."
+        return _Advice([what], fix="make it a leaf of its own, without `Static`.")
     near = near_misses(step.value, names)
     if not near:
         return None
@@ -165,8 +172,10 @@ def _misspelled(layout: Layout, reached: Sequence[Place], steps: Sequence[Patter
     )
     there = matching_places(layout, parse(fixed))
     if not there:
-        return [f"Near names: {listed(f'`{name}`' for name in near)}."], f"write `{near[0]}` for `{step.value}`."
-    return [f"Near names: {listed((f'`{place.path}`' for place in there), len(there))}."], f"write {fixed!r}."
+        details = [f"Near names: {listed(f'`{name}`' for name in near)}."]
+        return _Advice(details, fix=f"write `{near[0]}` for `{step.value}`.")
+    details = [f"Near names: {listed((f'`{place.path}`' for place in there), len(there))}."]
+    return _Advice(details, fix=f"write {fixed!r}.")
 
 
 def _below(layout: Layout, place: Place) -> Iterator[Place]:

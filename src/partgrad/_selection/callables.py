@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._compat import refuses_argument_of
 from .._marks import Place, refuse_forgotten
@@ -40,7 +41,7 @@ class _Misfit(Exception):
 
 
 # What a callable that does not fit raises.
-_MISFITS = (_Misfit, AttributeError, KeyError, IndexError, TypeError)
+MISFITS = (_Misfit, AttributeError, KeyError, IndexError, TypeError)
 
 
 def match_of(function: Callable[[Any], Any], structure: Structure, *, everywhere: bool) -> Match:
@@ -65,8 +66,8 @@ def _asked(function: Callable[[Any], Any], structure: Structure, everywhere: boo
     misfit = None
     if not everywhere:
         try:
-            return Match(*_parts(function(structure.layout.root.value), structure))
-        except _MISFITS as error:
+            return Match(*parts_of(function(structure.layout.root.value), structure))
+        except MISFITS as error:
             misfit = _misfit(error, function, structure)
     nodes, leaves = structure.nodes, structure.layout.leaves
     places: list[Place | Pick] = []
@@ -79,12 +80,12 @@ def _asked(function: Callable[[Any], Any], structure: Structure, everywhere: boo
             if type(returned) is Slot and returned._owner is structure:
                 places.append(leaves[returned._number])
             else:
-                several, _ = _parts(returned, structure)
+                several, _ = parts_of(returned, structure)
                 places += several
                 if len(several) > 1:
                     groups.append(several)
             fits = True
-        except _MISFITS as error:
+        except MISFITS as error:
             new = _misfit(error, function, structure)
             misfit = misfit or new
     if not fits:
@@ -171,7 +172,7 @@ def code_of(member: Any) -> types.CodeType | None:
     return getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
 
 
-def _parts(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, ...], Any]:
+def parts_of(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, ...], Any]:
     """The places that a function returned, and the containers around them."""
     found = structure.find(returned)
     if found is not None:
@@ -227,11 +228,15 @@ def _fits_nowhere(function: Callable[[Any], Any], structure: Structure, misfit: 
         details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
     details.append(f"Leaves: {structure.listed_leaves()}.")
     what = "The selector fits no part of the tree."
-    if misfit.name in _OF_LEAVES or (isinstance(misfit.found, bool) and _is_question(function, structure)):
+    answers = _answers(function, structure)
+    if misfit.name in _OF_LEAVES or (isinstance(misfit.found, bool) and answers):
         details.insert(2, "It asks about a leaf, and is given the tree and its nodes.")
-        name = function_name(function)
-        asked = f"{name}(leaf)" if name and name.isidentifier() else "..."
-        return NoMatchError(what, *details, fix=f"write partgrad.matching(lambda path, leaf: {asked}).")
+        name = function_name(function) or ""
+        asked = f"partgrad.matching(lambda path, leaf: {name if name.isidentifier() else 'wrt'}(leaf))"
+        if not any(answers):
+            details.insert(3, f"It is false of every leaf, so {asked} would select nothing.")
+            return NoMatchError(what, *details, fix="leave `wrt` out, for every floating or complex leaf.")
+        return NoMatchError(what, *details, fix=f"ask it about each leaf: {asked}.")
     if near and near[0] != misfit.name:
         return NoMatchError(what, *details, fix=f"write `{near[0]}` for `{misfit.name}`.")
     if misfit.found is not None and _is_static(misfit.found, structure):
@@ -240,10 +245,11 @@ def _fits_nowhere(function: Callable[[Any], Any], structure: Structure, misfit: 
     return NoMatchError(what, *details, fix="return one of the leaves, or a node that holds some.")
 
 
-def _is_question(function: Callable[[Any], Any], structure: Structure) -> bool:
-    """Whether a function is true of a leaf, as a predicate is."""
+def _answers(function: Callable[[Any], Any], structure: Structure) -> list[bool]:
+    """What a function says of each leaf, if it is a predicate; nothing if it is none."""
     numbers = (i for i, leaf in enumerate(structure.leaves) if is_differentiable(leaf))
     try:
-        return any(function(Seen(structure, i)) for i in numbers)
-    except (*_MISFITS, SlotError):
-        return False
+        answers = [function(Seen(structure, i)) for i in numbers]
+    except (*MISFITS, SlotError):
+        return []
+    return [bool(answer) for answer in answers] if all(isinstance(a, bool | np.bool_) for a in answers) else []

@@ -191,9 +191,10 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _misfit(path: str, expected: str, found: str, wrt: Any = None) -> PartsError:
-    fix = "give the whole tree with None at what stays, or say whose updates they are: partgrad.apply_updates(tree, "
-    return PartsError(
-        f"The updates have a different structure from the {'tree' if wrt is None else 'selection'}, at {at(path)}.",
-        f"Expected {expected}, got {found}.",
-        fix=f"{fix}updates, wrt=...), with the selector of their gradient.",
-    )
+    if wrt is None:
+        what, fix = "tree", "give the whole tree with None at what stays, or say whose updates they are: "
+        fix += "partgrad.apply_updates(tree, updates, wrt=...), with the selector of their gradient."
+    else:
+        what, fix = "selection", "give them the shape of the gradient for this wrt=, as partgrad.grad returns it."
+    what = f"The updates have a different structure from the {what}, at {at(path)}."
+    return PartsError(what, f"Expected {expected}, got {found}.", fix=fix)

@@ -373,8 +373,12 @@ class Matching(Selection):
         asked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and not structure.is_held(i)]
         chosen = tuple([places[i] for i in asked if self._function(places[i].path, Seen(structure, i))])
         if not chosen:
-            reason = f"The function is false for all of the {len(asked)} leaves that it was asked about."
-            raise nothing_selected(structure, [], Rules(self.words, reason))
+            raise NoMatchError(
+                f"The selector {self.words} selects nothing to differentiate.",
+                f"The function is false for all of the {len(asked)} leaves that it was asked about.",
+                f"Leaves: {structure.listed_leaves()}.",
+                fix="ask for path, leaf.shape or leaf.dtype; or leave `wrt` out, for all of these leaves.",
+            )
         return Match(chosen)
 
 
