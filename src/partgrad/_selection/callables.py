@@ -26,7 +26,7 @@ _TRACED = (
     jax.errors.TracerIntegerConversionError,
 )
 # What a node says that lacks what it is asked for, rather than what goes wrong inside it.
-_ASKING = frozenset({"__getattr__", "__getattribute__", "__getitem__", "__missing__"})
+_ASKING = frozenset({"__getattr__", "__getitem__", "__missing__"})
 # What a slot can tell about a leaf, and a node cannot.
 _OF_LEAVES = frozenset({"shape", "dtype", "ndim", "size"})
 
@@ -134,7 +134,8 @@ def _is_from_inside(error: Exception, function: Callable[[Any], Any], structure:
         traceback = traceback.tb_next
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
-        if _is_of_node(frame, structure):
+        # Every attribute of an `eqx.Module` goes through its `__getattribute__`, properties too.
+        if frame.f_code.co_name != "__getattribute__" and _is_of_node(frame, structure):
             return frame.f_code.co_name not in _ASKING
     return False
 
