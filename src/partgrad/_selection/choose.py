@@ -125,9 +125,11 @@ def _plan(
     considered: Iterable[int],
     part: Part | None = None,
 ) -> Plan:
-    thaw = [i for i in indices if structure.mark(i) >= 0] if structure.purpose == "differentiate" else []
+    leaves = structure.layout.leaves
+    thaw = [i for i in indices if structure.mark(i) >= 0 and not leaves[i].is_static]
+    thaw = [] if structure.purpose == "marks" else thaw
     # What becomes of a mark also depends on what else can be differentiated beside the named leaf.
-    considered = range(len(structure.leaves)) if thaw else considered
+    considered = range(len(leaves)) if thaw else considered
     nodes = tuple(place for place in match.places if isinstance(place, Place) and not place.is_leaf)
     plan = Plan(structure.leaves, indices, elements, considered, part, nodes, thaw)
     if thaw:

@@ -206,10 +206,9 @@ class _Everything(Selection):
         return Rules(self.words, is_wide=True, may_be_empty=True)
 
     def match(self, structure: Structure) -> Match:
-        """The tree itself."""
-        root = structure.layout.root
-        is_useless = root.is_leaf and not is_differentiable(structure.leaves[0])
-        return Match(() if is_useless else (root,))
+        """These leaves."""
+        pairs = zip(structure.layout.leaves, structure.leaves, strict=True)
+        return Match(tuple(place for place, leaf in pairs if is_differentiable(leaf)))
 
 
 class CallableSelection(Selection):
