@@ -90,7 +90,7 @@ def _choose_named(structure: Structure, match: Match, rules: Rules) -> Plan:
     first = match.places[0]
     is_leaf = match.containers == LEAF and (isinstance(first, Pick) or first.is_leaf)
     part = Part(None if is_leaf else match.containers, nodes)
-    return _plan(structure, match, [place_of(pick).start for pick in selected], elements, considered, part)
+    return _plan(structure, match, list(map(place_of, selected)), elements, considered, part)
 
 
 def _choose_described(structure: Structure, match: Match, rules: Rules) -> Plan:
@@ -101,14 +101,10 @@ def _choose_described(structure: Structure, match: Match, rules: Rules) -> Plan:
         raise nothing_selected(structure, list(found), rules)
     # Whether a leaf has these elements depends on its shape.
     is_wide = rules.is_wide or any(isinstance(pick, Pick) for pick in match.places)
-    considered = {} if is_wide else dict.fromkeys(i for pick in match.places for i in _range(pick))
-    return _plan(
-        structure,
-        match,
-        selected,
-        [found[i] for i in selected],
-        range(len(structure.leaves)) if is_wide else considered,
-    )
+    count = len(structure.leaves)
+    considered = range(count) if is_wide else dict.fromkeys(i for pick in match.places for i in _range(pick))
+    leaves, elements = structure.layout.leaves, [found[i] for i in selected]
+    return _plan(structure, match, [leaves[i] for i in selected], elements, considered)
 
 
 def selected_in(structure: Structure, match: Match, found: Found) -> list[int]:
@@ -120,17 +116,17 @@ def selected_in(structure: Structure, match: Match, found: Found) -> list[int]:
 def _plan(
     structure: Structure,
     match: Match,
-    indices: Sequence[int],
+    leaves: Sequence[Place],
     elements: Sequence[Elements],
     considered: Iterable[int],
     part: Part | None = None,
 ) -> Plan:
-    leaves = structure.layout.leaves
-    thaw = [i for i in indices if structure.mark(i) >= 0 and not leaves[i].is_static]
-    thaw = [] if structure.purpose == "marks" else thaw
+    is_thawing = structure.purpose != "marks"
+    thaw = [leaf.start for leaf in leaves if is_thawing and leaf.mark >= 0 and not leaf.is_static]
     # What becomes of a mark also depends on what else can be differentiated beside the named leaf.
-    considered = range(len(leaves)) if thaw else considered
+    considered = range(len(structure.leaves)) if thaw else considered
     nodes = tuple(place for place in match.places if isinstance(place, Place) and not place.is_leaf)
+    indices = [leaf.start for leaf in leaves]
     plan = Plan(structure.leaves, indices, elements, considered, part, nodes, thaw)
     if thaw:
         plan.thawed = remarked(structure.tree, thaw, False)

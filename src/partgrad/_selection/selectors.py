@@ -108,14 +108,19 @@ class _Pair(Selection):
         return Rules(self.words, self._why_empty(), is_wide=self.is_fixed)
 
     def match(self, structure: Structure) -> Match:
-        """What both sides say, combined; kept for sides that are asked anew on every call."""
-        first, second = self._first.match(structure), self._second.match(structure)
-        if self.is_fixed or any(isinstance(pick, Pick) for pick in (*first.places, *second.places)):
-            return self._combined(structure, first, second)
+        """What both sides say, combined; kept for what a side said that is asked anew on every call."""
+        if self.is_fixed:
+            return self._combined(structure, self._first.match(structure), self._second.match(structure))
         free = tuple(map(is_differentiable, structure.leaves))
-        key = self.symbol, structure.purpose, free, first, second
-        found = structure.combined.get(key)
-        return found or keep(structure.combined, key, self._combined(structure, first, second))
+        asked = [side if side.is_fixed else side.match(structure) for side in (self._first, self._second)]
+        found = structure.combined.get(key := (self.symbol, structure.purpose, free, *asked))
+        if found is not None:
+            return found
+        first, second = (side.match(structure) if isinstance(side, Selection) else side for side in asked)
+        found = self._combined(structure, first, second)
+        # Which elements there are depends on shapes.
+        has_elements = any(isinstance(pick, Pick) for pick in (*first.places, *second.places))
+        return found if has_elements else keep(structure.combined, key, found)
 
     def _combined(self, structure: Structure, first: Match, second: Match) -> Match:
         # Marks count when both are compared: what is excluded need not be free.
