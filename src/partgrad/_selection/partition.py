@@ -7,10 +7,11 @@ from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._marks import Layout, alike, first_difference, united
 from .._message import at
-from .._trees import describe, is_array, number_class
+from .._trees import describe, number_class
 from ..errors import PartsError
 from .selectors import Selector, as_selection
 from .target import Target, unflatten_part
@@ -185,9 +186,10 @@ def _updated(leaf: Any, change: Any, path_of: Callable[[], str], wrt: Any = None
 
 
 def _is_number(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
     if number_class(leaf) is not None:
         return True
-    return is_array(leaf) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(dtype, np.dtype) and bool(jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
 
 
 def _misfit(path: str, expected: str, found: str, wrt: Any = None) -> PartsError:
