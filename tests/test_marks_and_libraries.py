@@ -144,6 +144,20 @@ TRUE_DEFAULTS = {
     ),
     "flax.struct": lambda: (Flax(jnp.ones(2)), lambda model: model),
     "optax": lambda: (optax.adam(0.1).init({"w": jnp.ones(2)}), lambda state: (state[0].mu, state[0].nu)),
+    "chex": lambda: (
+        pytest.importorskip("chex").dataclass(type("C", (), {"__annotations__": {"w": Any}}))(w=jnp.ones(2)),
+        lambda model: model,
+    ),
+    "distrax": lambda: (pytest.importorskip("distrax").Normal(jnp.ones(2), jnp.ones(())), lambda model: model),
+    "gpjax": lambda: (
+        pytest.importorskip("gpjax").kernels.RBF(lengthscale=paramax.non_trainable(jnp.array(1.5))),
+        lambda kernel: eqx.filter(kernel, eqx.is_array, is_leaf=lambda node: isinstance(node, paramax.NonTrainable)),
+    ),
+    "tinygp": lambda: (1.5 * pytest.importorskip("tinygp").kernels.Matern32(jnp.array(2.0)), lambda kernel: kernel),
+    "lineax": lambda: (
+        pytest.importorskip("lineax").MatrixLinearOperator(jnp.ones((2, 2))),
+        lambda operator: eqx.filter(operator, eqx.is_inexact_array),
+    ),
     "numpyro": lambda: (numpyro.distributions.Normal(jnp.ones(2), 2.0), lambda model: model),
 }
 
