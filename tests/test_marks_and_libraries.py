@@ -225,6 +225,12 @@ def test_tied_weights_of_equinox():
     assert pg.is_nondiff(frozen, "shared.pytree[0].weight")
 
 
+def test_the_class_of_a_wrapped_module_is_that_of_the_wrapper():
+    frozen = pg.freeze(eqx.nn.Linear(2, 2, key=jax.random.key(0)), "weight")
+    assert (isinstance(frozen, eqx.nn.Linear), isinstance(pg.unwrap(frozen), eqx.nn.Linear)) == (False, True)
+    assert frozen.in_features == 2
+
+
 def test_one_array_at_two_places_is_two_leaves():
     """Each place has its own gradient; the derivative of tying them is the sum. A mark belongs to a place."""
     w = jnp.float32(3.0)
