@@ -909,6 +909,8 @@ MEANT = {
     "a glob of held leaves": ("layers[1:].bias", {"1 bias"}),
     "a regular expression": (re.compile(r".*weight.*"), {"0 weight", "1 weight"}),
     "a part of a path": (pg.path(re.compile("weight")), {"0 weight", "1 weight"}),
+    "a part of a path, in any case": (pg.path(re.compile("WEIGHT", re.IGNORECASE)), {"0 weight", "1 weight"}),
+    "flags in an expression": (pg.path(re.compile("(?i)Weight")), {"0 weight", "1 weight"}),
     "a predicate": (eqx.is_inexact_array, {"0 weight", "1 weight", "0 bias"}),
     "a predicate of vectors": (lambda leaf: leaf.ndim == 1, {"0 weight", "1 weight"}),
     "a part that is a property": ("layers[0].scale", {"0 weight"}),

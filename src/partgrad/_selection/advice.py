@@ -46,7 +46,9 @@ def no_path(structure: Structure, pattern: re.Pattern[str]) -> NoMatchError:
     paths = [place.path for place in structure.layout.leaves]
     fix = "match a whole path, as partgrad.items prints it."
     if any(pattern.search(path) for path in paths):
-        fix = f"match the whole path: partgrad.path(re.compile({'.*(?:' + pattern.pattern + ').*'!r}))."
+        # Flags at its beginning are among its flags.
+        inner = re.sub(r"^\(\?[aiLmsux]+\)", "", pattern.pattern)
+        fix = f"match the whole path: partgrad.path({re.compile(f'.*(?:{inner}).*', pattern.flags)!r})."
     what = f"The regular expression {pattern.pattern!r} matches the path of no leaf."
     details = "Expected one that matches a whole path.", f"Leaves: {structure.listed_leaves()}."
     return NoMatchError(what, *details, fix=fix)
