@@ -1,6 +1,7 @@
 """Key paths as text."""
 
 import enum
+import pickle
 import re
 
 import equinox as eqx
@@ -156,6 +157,7 @@ def test_a_pattern_describes(pattern, leaves):
     assert isinstance(pg.select(GLOBS, selection), float if pattern == "['*']" else dict)
     assert selection == pg.path(pattern)
     assert hash(selection) == hash(pg.path(pattern))
+    assert pickle.loads(pickle.dumps(selection)) == selection
 
 
 def test_a_slice_of_a_sequence_describes_and_one_of_an_array_names():

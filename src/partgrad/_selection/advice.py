@@ -1,16 +1,18 @@
-"""What an error says of a path that matches nothing: at which step it fails, what is there, and how to write it."""
+"""What errors say of a path that matches nothing (at which step it fails, what is there) and of what is no selector."""
 
 import inspect
 import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from jax.tree_util import FlattenedIndexKey, SequenceKey
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses
-from ..errors import NoMatchError, SlotError
+from ..errors import NoMatchError, SelectorTypeError, SlotError
 from .callables import MISFITS, code_of, parts_of
 from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse
 from .structures import Structure
@@ -194,3 +196,42 @@ def _told_apart(places: Sequence[Place]) -> Iterable[Place]:
     if len(places) <= _COMPARED:
         return [place for place in places if place.step is not None]
     return {name: place for place in reversed(places) if (name := name_of(place.step))}.values()
+
+
+def bools_in(tree: Any) -> list[bool]:
+    """Whether each leaf is a bool."""
+    return [isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(tree)]
+
+
+def not_a_selector(wrt: Any) -> SelectorTypeError:
+    """The error for what is not a selector."""
+    bools = bools_in(wrt)
+    details = [
+        "Expected a callable on the tree, a path such as 'kernels[0].variance', a class, a tree of bools, a "
+        "`Selection`, or None."
+    ]
+    fix = "write wrt=lambda m: m.the_part, or wrt='the_part'."
+    is_number = lambda item: isinstance(item, int) and not isinstance(item, bool)
+    if is_number(wrt) or (isinstance(wrt, tuple) and wrt and all(map(is_number, wrt))):
+        details = ["Which arguments are differentiated is said by keyword."]
+        fix = f"write argnums={wrt!r}."
+    elif any(bools) and not isinstance(wrt, tuple):
+        path, leaf = next(
+            (p.path, p.value) for p, is_bool in zip(Layout(wrt).leaves, bools, strict=True) if not is_bool
+        )
+        details = [f"It holds bools, as a mask does, and {type(leaf).__name__} {leaf!r:.40} at {at(path)}."]
+        fix = "make every leaf of the mask True or False."
+    elif isinstance(wrt, types.UnionType) and all(cls is not type(None) for cls in wrt.__args__):
+        first, *others = (cls.__name__ for cls in wrt.__args__)
+        details = ["Python makes a type of two classes with `|` between them."]
+        fix = f"write {' | '.join([f'partgrad.of_type({first})', *others])}."
+    elif isinstance(wrt, re.Pattern):
+        details = ["A regular expression is for whole paths."]
+        fix = f"write partgrad.path({wrt!r})."
+    elif isinstance(wrt, tuple | list):
+        details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
+        fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."
+        if wrt and all(isinstance(item, str) for item in wrt):
+            fix = f"join the paths: {' | '.join(f'partgrad.path({item!r})' for item in wrt)}."
+    what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
+    return SelectorTypeError(what, *details, fix=fix)

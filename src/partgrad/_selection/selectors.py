@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed
 from .._trees import common, is_differentiable, shape_of, without
-from ..errors import NoMatchError, SelectionError, SelectorTypeError
-from .advice import no_path, not_found
+from ..errors import NoMatchError, SelectionError
+from .advice import bools_in, no_path, not_a_selector, not_found
 from .callables import match_of
 from .choose import LEAF, Rules, leaves_in, nothing_selected, place_of, selected_in
 from .masks import masked_places
@@ -256,6 +255,9 @@ class Path(Selection):
     def __hash__(self) -> int:
         return hash(self._pattern)
 
+    def __reduce__(self) -> Any:
+        return Path, (self._pattern,)
+
     def match(self, structure: Structure) -> Match:
         """The places that it leads to."""
         layout = structure.layout
@@ -400,48 +402,9 @@ def as_selection(wrt: Any) -> Selection:
     if isinstance(wrt, type):
         return OfType(wrt)
     # A function is no tree, and is asked on every call.
-    bools = [] if isinstance(wrt, types.FunctionType) else _bools(wrt)
+    bools = [] if isinstance(wrt, types.FunctionType) else bools_in(wrt)
     if bools and all(bools):
         return _Mask(wrt)
     if callable(wrt) and not any(bools):
         return CallableSelection(wrt)
-    raise _not_a_selector(wrt)
-
-
-def _bools(tree: Any) -> list[bool]:
-    """Whether each leaf is a bool."""
-    return [isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(tree)]
-
-
-def _not_a_selector(wrt: Any) -> SelectorTypeError:
-    """The error for what is not a selector."""
-    bools = _bools(wrt)
-    details = [
-        "Expected a callable on the tree, a path such as 'kernels[0].variance', a class, a tree of bools, a "
-        "`Selection`, or None."
-    ]
-    fix = "write wrt=lambda m: m.the_part, or wrt='the_part'."
-    is_number = lambda item: isinstance(item, int) and not isinstance(item, bool)
-    if is_number(wrt) or (isinstance(wrt, tuple) and wrt and all(map(is_number, wrt))):
-        details = ["Which arguments are differentiated is said by keyword."]
-        fix = f"write argnums={wrt!r}."
-    elif any(bools) and not isinstance(wrt, tuple):
-        path, leaf = next(
-            (p.path, p.value) for p, is_bool in zip(Layout(wrt).leaves, bools, strict=True) if not is_bool
-        )
-        details = [f"It holds bools, as a mask does, and {type(leaf).__name__} {leaf!r:.40} at {at(path)}."]
-        fix = "make every leaf of the mask True or False."
-    elif isinstance(wrt, types.UnionType) and all(cls is not type(None) for cls in wrt.__args__):
-        first, *others = (cls.__name__ for cls in wrt.__args__)
-        details = ["Python makes a type of two classes with `|` between them."]
-        fix = f"write {' | '.join([f'partgrad.of_type({first})', *others])}."
-    elif isinstance(wrt, re.Pattern):
-        details = ["A regular expression is for whole paths."]
-        fix = f"write partgrad.path({wrt!r})."
-    elif isinstance(wrt, tuple | list):
-        details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
-        fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."
-        if wrt and all(isinstance(item, str) for item in wrt):
-            fix = f"join the paths: {' | '.join(f'partgrad.path({item!r})' for item in wrt)}."
-    what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
-    return SelectorTypeError(what, *details, fix=fix)
+    raise not_a_selector(wrt)
