@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._display import status_of
+from .._display import status_of, tie_in_words, tied_paths
 from .._marks import Layout
 from .._programs import Operands, line
 from .._selection import Target
@@ -251,7 +251,8 @@ def _report(
             size, dead = (None, None) if own is None else (_rms(own), int(np.sum(np.asarray(own) == 0)))
             rows.append(LeafRow(path, describe(leaf), status, size, dead))
             number += 1
-    notes = ("matrix products at the highest precision",) if is_rounding_products() else ()
+    ties = (tie_in_words(paths) for target in targets for paths in tied_paths(target))
+    notes = (*["matrix products at the highest precision"] * is_rounding_products(), *ties)
     return GradientReport(_name(f), tuple(rows), tuple(dict.fromkeys(findings)), cost, notes)
 
 
