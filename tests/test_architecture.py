@@ -1,6 +1,7 @@
-"""Imports go down the floors of the architecture page, and one file knows JAX inside."""
+"""Imports go down the floors of the architecture page, files of a package form no circle, and one file knows JAX inside."""
 
 import ast
+import collections
 import pathlib
 import re
 
@@ -46,6 +47,14 @@ def floors():
     return {name: floor for floor, line in enumerate(lines) for name in re.findall(r"`(\w+)`", line)}
 
 
+def circles(below):
+    """What is left of a graph when everything that imports nothing that is left has been taken out."""
+    left = set(below)
+    while ready := {one for one in left if not below[one] & left}:
+        left -= ready
+    return {one: sorted(below[one] & left) for one in left}
+
+
 def test_every_file_that_the_page_names_exists():
     named = re.findall(r"`([\w/]+\.py)`", PAGE)
     assert named
@@ -67,6 +76,13 @@ def test_packages_are_entered_by_their_init():
         if room_of(one) != room_of(other) and len(other) > 1
     }
     assert entered == set()
+
+
+def test_files_of_a_package_form_no_circle():
+    inside = collections.defaultdict(set)
+    for one, others in IMPORTS.items():
+        inside[one] = {other for other in others if room_of(other) == room_of(one) and len(other) > 1}
+    assert circles(inside) == {}
 
 
 def test_one_file_knows_jax_inside():

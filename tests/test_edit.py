@@ -46,7 +46,7 @@ def test_replace_touches_nothing_else():
     assert new["lin"].weight is TREE["lin"].weight
     assert new["n"] == 4
     assert repr(pg.replace(TREE, "k.lengthscale", 5.0)["k"]) == "RBF(variance=1.0, lengthscale=NonDiff(5.0))"
-    doubled = pg.replace(TREE, lambda t: t["lin"], lambda x: x * 2)
+    doubled = pg.replace(TREE, lambda t: t["lin"], fn=lambda x: x * 2)
     assert (doubled["lin"].bias, doubled["lin"].weight.tolist()) == (6.0, [2.0, 2.0])
     pair = pg.replace(TREE, lambda t: (t["k"].variance, t["lin"].bias), (7.0, 8.0))
     assert (pair["k"].variance, pair["lin"].bias) == (7.0, 8.0)
@@ -54,6 +54,20 @@ def test_replace_touches_nothing_else():
     assert (part["lin"].bias, part["lin"].weight.tolist()) == (0.0, [0.0, 0.0])
     whole = pg.replace(TREE, None, jax.tree.map(lambda x: -x, pg.select(TREE, None)))
     assert (whole["k"].variance, whole["k"].lengthscale, whole["lin"].bias) == (-1.0, 2.0, -3.0)
+
+
+def test_a_function_is_applied_or_is_a_value():
+    tree = {"w": jnp.ones(2), "f": jnp.tanh, "n": 3}
+    assert pg.replace(tree, "w", fn=lambda w: 2 * w)["w"].tolist() == [2.0, 2.0]
+    assert pg.replace(tree, "f", jnp.sin)["f"] is jnp.sin
+    assert pg.replace(tree, lambda t: (t["f"], t["n"]), (jnp.sin, 4))["f"] is jnp.sin
+    partial = jax.tree_util.Partial(jnp.add, 1.0)
+    for function in (jnp.sin, float, partial, len, lambda w: w):
+        for wrt in ("w", "**", None, "n", lambda t: (t["w"], t["f"])):
+            refused(lambda wrt=wrt, f=function: pg.replace(tree, wrt, f), TypeError, "are not functions", "fn=function")
+    refused(lambda: pg.replace(tree, "w", (jnp.sin,)), TypeError, "fn=function")
+    refused(lambda: pg.replace(tree, "w"), TypeError, "neither a value nor a function")
+    refused(lambda: pg.replace(tree, "w", 1.0, fn=jnp.sin), TypeError, "a value and a function")
 
 
 def test_replace_of_another_shape():
@@ -76,16 +90,15 @@ def test_what_is_selected_goes_back_to_where_it_was(tree, wrt):
         return
     if jax.tree.leaves(selected):
         assert trees_equal(pg.replace(tree, wrt, selected), tree)
-        if not all(map(callable, jax.tree.leaves(selected))):
-            assert trees_equal(pg.replace(tree, wrt, lambda x: x), tree)
+        assert trees_equal(pg.replace(tree, wrt, fn=lambda x: x), tree)
 
 
 def test_a_function_is_replaced_by_a_function():
     network = {"w": 2.0, "activation": jnp.tanh}
     assert pg.replace(network, "activation", jnp.sin) == {"w": 2.0, "activation": jnp.sin}
     assert pg.replace(network, lambda n: n["activation"], jnp.sin)["activation"] is jnp.sin
-    assert pg.replace(network, "**", type) == {"w": float, "activation": type(jnp.tanh)}
-    assert pg.replace({"n": 3}, None, jnp.sin) == {"n": 3}
+    assert pg.replace(network, "**", fn=type) == {"w": float, "activation": type(jnp.tanh)}
+    assert pg.replace({"n": 3}, None, fn=jnp.sin) == {"n": 3}
 
 
 @pytest.mark.parametrize("leaf", [3, "x", True, math.sin, jnp.arange(3), jax.random.key(0)])
@@ -220,13 +233,49 @@ def test_a_condition_for_each_element_and_each_leaf():
 
 
 def test_none_means_stay():
-    updates = pg.replace(pg.select(TREE, pg.path("lin.bias") & Linear), Linear, lambda _: 0.5)
+    updates = pg.replace(pg.select(TREE, pg.path("lin.bias") & Linear), Linear, fn=lambda _: 0.5)
     new = pg.apply_updates(TREE, updates)
     assert new["lin"].bias == 3.5
     assert new["lin"].weight is TREE["lin"].weight
     assert (
         pg.apply_updates({"w": jnp.ones(2, jnp.bfloat16)}, {"w": jnp.ones(2, jnp.float32)})["w"].dtype == jnp.bfloat16
     )
+
+
+@pytest.mark.parametrize(
+    "wrt",
+    [
+        *("k.variance", "k.lengthscale", "lin.weight[1]", "lin", Linear, pg.path("k.lengthscale") | "lin", None),
+        lambda t: (t["k"].variance, t["lin"].bias),
+    ],
+    ids=lambda wrt: getattr(wrt, "__name__", str(wrt)),
+)
+def test_updates_in_the_shape_of_a_gradient(wrt):
+    f = lambda t: t["k"].variance ** 2 * t["k"].lengthscale + (t["lin"].weight ** 2).sum() * t["lin"].bias
+    gradient = pg.grad(f, wrt=wrt)(TREE)
+    new = pg.apply_updates(TREE, gradient, wrt=wrt) if wrt is not None else pg.apply_updates(TREE, gradient)
+    assert jax.tree.structure(new) == jax.tree.structure(TREE)
+    changed = pg.select(new, wrt)
+    want = jax.tree.map(lambda leaf, change: leaf + change, pg.select(TREE, wrt), gradient)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, changed, want))
+    chosen = {path.partition("[1]")[0] for path, _ in pg.items(TREE, wrt)}
+    for (path, leaf), (_, after) in zip(pg.items(TREE, "**"), pg.items(new, "**"), strict=True):
+        assert path in chosen or after is leaf
+
+
+def test_updates_of_a_part_that_stay_or_do_not_fit():
+    both = lambda t: (t["k"].variance, t["lin"].weight)
+    assert pg.apply_updates(TREE, (0.5, None), wrt=both)["k"].variance == 1.5
+    for update, wrt in [((0.5, "x"), both), ((0.5, jnp.ones(3)), both), (0.5, both), ((0.5,), "k.variance")]:
+        refused(lambda u=update, w=wrt: pg.apply_updates(TREE, u, wrt=w), ValueError, "this wrt=")
+    described = pg.select(TREE, Linear)
+    refused(
+        lambda: pg.apply_updates(TREE, {**described, "n": 1}, wrt=Linear), ValueError, "None at what is not selected"
+    )
+    refused(lambda: pg.apply_updates(TREE, 0.5), ValueError, "wrt=")
+    for leaf in ("x", jax.random.key(0), len):
+        refused(lambda leaf=leaf: pg.apply_updates({"s": leaf}, {"s": 1.0}), ValueError, "`['s']`", "wrt=")
+    refused(lambda: pg.apply_updates({"s": 1.0}, {"s": "x"}), ValueError, "`['s']`", "wrt=")
 
 
 def test_updates_of_another_structure():
@@ -301,6 +350,23 @@ def test_ravel_and_unravel():
     assert mixed_types.dtype == jnp.complex64
     assert unravel(mixed_types).y.dtype == jnp.float32
     refused(lambda: pg.ravel({"a": 1.0})[1](jnp.ones(2)), ValueError, "Expected shape (1,), got (2,)")
+
+
+def test_tied_leaves_stay_one_in_a_vector():
+    weight = jnp.arange(3.0)
+    tree = {"a": weight, "b": [weight, 2.0], "c": jnp.arange(3.0), "h": NonDiff(weight)}
+    vector, unravel = pg.ravel(tree, tie=True)
+    assert unravel.names == ("['a'][0]", "['a'][1]", "['a'][2]", "['b'][1]", "['c'][0]", "['c'][1]", "['c'][2]")
+    new = unravel(2 * vector)
+    assert new["a"] is new["b"][0]
+    assert (new["c"].tolist(), new["h"].value) == ([0.0, 2.0, 4.0], weight)
+    f = lambda t: (t["a"] * t["b"][0]).sum() * t["b"][1]
+    gradient = jax.jit(jax.grad(lambda v: f(unravel(v))))(vector)
+    np.testing.assert_allclose(gradient[:3], 2 * weight * 2.0)
+    assert pg.ravel(tree)[0].shape == (10,)
+    assert pg.ravel(tree, "b", tie=True)[1].names[0] == "['b'][0][0]"
+    number = 2.0
+    assert pg.ravel([number, number], tie=True)[0].shape == (2,)
 
 
 def test_unravel_puts_leaves_back_where_they_were_on_a_mesh_with_explicit_axes():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from hypothesis import example, given, settings, strategies as st
 import partgrad as pg
 from models import RBF, Config, Flax, Linear
 from partgrad import NonDiff
+from partgrad._selection import as_selection
 from partgrad._trees.equality import trees_equal
 from partgrad._trees.leaf import is_differentiable
 from strategies import trees
@@ -149,3 +151,47 @@ def test_every_transform_is_that_of_jax_closed_over_the_rest(tree, data):
     same(pg.vjp(f, tree, wrt=wrt)[1](1.0), jax.vjp(closed, arrays)[1](1.0))
     same(pg.hvp(f, wrt=wrt)(tree, tangent), jax.jvp(jax.grad(closed), (arrays,), (tangent,))[1])
     same(pg.select(tree, wrt), arrays)
+
+
+def selected(tree, wrt):
+    """The numbers of the leaves that a selector differentiates; None if it refuses the tree."""
+    try:
+        return {i for i, chosen in enumerate(jax.tree.leaves(pg.mask(tree, wrt))) if chosen}
+    except pg.errors.SelectionError:
+        return None
+
+
+@st.composite
+def selectors(draw, leaves):
+    """A selector that names or describes some of these leaves, in one of many ways."""
+    above = {path[:end] for path in leaves for end, letter in enumerate(path + ".") if letter in ".[" and end}
+    several = draw(st.sets(st.sampled_from(leaves)))
+    describing = [
+        *(None, "**", "**[*]", "**.weight", "**.*s*", "*[:1].**", Linear, RBF, Flax, list, tuple, dict),
+        *(pg.each(lambda node: node.variance), lambda node: node.weight, pg.each(lambda node: node[-1])),
+        pg.matching(lambda path, leaf: path in several),
+        pg.path(re.compile("|".join(map(re.escape, sorted(several)))) if several else re.compile(".*0.*")),
+    ]
+    return draw(st.sampled_from(describing) | st.sampled_from(sorted(above)) | st.sampled_from(leaves))
+
+
+@given(mixed, st.data())
+@settings(max_examples=examples(100))
+def test_combinations_are_those_of_sets(tree, data):
+    places = [place.path for place in paths(tree)]
+    if not all(places) or not places:
+        return
+    first, second = (data.draw(selectors(places)) for _ in range(2))
+    one, other, free = selected(tree, first), selected(tree, second), selected(tree, None)
+    if one is None or other is None:
+        return
+    # What a name opens is open in a union alone.
+    first = as_selection(first)
+    assert (selected(tree, ~first) or set()) == free - one
+    assert (selected(tree, first & second) or set()) == one & other & free
+    assert (selected(tree, first - second) or set()) == (one - other) & free
+    if one and other:
+        for union in (first | second, second | first, (first | second) | first):
+            assert selected(tree, union) == one | other
+            part = pg.partition(tree, union)[0]
+            assert jax.tree.structure(pg.grad(f, wrt=union)(tree)) == jax.tree.structure(part)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
+from messages import refused
 from models import RBF, Periodic
 
 X = jnp.array([0.3, 0.6])
@@ -94,3 +95,68 @@ def test_callables_run_on_every_call_and_see_what_changed():
     Setting.field = "lengthscale"
     assert gradient(KERNEL) == 2.0
     assert pg.grad(lambda k: k.period * k.variance, wrt=lambda k: k.period)(Periodic(2.0, 1.0, 1.0)) == 2.0
+
+
+# --- one argument, or some ---------------------------------------------------------------------------------------
+
+MODEL, NOISE = {"a": 3.0, "n": 1}, {"s": 2.0, "t": 5.0}
+
+
+def product(model, noise, scale=1.0):
+    return model["a"] ** 2 * noise["s"] ** 3 * noise["t"] * scale
+
+
+@pytest.mark.parametrize("which", [{"argnums": 1}, {"argnums": -1}, {"argnames": "noise"}], ids=str)
+def test_one_argument_of_a_linear_map(which):
+    for wrt, tangent, want in (("s", 1.0, 540.0), (None, {"s": 1.0, "t": 1.0}, 540.0 + 72.0)):
+        value, along = pg.jvp(product, (MODEL, NOISE), (tangent,), wrt=wrt, **which)
+        assert (value, along) == (360.0, want)
+        assert pg.linearize(product, MODEL, NOISE, wrt=wrt, **which)[1](tangent) == want
+        (pulled,) = pg.vjp(product, MODEL, NOISE, wrt=wrt, **which)[1](1.0)
+        assert pulled == pg.grad(product, wrt=wrt, **which)(MODEL, NOISE)
+        along = jax.jvp(lambda s: pg.grad(product, wrt=wrt, **which)(MODEL, {**NOISE, "s": s}), (2.0,), (1.0,))[1]
+        direction = tangent if wrt else {"s": 1.0, "t": 0.0}
+        same(pg.hvp(product, wrt=wrt, **which)(MODEL, direction, NOISE), along)
+
+
+def test_several_arguments_of_a_linear_map():
+    wrt, which = ("s", "a"), {"argnums": (1, 0)}
+    assert pg.jvp(product, (MODEL, NOISE), (1.0, 0.0), wrt=wrt, **which)[1] == 540.0
+    assert pg.vjp(product, MODEL, NOISE, wrt=wrt, **which)[1](1.0) == (540.0, 240.0)
+    assert pg.hvp(product, wrt=wrt, **which)(MODEL, (0.0, 1.0), NOISE) == (360.0, 80.0)
+    assert pg.hvp(product, wrt=("s",), argnames=("noise",))(MODEL, (1.0,), noise=NOISE) == (540.0,)
+    refused(lambda: pg.hvp(product, wrt=wrt, **which)(MODEL, 1.0, NOISE), ValueError, "a tuple of 2")
+    refused(lambda: pg.jvp(product, (MODEL, NOISE), (1.0,), argnums=2), TypeError, "There is no argument 2, `scale`")
+    refused(lambda: pg.vjp(product, MODEL, NOISE, wrt=("a", "s"), argnums=0), TypeError, "which is not a selector")
+
+
+def test_options_of_jax_pass_through():
+    assert pg.vjp(product, MODEL, NOISE, reduce_axes=())[1](1.0) == pg.vjp(product, MODEL, NOISE)[1](1.0)
+    with pytest.raises(NotImplementedError, match="reduce_axes"):
+        pg.vjp(product, MODEL, NOISE, reduce_axes=("i",))
+    for transform in (pg.vjp, pg.linearize):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+            transform(product, MODEL, NOISE, nothing=1)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="JAX has these options since 0.12")
+def test_options_of_jax_that_are_prefixes_of_the_primals():
+    for prefix, want in [(((True, False), (True, False)), (240.0, 540.0, 0.0)), ((False, True), (0.0, 540.0, 72.0))]:
+        model, noise = pg.vjp(product, MODEL, NOISE, in_nzs=prefix)[1](1.0)
+        assert (model["a"], noise["s"], noise["t"]) == want
+        assert pg.vjp(product, MODEL, NOISE, wrt=("a", "t"), in_nzs=prefix)[1](1.0) == want[::2]
+    _, pull = pg.vjp(lambda x, y: x["w"] * y, {"w": 3.0, "n": 1}, 2.0, saveable_args=(False, True))
+    _, of_jax = jax.vjp(lambda x, y: x * y, 3.0, 2.0, saveable_args=(False, True))
+    assert [type(leaf) for leaf in jax.tree.leaves(pull.args_res)] == [
+        type(x) for x in jax.tree.leaves(of_jax.args_res)
+    ]
+
+
+def test_what_transforms_return_says_what_it_is():
+    for transform in (pg.grad, pg.value_and_grad, pg.jacfwd, pg.jacrev, pg.hessian, pg.hvp):
+        assert f"{transform.__name__}(product)" in repr(transform(product))
+        assert "(RBF)" in repr(transform(KERNEL))
+    assert "partgrad.vjp" in repr(pg.vjp(product, MODEL, NOISE)[1])
+    assert "partgrad.linearize" in repr(pg.linearize(product, MODEL, NOISE)[1])
+    assert "3 entries" in repr(pg.ravel([1.0, NOISE])[1])
+    assert all(word in repr(pg.path("a.b") | "c") for word in ("selection", "a.b", "c"))

@@ -1,5 +1,6 @@
 """Marks beside what other libraries and models do: shared weights, ensembles, running statistics, marks of others."""
 
+import html
 from typing import Any
 
 import equinox as eqx
@@ -7,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import optax
 import paramax
 import pytest
+from flax import linen, nnx
 
 import partgrad as pg
 from messages import refused
+from models import Flax
 from partgrad import NonDiff, errors
 
 
@@ -21,15 +25,181 @@ def test_a_mark_of_paramax_counts_and_thaw_takes_it_off():
     gradient = pg.grad(f)(tree)
     assert float(gradient["s"]) == 6.0
     assert jax.tree.leaves(gradient["w"]) == []
-    for wrt in ("w", "w.tree.x", lambda t: (t["w"].tree["y"], t["s"])):
-        with pytest.raises(errors.SelectionError, match=r"(?s)NonTrainable.*`pg.thaw` first"):
-            pg.grad(f, wrt=wrt)(tree)
+    for transform in (lambda g: g, jax.jit):
+        assert float(transform(pg.grad(f, wrt="w.tree.x"))(tree)) == 12.0
+        y, s = transform(pg.grad(f, wrt=lambda t: (t["w"].tree["y"], t["s"])))(tree)
+        assert (float(y), float(s)) == (8.0, 6.0)
+        assert jax.tree.leaves(transform(pg.grad(f, wrt="w"))(tree)) == [12.0, 8.0]
+        assert jax.tree.leaves(transform(pg.grad(f, wrt=pg.path("w") | "s"))(tree)) == [6.0, 12.0, 8.0]
+    assert float(pg.jacfwd(pg.grad(f, wrt="s"), wrt="w.tree.x")(tree)) == 3.0
+    # Inside the function it is held as outside, and what leaves the function has its own class.
+    inner = pg.grad(lambda t: (f(t), (pg.items(t), t)), wrt="w.tree.x", has_aux=True)(tree)[1]
+    assert [path for path, _ in inner[0]] == ["['s']"]
+    assert jax.tree.structure(inner[1]) == jax.tree.structure(tree)
+    assert type(inner[1]["w"]) is paramax.NonTrainable
     thawed = pg.thaw(tree, "w.tree.x")
     assert not pg.is_nondiff(thawed, "w.x")
     assert pg.is_nondiff(thawed, "w.y")
     np.testing.assert_allclose(pg.grad(f, wrt="w.x")(thawed), 12.0)
     assert jax.tree.structure(pg.thaw(tree, None)) == jax.tree.structure({"w": {"x": 0, "y": 0}, "s": 0})
     assert jax.tree.structure(pg.freeze(tree, "w")) == jax.tree.structure(tree)
+
+
+class Norm(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs)])
+        self.norm = nnx.BatchNorm(2, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+def test_what_is_no_parameter_of_flax_is_held():
+    model, x = Norm(), jnp.array([[1.0, 2.0], [3.0, 5.0]])
+    model.eval()
+    f = lambda m: (m(x) ** 2).sum()
+    statistics = {"norm.mean.value", "norm.var.value"}
+    everything = {path for path, _ in pg.items(model, "**")} - {"norm"}
+    assert {path for path, _ in pg.items(model)} == everything - statistics
+    assert {path for path, _ in pg.items(model, pg.exclude("layers"))} == {"norm.bias.value", "norm.scale.value"}
+    assert {row.path for row in pg.summary(model).rows if row.status == "held by a mark"} == statistics
+    # Naming gives the derivative, whether the variable or the array in it is named.
+    mean = model.norm.mean.get_value()
+    want = jax.grad(lambda mean: f(pg.replace(model, "norm.mean.value", mean)))(mean)
+    np.testing.assert_allclose(pg.grad(f, wrt="norm.mean.value")(model), want)
+    np.testing.assert_allclose(pg.grad(f, wrt=lambda m: m.norm.mean)(model).get_value(), want)
+    union = pg.grad(f, wrt=pg.path("norm.mean") | "layers[0].kernel")(model)
+    np.testing.assert_allclose(union.norm.mean.get_value(), want)
+    refused(lambda: pg.grad(f, wrt="**.mean.*")(model), LookupError, "held by a mark", "wrt='norm.mean.value'")
+    refused(lambda: pg.thaw(model, "norm.mean"), ValueError, "the class `BatchStat` holds it", "'norm.mean.value'")
+    assert pg.is_nondiff(pg.thaw(model, None), "norm.mean")
+
+
+def test_adamw_leaves_running_statistics_alone():
+    model, x = Norm(), jnp.array([[1.0, 2.0], [3.0, 5.0]])
+    model.eval()
+    selected, rest = pg.partition(model)
+    optimiser = optax.adamw(0.1, weight_decay=0.5)
+    gradient = jax.grad(lambda part: (pg.combine(part, rest)(x) ** 2).sum())(selected)
+    updates, _ = optimiser.update(gradient, optimiser.init(selected), selected)
+    after = pg.combine(pg.apply_updates(selected, updates), rest)
+    assert after.norm.var.get_value().tolist() == [1.0, 1.0]
+    assert after.norm.scale.get_value().tolist() != [1.0, 1.0]
+
+
+def test_a_class_of_ones_own_is_registered():
+    class Statistics(eqx.Module):
+        mean: Any
+        count: int = 0
+
+    class Newer(Statistics):
+        pass
+
+    @pg.dataclass
+    class Own:
+        mean: Any
+        scale: Any = 1.0
+
+    trees = [{"w": 2.0, "s": cls(3.0)} for cls in (Statistics, Newer, Own)]
+    f = lambda t: t["w"] * t["s"].mean ** 2
+    before = [pg.grad(f)(tree)["s"].mean for tree in trees]
+    assert before == [12.0, 12.0, 12.0]
+    assert pg.register_nondiff(Statistics) is Statistics
+    pg.register_nondiff(Own)
+    for tree in trees:
+        # What was kept for the structure says otherwise.
+        gradient = pg.grad(f)(tree)
+        assert (gradient["w"], gradient["s"].mean) == (9.0, None)
+        assert pg.grad(f, wrt="s.mean")(tree) == pg.grad(f, wrt="s")(tree).mean == 12.0
+        assert pg.is_nondiff(tree, "s")
+        assert pg.is_nondiff(pg.freeze(tree, "w"), None)
+        assert jax.tree.structure(pg.freeze(tree, "s")) == jax.tree.structure(tree)
+        assert pg.select(pg.partition(tree, "s.mean")[0], "s.mean") == 3.0
+        refused(lambda tree=tree: pg.thaw(tree, "s"), ValueError, "cannot be thawed", "wrt=")
+    for wrong in (dict, list, tuple, 3, "a"):
+        refused(lambda wrong=wrong: pg.register_nondiff(wrong), TypeError, "register_nondiff", "a class of nodes")
+
+
+TRUE_DEFAULTS = {
+    "equinox": lambda: (
+        eqx.nn.MLP(2, 2, 3, 2, key=jax.random.key(0)),
+        lambda model: eqx.filter(model, eqx.is_inexact_array),
+    ),
+    "equinox, with state": lambda: (
+        eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="ema")[0],
+        lambda model: eqx.filter(model, eqx.is_inexact_array),
+    ),
+    "paramax": lambda: (
+        {"a": paramax.NonTrainable(jnp.ones(2)), "b": jnp.ones(3), "n": 2},
+        lambda model: {"a": None, "b": model["b"], "n": None},
+    ),
+    "flax.nnx": lambda: (Norm(), lambda model: nnx.state(model, nnx.Param)),
+    "flax.nnx, split": lambda: (nnx.state(Norm()), lambda state: nnx.split_state(state, nnx.Param, ...)[0]),
+    "flax.linen": lambda: (
+        linen.Dense(3).init(jax.random.key(0), jnp.ones(2))["params"],
+        lambda parameters: parameters,
+    ),
+    "flax.struct": lambda: (Flax(jnp.ones(2)), lambda model: model),
+    "optax": lambda: (optax.adam(0.1).init({"w": jnp.ones(2)}), lambda state: (state[0].mu, state[0].nu)),
+    "chex": lambda: (
+        pytest.importorskip("chex").dataclass(type("C", (), {"__annotations__": {"w": Any}}))(w=jnp.ones(2)),
+        lambda model: model,
+    ),
+    "distrax": lambda: (pytest.importorskip("distrax").Normal(jnp.ones(2), jnp.ones(())), lambda model: model),
+    "gpjax": lambda: (
+        pytest.importorskip("gpjax").kernels.RBF(lengthscale=paramax.non_trainable(jnp.array(1.5))),
+        lambda kernel: eqx.filter(kernel, eqx.is_array, is_leaf=lambda node: isinstance(node, paramax.NonTrainable)),
+    ),
+    "tinygp": lambda: (1.5 * pytest.importorskip("tinygp").kernels.Matern32(jnp.array(2.0)), lambda kernel: kernel),
+    "lineax": lambda: (
+        pytest.importorskip("lineax").MatrixLinearOperator(jnp.ones((2, 2))),
+        lambda operator: eqx.filter(operator, eqx.is_inexact_array),
+    ),
+    "numpyro": lambda: (numpyro.distributions.Normal(jnp.ones(2), 2.0), lambda model: model),
+}
+
+
+@pytest.mark.parametrize("library", TRUE_DEFAULTS)
+def test_the_default_selection_is_that_of_the_library(library):
+    model, default = TRUE_DEFAULTS[library]()
+    own = sorted(str(np.asarray(leaf)) for leaf in jax.tree.leaves(default(model)))
+    assert sorted(str(np.asarray(leaf)) for _, leaf in pg.items(model)) == own
+
+
+def test_tied_leaves_are_reported():
+    weight = jnp.ones((2, 2))
+    model = eqx.tree_at(lambda m: (m.layers[0].weight, m.layers[1].weight), small_net(), (weight, weight))
+    for tree, paths in [
+        (model, ["layers[0].weight", "layers[1].weight"]),
+        ({"a": weight, "b": [weight]}, ["['a']", "['b'][0]"]),
+        (TiedVariables(), ["layers[0].kernel.value", "tied.value"]),
+    ]:
+        summary = pg.summary(tree)
+        assert summary.tied == (tuple(paths),)
+        assert summary.to_dict()["tied"] == [paths]
+        f = lambda t: sum((leaf**2).sum() for leaf in jax.tree.leaves(pg.partition(t)[0]))
+        for text in (str(summary), summary._repr_html_(), str(pg.show(tree)), str(pg.check(f)(tree))):
+            assert "one array at" in text
+            for path in paths:
+                assert path in html.unescape(text)
+    for tree in ({"a": 2.0, "b": 2.0}, [jnp.ones(2), jnp.ones(2)], pg.freeze({"a": weight, "b": weight}, None)):
+        assert pg.summary(tree).tied == ()
+        assert "one array" not in str(pg.summary(tree))
+    assert jax.jit(lambda t: len(pg.summary(t).tied))({"a": weight, "b": weight}) == 0
+
+
+def small_net():
+    return eqx.nn.MLP(2, 2, 2, 2, key=jax.random.key(0))
+
+
+class TiedVariables(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs)])
+        self.tied = self.layers[0].kernel
 
 
 class Tied(eqx.Module):
@@ -53,6 +223,12 @@ def test_tied_weights_of_equinox():
     np.testing.assert_allclose(frozen(x), model(x))
     np.testing.assert_allclose(pg.grad(lambda m: m(x), wrt="shared.pytree[0].weight")(frozen), want)
     assert pg.is_nondiff(frozen, "shared.pytree[0].weight")
+
+
+def test_the_class_of_a_wrapped_module_is_that_of_the_wrapper():
+    frozen = pg.freeze(eqx.nn.Linear(2, 2, key=jax.random.key(0)), "weight")
+    assert (isinstance(frozen, eqx.nn.Linear), isinstance(pg.unwrap(frozen), eqx.nn.Linear)) == (False, True)
+    assert frozen.in_features == 2
 
 
 def test_one_array_at_two_places_is_two_leaves():

@@ -203,6 +203,13 @@ def marked(annotation, name="p", **declared):
         (lambda: pg.grad(lambda x, /, **k: 1.0, argnames="x")(1.0), TypeError, ["argnums=..."]),
         # Classes.
         (lambda: pg.dataclass(marked(pg.NonDiff[float])), TypeError, ["marks nothing", "field(nondiff=True)`"]),
+        (lambda: pg.dataclass(marked(typing.Annotated[float, pg.NonDiff])), TypeError, ["field(nondiff=True)`"]),
+        (
+            lambda: pg.dataclass(marked(typing.Annotated[float, "m", pg.NonDiff(0)])),
+            TypeError,
+            ["field(nondiff=True)`"],
+        ),
+        (lambda: pg.dataclass(marked("typing.Annotated[pg.Static[int], 0]")), TypeError, ["field(static=True)`"]),
         (lambda: pg.dataclass(marked("pg.NonDiff")), TypeError, ["marks nothing", "p: float = partgrad.field"]),
         (lambda: pg.dataclass(marked(pg.Static[int])), TypeError, ["marks nothing", "field(static=True)`"]),
         (
@@ -226,5 +233,6 @@ def test_a_newcomer_is_told(call, error, fragments):
 
 
 def test_annotations_that_contain_marks_are_kept():
+    assert pg.dataclass(marked(typing.Annotated[float, "metres"]))(1.0).p == 1.0
     cls = pg.dataclass(marked(dict[str, pg.NonDiff[float]]))
     assert jax.tree.leaves(cls({"a": pg.NonDiff(1.0)})) == [1.0]

@@ -78,7 +78,7 @@ def by_mask(tree, path):
 
 
 def by_replacing(tree, path):
-    return smooth(pg.replace(jax.tree.map(lambda x: 1.1 * x, copy.copy(tree)), path, jnp.sin))
+    return smooth(pg.replace(jax.tree.map(lambda x: 1.1 * x, copy.copy(tree)), path, fn=jnp.sin))
 
 
 def by_naming(tree, path):

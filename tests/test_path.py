@@ -1,14 +1,18 @@
 """Key paths as text."""
 
 import enum
+import pickle
+import re
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, strategies as st
 
 import partgrad as pg
-from models import Config, Point
-from partgrad import errors
+from models import RBF, Config, Flax, Linear, Point
+from partgrad import NonDiff, errors
 from partgrad._marks.layout import Layout
 from partgrad._selection import patterns as key_paths
 
@@ -39,7 +43,8 @@ def test_paths_read_as_python():
     [
         ("", 0, "a name"),
         ("a..b", 2, "a name"),
-        (".a", 0, "a name"),
+        (".", 1, "a name"),
+        ("a**", 0, "a name"),
         ("a.", 2, "a name"),
         ("a b", 1, "a dot or a bracket"),
         ("a[", 1, "a closing bracket"),
@@ -70,6 +75,19 @@ def test_keys_of_other_kinds():
     assert not step.matches(jax.tree_util.DictKey(True), 1)
 
 
+@jax.tree_util.register_pytree_node_class
+class Unkeyed:
+    def __init__(self, *children):
+        self.children = children
+
+    def tree_flatten(self):
+        return self.children, None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
 class Registered:
     def __init__(self, w):
         self.w = w
@@ -89,6 +107,65 @@ def test_a_key_of_a_class_of_its_own_is_read_back():
     tree = {"a": Registered([1.0, 2.0])}
     assert paths(tree) == ["['a'][Own('w')][0]", "['a'][Own('w')][1]"]
     assert pg.select(tree, "a[Own('w')][1]") == 2.0
+
+
+LIBRARIES = {
+    "pg.dataclass": lambda: RBF([Point(1.0, {"a b": 2.0}), {"c": NonDiff(3.0)}], Config(4.0)),
+    "equinox": lambda: {"net": eqx.nn.MLP(2, 2, 3, 2, key=jax.random.key(0)), "held": NonDiff(Linear(1.0, 2.0))},
+    "flax": lambda: {"net": Flax((1.0, [2.0, {(1, "x"): 3.0, (2, "]"): 4.0}, {2: 5.0, -1: 6.0}]))},
+    "registered without names": lambda: {"deep": [Unkeyed(1.0, [2.0, 3.0])], "x": 4.0},
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_what_jax_writes_is_read(name):
+    tree = LIBRARIES[name]()
+    for (path, leaf), place in zip(jax.tree_util.tree_leaves_with_path(tree), Layout(tree).leaves, strict=True):
+        assert pg.items(tree, jax.tree_util.keystr(path)) == pg.items(tree, place.path) == [(place.path, leaf)]
+
+
+GLOBS = {
+    "conv1": {"kernel": 1.0, "bias": 2.0},
+    "conv2": {"kernel": 3.0, "scale": 4.0},
+    "head": [5.0, 6.0, 7.0],
+    "*": 8.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "leaves"),
+    [
+        ("conv*", [1, 2, 3, 4]),
+        ("conv*.k*", [1, 3]),
+        ("*1.*", [1, 2]),
+        ("c*v*.*l*", [1, 3, 4]),
+        ("**.*e*", [1, 3, 4, 5, 6, 7]),
+        ("head[1:]", [6, 7]),
+        ("head[::-2]", [5, 7]),
+        ("head[:]", [5, 6, 7]),
+        ("**[-2:]", [6, 7]),
+        ("['*']", [8]),
+        (re.compile(r".*'bias'.*|\['head'\]\[0\]"), [2, 5]),
+        (re.compile(".*"), [1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_a_pattern_describes(pattern, leaves):
+    selection = pg.path(pattern)
+    assert sorted(leaf for _, leaf in pg.items(GLOBS, selection)) == leaves
+    assert isinstance(pg.select(GLOBS, selection), float if pattern == "['*']" else dict)
+    assert selection == pg.path(pattern)
+    assert hash(selection) == hash(pg.path(pattern))
+    assert pickle.loads(pickle.dumps(selection)) == selection
+
+
+def test_a_slice_of_a_sequence_describes_and_one_of_an_array_names():
+    tree = {"layers": [{"w": jnp.arange(3.0)}, {"w": jnp.arange(3.0)}]}
+    assert pg.select(tree, "layers[1].w[1:]").tolist() == [1.0, 2.0]
+    elements = pg.select(tree, "layers[1:].w[1:]")
+    assert (elements["layers"][0]["w"], elements["layers"][1]["w"].tolist()) == (None, [1.0, 2.0])
+    for slices in ("layers[2:]", "layers[1:].x"):
+        with pytest.raises(errors.NoMatchError):
+            pg.select(tree, slices)
 
 
 def test_negative_indices_count_from_the_end():

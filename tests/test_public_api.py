@@ -13,7 +13,7 @@ import partgrad as pg
 def test_public_names():
     public = set(pg.__all__)
     assert public == {
-        *("Diff", "NonDiff", "Static", "unwrap", "dataclass", "field"),
+        *("Diff", "NonDiff", "Static", "unwrap", "dataclass", "field", "register_nondiff"),
         *("Selection", "each", "path", "of_type", "matching", "exclude"),
         *("partition", "combine", "apply_updates", "ravel"),
         *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
@@ -24,7 +24,9 @@ def test_public_names():
     }
     for name in public - {"errors"}:
         assert getattr(pg, name).__doc__
-    assert public <= set(dir(pg))
+    for module in (pg, pg.errors, pg.testing, pg.safe):
+        assert dir(module) == sorted(module.__all__)
+        assert not [name for name in dir(module) if name.startswith("_")]
     with pytest.raises(AttributeError, match="module 'partgrad' has no attribute 'gard'"):
         _ = pg.gard
 
@@ -67,3 +69,44 @@ except RuntimeError:
     print("no backend was started")
 """
     assert run(code) == "[]\nTrue True\n[]\nno backend was started\n"
+
+
+def test_selection_marks_and_transforms_need_no_private_module_of_jax():
+    """With `jax._src` out of reach of partgrad, the rest of it included, all of this works."""
+    code = """
+import builtins, importlib, sys
+import jax, jax.numpy as jnp
+
+original = builtins.__import__
+def guarded(name, globals=None, locals=None, fromlist=(), level=0):
+    asks = (globals or {}).get("__name__") or ""
+    if asks.split(".")[0] == "partgrad" and (name.startswith("jax._src") or (name == "jax" and "_src" in (fromlist or ()))):
+        raise ImportError(f"{asks} imports {name}")
+    return original(name, globals, locals, fromlist, level)
+builtins.__import__ = guarded
+
+import partgrad as pg
+
+@pg.dataclass
+class Model:
+    w: float
+    p: float = pg.field(nondiff=True, default=2.0)
+
+model = Model(jnp.float32(3.0))
+loss = lambda m: m.w**2 * m.p**3
+print(float(pg.grad(loss)(model).w), float(pg.grad(loss, wrt="p")(model)), float(pg.hessian(loss)(model).w.w))
+print(pg.freeze(model, "w"), pg.partition(model)[0], pg.combine(*pg.partition(model)), pg.items(model, "p"))
+print(str(pg.summary(model)).splitlines()[2].split(), len(str(pg.show(model))) > 0)
+for f in (pg.jacfwd(loss), pg.jacrev(loss), lambda m: pg.vjp(loss, m)[1](1.0)[0], pg.grad(loss, unused="error")):
+    print(float(f(model).w), end=" ")
+print(float(pg.jvp(loss, (model,), (1.0,), wrt="p")[1]), float(pg.hvp(loss, wrt="w")(model, 1.0)))
+x = jnp.array([0.0, 4.0])
+print(jax.grad(pg.double_where(lambda x: jnp.where(x > 0, jnp.sqrt(x), 0.0).sum()))(x), pg.check(loss)(model).ok)
+"""
+    assert run(code).splitlines() == [
+        "48.0 108.0 16.0",
+        "Model(w=NonDiff(3.0), p=NonDiff(2.0)) Model(w=3.0, p=NonDiff(None)) Model(w=3.0, p=NonDiff(2.0)) [('p', 2.0)]",
+        "['w', 'f32[]', 'differentiated', '3'] True",
+        "48.0 48.0 48.0 48.0 108.0 16.0",
+        "[0.   0.25] True",
+    ]

@@ -7,6 +7,8 @@ import pathlib
 import re
 from typing import Any
 
+import equinox as eqx
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,6 +112,14 @@ jax.tree_util.register_pytree_node(
 )
 
 
+class Unnamed:
+    def __init__(self, x):
+        self.x = x
+
+
+jax.tree_util.register_pytree_node(Unnamed, lambda node: ((node.x,), None), lambda _, inner: Unnamed(*inner))
+
+
 def own_init():
     return made(__init__=lambda self: set_in(self, a=1.0))()
 
@@ -137,6 +147,38 @@ OLD, NEW = old_and_new()
 
 def static_field(**options):
     return made("S", __annotations__={"a": float, "n": Any}, n=pg.field(**options))
+
+
+@pg.register_nondiff
+@pg.dataclass
+class Buffer:
+    x: Any
+
+
+@pg.dataclass
+class Box:
+    width: Any
+    height: Any
+
+    @property
+    def area(self):
+        return self.width * self.height
+
+    @property
+    def side(self):
+        return self.width
+
+    @property
+    def shape(self):
+        return shape_of(self)
+
+
+def shape_of(box):
+    return f"{box.width} by {box.height + 0}"
+
+
+def is_vector(leaf):
+    return getattr(leaf, "ndim", 0) == 1
 
 
 # For each: what is wrong, what its remedy says to write, and the numbers that this gives.
@@ -334,10 +376,116 @@ ROWS = {
     ),
     "the argument's name": (lambda: pg.select(TREE, "tree.zzz"), lambda: pg.select(TREE, "a.x"), [2.0]),
     "a misspelled path": (lambda: pg.select(TREE, "a.xx"), lambda: pg.select(TREE, "a.x"), [2.0]),
-    "a mark of another library": (
-        lambda: pg.grad(lambda t: 0.0, wrt="w")(foreign()),
-        lambda: pg.grad(lambda t: t["w"] ** 2, wrt="w")(pg.thaw(foreign(), "w")),
-        [6.0],
+    "what its class holds": (
+        lambda: pg.thaw({"b": Buffer(3.0), "w": 2.0}, "b"),
+        lambda: pg.grad(lambda t: t["b"].x ** 2 * t["w"], wrt="b.x")({"b": Buffer(3.0), "w": 2.0}),
+        [12.0],
+    ),
+    "what is no class of one's own": (
+        lambda: pg.register_nondiff(dict),
+        lambda: [pg.partition(pg.freeze(TREE, "a"))[0], pg.partition({"b": Buffer(3.0), "w": 2.0})[0]],
+        [5.0, 2.0],
+    ),
+    "the whole of it": (
+        lambda: pg.items(TREE, pg.path(re.compile("x"))),
+        lambda: dict(pg.items(TREE, pg.path(re.compile(".*(?:x).*")))),
+        [2.0],
+    ),
+    "a path that no expression matches": (
+        lambda: pg.items(TREE, pg.path(re.compile("q"))),
+        lambda: dict(pg.items(TREE, pg.path(re.compile(r"\['a'\].*")))),
+        [2.0, 3.0],
+    ),
+    "an expression that is no selector": (
+        lambda: pg.items(TREE, re.compile(".*x.*")),
+        lambda: dict(pg.items(TREE, pg.path(re.compile(".*x.*")))),
+        [2.0],
+    ),
+    "an index that is not there": (
+        lambda: pg.select(LAYERS, "layers[4].w"),
+        lambda: [pg.select(LAYERS, "layers[0].w"), pg.select(LAYERS, "layers[3].w")],
+        [2.0, 2.0],
+    ),
+    "the name of the argument": (
+        lambda: pg.select(LAYERS, "net.layers[-1]"),
+        lambda: pg.select(LAYERS, "layers[-1]"),
+        [1.0, 2.0],
+    ),
+    "static data by its path": (
+        lambda: pg.select(static_field(static=True)(1.0, 3.0), "n"),
+        lambda: pg.select(static_field()(1.0, 3.0), "n"),
+        [3.0],
+    ),
+    "a path to what is static": (
+        lambda: pg.grad(lambda t: t["a"] * 2, wrt="k")({"a": 1.0, "k": Static("x")}),
+        lambda: pg.grad(lambda t: t["a"] * t["k"], wrt="k")({"a": 2.0, "k": 3.0}),
+        [2.0],
+    ),
+    "a class that is registered without names": (
+        lambda: pg.select({"m": Unnamed(3.0)}, "m.x"),
+        lambda: [pg.select({"m": Unnamed(3.0)}, "['m'][0]"), pg.select({"m": Unnamed(3.0)}, lambda t: t["m"].x)],
+        [3.0, 3.0],
+    ),
+    "a property": (
+        lambda: pg.grad(lambda m: m.area, wrt="area")(Box(2.0, 3.0)),
+        lambda: pg.grad(lambda m: m.area, wrt=lambda m: (m.width, m.height))(Box(2.0, 3.0)),
+        [3.0, 2.0],
+    ),
+    "a property that is computed elsewhere": (
+        lambda: pg.grad(lambda m: m.area, wrt="shape")(Box(2.0, 3.0)),
+        lambda: pg.grad(lambda m: m.area, wrt=lambda m: (m.width, m.height))(Box(2.0, 3.0)),
+        [3.0, 2.0],
+    ),
+    "a property that is a part": (
+        lambda: pg.grad(lambda m: m.area, wrt="side")(Box(2.0, 3.0)),
+        lambda: pg.grad(lambda m: m.area, wrt=lambda m: m.side)(Box(2.0, 3.0)),
+        [3.0],
+    ),
+    "a predicate of leaves": (
+        lambda: pg.select(VECTOR, is_vector),
+        lambda: pg.select(VECTOR, pg.matching(lambda path, leaf: is_vector(leaf))),
+        [1.0, 2.0, 3.0],
+    ),
+    "a predicate that is false of every leaf": (
+        lambda: pg.partition(TREE, is_vector),
+        lambda: pg.partition(TREE)[0],
+        [2.0, 3.0, 5.0],
+    ),
+    "a question that no leaf answers": (
+        lambda: pg.partition(TREE, pg.matching(lambda path, leaf: leaf.ndim == 9)),
+        lambda: [
+            pg.partition(TREE, pg.matching(lambda path, leaf: "x" in path and leaf.ndim == 0)),
+            pg.partition(TREE)[0],
+        ],
+        [2.0, 3.0, 5.0, 4.0, 2.0, 3.0, 5.0],
+    ),
+    "a value and a function": (
+        lambda: pg.replace(TREE, "b"),
+        lambda: [pg.replace(TREE, "b", 7.0)["b"], pg.replace(TREE, "b", fn=lambda x: 2 * x)["b"]],
+        [7.0, 10.0],
+    ),
+    "a function as a value": (
+        lambda: pg.replace(TREE, "b", jnp.sqrt),
+        lambda: pg.replace(TREE, "b", fn=jnp.sqrt)["b"],
+        [5.0**0.5],
+    ),
+    "one vector for several arguments": (
+        lambda: pg.hvp(product, argnums=(0, 1))(2.0, 1.0, 3.0),
+        lambda: pg.hvp(product, argnums=(0, 1))(2.0, (1.0, 5.0), 3.0),
+        [5.0, 1.0],
+    ),
+    "updates of a part": (
+        lambda: pg.apply_updates(TREE, 2.0),
+        lambda: [
+            pg.apply_updates(TREE, {"a": {"x": None, "y": None}, "b": 2.0, "n": None})["b"],
+            pg.apply_updates(TREE, 2.0, wrt="b")["b"],
+        ],
+        [7.0, 7.0],
+    ),
+    "updates of another part": (
+        lambda: pg.apply_updates(TREE, {"b": 2.0}, wrt="b"),
+        lambda: pg.apply_updates(TREE, pg.grad(value, wrt="b")(TREE), wrt="b")["b"],
+        [11.0],
     ),
     "nothing that is floating": (
         lambda: pg.grad(value, wrt=lambda t: [])(TREE),
@@ -615,11 +763,6 @@ ROWS = {
         lambda: [pg.vjp(product, 2.0, 3.0, wrt=wrt)[1](1.0) for wrt in ((None, None), lambda x: x)],
         [3.0, 2.0, 3.0],
     ),
-    "a slice of a list": (
-        lambda: pg.select(LAYERS, "layers[2:]"),
-        lambda: pg.select(LAYERS, lambda m: m["layers"][2:]),
-        [1.0, 2.0, 1.0, 2.0],
-    ),
     "a class of leaves": (
         lambda: pg.mask(TREE, float),
         lambda: pg.mask(TREE, pg.matching(lambda path, leaf: leaf.ndim == 0)),
@@ -786,11 +929,6 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def foreign():
-    paramax = pytest.importorskip("paramax")
-    return {"w": paramax.NonTrainable(3.0), "s": 1.0}
-
-
 def endless():
     found: list[Any] = []
     found.append(found)
@@ -808,6 +946,119 @@ def test_a_remedy_is_followed(name):
     wrong, right, want = ROWS[name]
     assert fix_of(wrong)
     np.testing.assert_allclose(np.concatenate([[], *map(np.ravel, jax.tree.leaves(right()))]), want, rtol=1e-5)
+
+
+# --- advice about selectors, followed as it is printed, on models of several kinds ------------------------------------
+
+
+@pg.dataclass
+class OwnLayer:
+    weight: Any
+    bias: Any
+
+    @property
+    def scale(self):
+        return self.weight
+
+    @property
+    def product(self):
+        return self.weight * self.bias
+
+
+@pg.dataclass
+class OwnNet:
+    layers: Any
+
+
+class EquinoxLayer(eqx.Module):
+    weight: Any
+    bias: Any
+    scale = OwnLayer.scale
+    product = OwnLayer.product
+
+
+class EquinoxNet(eqx.Module):
+    layers: Any
+
+
+@flax.struct.dataclass
+class FlaxLayer:
+    weight: Any
+    bias: Any
+    scale = OwnLayer.scale
+    product = OwnLayer.product
+
+
+@flax.struct.dataclass
+class FlaxNet:
+    layers: Any
+
+
+def net_of(layer, net):
+    arrays = [(jnp.arange(1.0, 3.0), jnp.ones(())), (jnp.arange(3.0, 5.0), NonDiff(jnp.ones(())))]
+    return net([layer(*pair) for pair in arrays])
+
+
+NETS = {
+    "pg.dataclass": net_of(OwnLayer, OwnNet),
+    "equinox": net_of(EquinoxLayer, EquinoxNet),
+    "flax.struct": net_of(FlaxLayer, FlaxNet),
+    "dict": net_of(lambda weight, bias: {"weight": weight, "bias": bias}, lambda layers: {"layers": layers}),
+}
+
+# What a newcomer writes, and the leaves that are meant: numbers of layers and names.
+MEANT = {
+    "the argument's name": ("net.layers[-1].weight", {"1 weight"}),
+    "its name, with a glob": ("model.layers[*].weight", {"0 weight", "1 weight"}),
+    "a node by the argument's name": ("net.layers[0]", {"0 weight", "0 bias"}),
+    "a path that begins further down": ("weight", {"0 weight"}, {"1 weight"}, {"0 weight", "1 weight"}),
+    "a misspelled name": ("layers[0].wieght", {"0 weight"}),
+    "a misspelled name in a glob": ("layers[:].wieght", {"0 weight", "1 weight"}),
+    "a list of paths, one of them held": (["layers[0].weight", "layers[1].bias"], {"0 weight", "1 bias"}),
+    "a glob of held leaves": ("layers[1:].bias", {"1 bias"}),
+    "a regular expression": (re.compile(r".*weight.*"), {"0 weight", "1 weight"}),
+    "a part of a path": (pg.path(re.compile("weight")), {"0 weight", "1 weight"}),
+    "a part of a path, in any case": (pg.path(re.compile("WEIGHT", re.IGNORECASE)), {"0 weight", "1 weight"}),
+    "flags in an expression": (pg.path(re.compile("(?i)Weight")), {"0 weight", "1 weight"}),
+    "a predicate": (eqx.is_inexact_array, {"0 weight", "1 weight", "0 bias"}),
+    "a predicate of vectors": (lambda leaf: leaf.ndim == 1, {"0 weight", "1 weight"}),
+    "a part that is a property": ("layers[0].scale", {"0 weight"}),
+    "a computed property": ("layers[0].product", {"0 weight", "0 bias"}),
+    "a misspelled attribute": (lambda m: m.wieght, {"0 weight", "1 weight"}),
+}
+
+
+def code_in(fix):
+    """The expressions that a remedy says to write."""
+    pattern = r"wrt=lambda .*(?=\.)|partgrad\.\w+\(.*\)(?: \| partgrad\.\w+\(.*\))*|'(?:[^'\\]|\\.)*'|\"[^\"]*\"|`\w+` for `\w+`"
+    return [found.removeprefix("wrt=") for found in re.findall(pattern, fix)]
+
+
+def leaves_of(net, wrt):
+    names = (path.replace("['", ".").replace("']", "").split(".") for path, _ in pg.items(net, wrt))
+    return {f"{re.search('[0-9]', ''.join(parts))[0]} {parts[-1]}" for parts in names}
+
+
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("name", MEANT)
+def test_advice_gives_what_was_meant(name, kind):
+    net, (wrt, *meant) = NETS[kind], MEANT[name]
+    if kind == "dict" and "propert" in name:
+        return
+    if name == "a misspelled attribute" and kind == "dict":
+        wrt = lambda m: m["wieght"]
+    fix = fix_of(lambda: pg.partition(net, wrt))
+    known = {"partgrad": pg, "re": re, "wrt": wrt, "is_inexact_array": eqx.is_inexact_array}
+    if name == "a misspelled attribute":
+        assert fix == "write `weight` for `wieght`."
+        written = [(lambda m: m["weight"]) if kind == "dict" else lambda m: m.weight]
+    else:
+        # Of a remedy that leaves a choice, the last one may change the tree.
+        written = [eval(code, known) for code in code_in(fix) if not code.startswith("partgrad.thaw")]
+    assert [leaves_of(net, own) for own in written[: len(meant)]] == meant, fix
+    thawed = [code for code in code_in(fix) if code.startswith("partgrad.thaw")]
+    for code in thawed:
+        assert leaves_of(eval(code, {"partgrad": pg, "tree": net}), wrt) == meant[0]
 
 
 ROOMS = ("_intermediates", "_marks", "_selection", "_transforms", "_trees")

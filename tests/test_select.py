@@ -358,13 +358,12 @@ def test_a_callable_tree_of_bools_is_a_mask_and_marks_do_not_matter_to_it():
 def test_a_combination_describes_leaves_and_gives_a_tree():
     gradient = pg.grad(lambda t: t["a"] * t["b"], wrt=pg.path("a") | "b")({"a": 2.0, "b": 3.0, "c": 4.0})
     assert gradient == {"a": 3.0, "b": 2.0, "c": None}
-    refused(composite(), pg.path("b.b.period") | "a", LookupError, "'b.b.period' selects is held by a mark")
+    refused(composite(), pg.path("**.period") | "a", LookupError, "'**.period' selects is held by a mark")
     assert chosen(composite(), pg.path("b.b") | "a") == ["a.lengthscale", "b.b.variance", "b.b.lengthscale"]
 
 
 def test_combinations_that_overlap_or_select_nothing():
     tree = {"a": {"x": 1.0, "y": 2.0}, "b": 3.0}
-    refused(tree, pg.path("a") | "a.x", ValueError, "returns `['a']['x']` twice")
     refused(tree, pg.path("a") & "b", ValueError, "The selector ('a' & 'b') selects nothing")
     refused(tree, pg.path("a") - dict, ValueError, "selects nothing")
     refused(tree, pg.path("a") | "nowhere", LookupError, "The path 'nowhere' matches nothing")
@@ -372,6 +371,43 @@ def test_combinations_that_overlap_or_select_nothing():
     refused(tree | {"p": Point(1, 2)}, pg.path("b") | Point, LookupError, "The selector Point selects nothing")
     with pytest.raises(errors.SelectorTypeError, match="which is not a selector"):
         _ = pg.path("a") | 3
+
+
+def test_a_union_is_one_of_sets():
+    tree = {"layers": [{"w": 1.0, "b": 2.0}, {"w": 3.0, "b": 4.0}], "n": 5}
+    assert chosen(tree, pg.path("**.b") | "layers[-1]") == [
+        "['layers'][0]['b']",
+        "['layers'][1]['b']",
+        "['layers'][1]['w']",
+    ]
+    for twice in (lambda t: (t["layers"], t["layers"][1]["w"]), pg.each(lambda t: (t["w"], t["w"]))):
+        refused(tree, twice, ValueError, "['w']` twice")
+    everything = pg.each(lambda t: t["w"]) | pg.path("layers[0].w") | (lambda t: t["layers"])
+    assert chosen(tree, everything) == chosen(tree, None)
+    vector = {"w": jnp.arange(5.0)}
+    gradient = pg.grad(lambda t: (t["w"] ** 2).sum(), wrt=pg.path("w[:3]") | "w[1:4]" | pg.path("w[0]"))(vector)
+    assert gradient["w"].tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert pg.grad(lambda t: (t["w"] ** 2).sum(), wrt=pg.path("w[:3]") | "w")(vector)["w"].shape == (5,)
+
+
+def test_a_name_in_a_union_opens_its_mark_and_nothing_else_does():
+    tree = {"a": 2.0, "h": NonDiff(3.0), "k": {"p": NonDiff(5.0), "q": NonDiff(7.0)}}
+    f = lambda t: t["a"] * t["h"] * t["k"]["p"] ** 2 * t["k"]["q"]
+    for wrt in (pg.path("h") | "a", "h" | pg.path("a"), (pg.path("h") | "a") | "a", pg.path("a") | (lambda t: t["h"])):
+        gradient = pg.grad(f, wrt=wrt)(tree)
+        assert (gradient["a"], gradient["h"]) == (525.0, 350.0)
+        assert jax.tree.leaves(gradient["k"]) == []
+        assert jax.tree.structure(gradient) == jax.tree.structure(pg.partition(tree, wrt)[0])
+        held = pg.grad(lambda t: (f(t), pg.items(t)), wrt=wrt, has_aux=True)(tree)[1]
+        assert [path for path, _ in held] == ["['a']"]
+    gradient = pg.grad(f, wrt=pg.path("k") | "a")(tree)
+    assert (gradient["k"], gradient["h"]) == ({"p": 420.0, "q": 150.0}, NonDiff(None))
+    second = pg.hessian(f, wrt=pg.path("h") | "k.p")(tree)
+    assert (second["h"]["k"]["p"], second["k"]["p"]["k"]["p"]) == (140.0, 84.0)
+    for wrt in (pg.path("h") & "**", pg.path("h") - "a", ~pg.path("a"), (pg.path("h") - "a") | "k.p.nothing"):
+        refused(tree, wrt, LookupError)
+    assert chosen(tree, (pg.path("h") | "a") & "**") == ["['a']"]
+    assert chosen(tree, ~pg.path("h")) == ["['a']"]
 
 
 def test_a_class_that_is_not_there():
@@ -486,6 +522,106 @@ def test_the_same_leaf_twice():
     refused(composite(), lambda k: (k.a, k.a.lengthscale), ValueError, "returns `a.lengthscale` twice")
     refused(composite(), lambda k: [k.b.a.variance] * 2, ValueError, "returns `b.a.variance` twice")
     refused({"d": {"a": 1.0}}, lambda t: (t["a"], t["a"]), ValueError, "returns `['d']['a']` twice")
+
+
+class Rotten:
+    """Has members that go wrong inside, each in a way that a node without what is asked for goes wrong too."""
+
+    @property
+    def attribute(self):
+        return self.misspelled
+
+    @property
+    def key(self):
+        return {"w": self.w}["q"]
+
+    def index(self):
+        return [self.w][3]
+
+    def type_error(self):
+        return len(3)
+
+    nameless = property(lambda self: self.misspelled)
+
+    @functools.cached_property
+    def cached(self):
+        return self.misspelled
+
+    @property
+    def by_another(self):
+        return self.attribute
+
+
+class Plain(Rotten):
+    def __init__(self, w):
+        self.w = w
+
+
+class Asking(Plain):
+    """Answers what it lacks itself."""
+
+    def __getattr__(self, name):
+        if name == "alias":
+            return self.w
+        raise AttributeError(name)
+
+    def __getitem__(self, key):
+        return {"w": self.w}[key]
+
+
+for _cls in (Plain, Asking):
+    jax.tree_util.register_pytree_node(
+        _cls, lambda node: ((node.w,), None), lambda _, children, cls=_cls: cls(*children)
+    )
+
+
+@pg.dataclass
+class Own(Rotten):
+    w: float
+
+
+class Module(Rotten, eqx.Module):
+    w: float
+
+
+@pytest.mark.parametrize("cls", [Plain, Asking, Own, Module])
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda m: m.attribute, AttributeError),
+        (lambda m: m.key, KeyError),
+        (lambda m: m.index(), IndexError),
+        (lambda m: m.type_error(), TypeError),
+        (lambda m: m.nameless, AttributeError),
+        (lambda m: m.cached, AttributeError),
+        (lambda m: m.by_another, AttributeError),
+        (operator.attrgetter("attribute"), AttributeError),
+        (operator.methodcaller("index"), IndexError),
+        (lambda m: helper(m), AttributeError),
+    ],
+)
+def test_what_goes_wrong_inside_a_node_is_raised(cls, ask, error):
+    """It was taken for a node that does not fit, and other leaves were selected silently."""
+    tree = cls(1.0)
+    for where in (tree, {"a": tree, "b": {"misspelled": 2.0, "q": 3.0}}):
+        with pytest.raises(error) as caught:
+            pg.partition(where, ask if where is tree else lambda t: ask(t["a"]))
+        assert not isinstance(caught.value, errors.PartgradError)
+
+
+def helper(model):
+    return model.attribute
+
+
+def test_what_a_node_itself_lacks_means_that_it_does_not_fit():
+    tree = {"a": Asking(1.0), "b": {"w": 2.0}}
+    missing = [lambda t: t.nowhere, lambda t: t["nowhere"], lambda t: t[7], lambda t: t.w.nowhere, lambda t: t("x")]
+    for ask in missing:
+        with pytest.raises(errors.SelectionError):
+            pg.partition(tree, ask)
+    assert chosen(tree, lambda t: t.alias) == chosen(tree, "a[0]")
+    assert chosen(tree, lambda t: t["w"]) == [*chosen(tree, "a[0]"), "['b']['w']"]
+    assert chosen(tree, lambda t: (lambda inner: inner["b"]["w"])(t)) == ["['b']['w']"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 
 import partgrad as pg
 from partgrad import NonDiff, errors
-from partgrad._selection import slots
+from partgrad._selection import structures
 from partgrad._trees.reach import reaches_array
 
 pytestmark = pytest.mark.internal
@@ -341,11 +341,11 @@ def test_selecting_leaves_no_cycle_that_holds_leaves():
 
 
 def test_of_large_structures_few_are_kept(monkeypatch):
-    monkeypatch.setattr(slots, "_structures", type(slots._structures)())
-    monkeypatch.setattr(slots, "_LEAVES", 10)
+    monkeypatch.setattr(structures, "_structures", type(structures._structures)())
+    monkeypatch.setattr(structures, "_LEAVES", 10)
     for size in (1, 2, 3, 4, 5, 30, 6):
         pg.select([1.0] * size, "[0]")
-        kept = [len(structure.slots) for structure in slots._structures.values()]
+        kept = [len(structure.slots) for structure in structures._structures.values()]
         assert kept[-1] == size
         assert sum(kept[:-1]) <= 10
     assert kept == [6]

@@ -10,6 +10,7 @@ from ._marks import (
     Static as Static,
     dataclass as dataclass,
     field as field,
+    register_nondiff as register_nondiff,
     unwrap as unwrap,
 )
 from ._selection import (
@@ -99,6 +100,7 @@ __all__ = [
     "partition",
     "path",
     "ravel",
+    "register_nondiff",
     "replace",
     "safe",
     "select",
@@ -135,4 +137,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

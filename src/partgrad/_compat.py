@@ -1,11 +1,15 @@
-"""Everything that depends on JAX's internals or on the texts of its errors, with reasons and versions."""
+"""Everything that depends on JAX's internals or on the texts of its errors, with reasons and versions.
 
+Marks, selection and transforms need no private module of JAX: what is private is imported where it is used.
+"""
+
+import contextlib
 import functools
+import pathlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax._src import config as _config, custom_derivatives as _custom_derivatives
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -53,11 +57,12 @@ def has_side_effects(equation: "JaxprEqn") -> bool:
 
 
 # JAX exports no name for what `defjvps` makes. Read on 0.10.2 and 0.12.
+_CUSTOM_DERIVATIVES = pathlib.Path(jax.__file__).parent / "_src" / "custom_derivatives.py"
 
 
 def adds_up_rules(name: str, file: str) -> bool:
     """Whether a function of this name and file is JAX's own that adds up the rules for single arguments."""
-    return name == "jvp" and file.startswith(f"{_custom_derivatives.__file__}:")
+    return name == "jvp" and file.startswith(f"{_CUSTOM_DERIVATIVES}:")
 
 
 # There is no public access to what a primitive computes. Read on 0.10.2 and 0.12.
@@ -92,13 +97,26 @@ def _current_trace() -> str:
         return type(trace).__name__
 
 
+def _without(flag: str) -> contextlib.AbstractContextManager[Any]:
+    """A block of code in which a flag of JAX is off, where it is there: no public context can set one.
+
+    Read on 0.10.2 and 0.12. In a version without the flag, or that keeps it elsewhere, the flag stays as the user set
+    it, and JAX's default is off.
+    """
+    try:
+        from jax._src import config
+    except ImportError:
+        return contextlib.nullcontext()
+    state = getattr(config, flag, None)
+    return contextlib.nullcontext() if state is None else state(False)
+
+
 def ordinary_custom_vjp(function: Callable[..., Any]) -> Any:
     """`jax.custom_vjp`, as a primitive that can be linearized.
 
-    With the flag `jax_custom_vjp3`, JAX 0.10 makes one that has a backward pass only, and no public context can set a
-    flag for a block of code.
+    With the flag `jax_custom_vjp3`, JAX 0.10 makes one that has a backward pass only.
     """
-    with _config.custom_vjp3(False):
+    with _without("custom_vjp3"):
         return jax.custom_vjp(function)
 
 
@@ -107,7 +125,7 @@ def ordinary_checkpoint(function: Callable[..., Any], **options: Any) -> Callabl
 
     # 0.10.2 reads the flag when it wraps the function, 0.12 when the function is called.
     def ordinary(*operands: Any) -> Any:
-        with _config.remat3(False):
+        with _without("remat3"):
             return jax.checkpoint(function, **options)(*operands)
 
     return ordinary
@@ -136,5 +154,5 @@ def ordinary_name(value: Any, name: str) -> Any:
     """`checkpoint_name`, as a primitive that can be batched: with the flag `jax_remat3`, JAX makes one that cannot."""
     from jax.ad_checkpoint import checkpoint_name
 
-    with _config.remat3(False):
+    with _without("remat3"):
         return checkpoint_name(value, name)

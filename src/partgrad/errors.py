@@ -90,3 +90,10 @@ class DrawError(PartgradError, TypeError):
 
 class CheckError(PartgradError, AssertionError):
     """A gradient did not pass its check."""
+
+
+__all__ = sorted(name for name, value in list(globals().items()) if isinstance(value, type))
+
+
+def __dir__() -> list[str]:
+    return __all__

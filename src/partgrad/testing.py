@@ -77,3 +77,7 @@ def assert_gradients(
                 fix=f"give the function its own beforehand, `functools.partial(f, {name}=...)`, in a lambda.",
             )
     check(f, **options, progress=False)(*args, **kwargs).raise_if_failed()
+
+
+def __dir__() -> list[str]:
+    return __all__

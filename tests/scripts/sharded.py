@@ -214,7 +214,7 @@ CASES = {
     ),
     "partition, combine, apply_updates": (_sgd, _sgd_by_hand),
     "replace": (
-        lambda net, x: pg.replace(net, "**.b", lambda b: b + 1),
+        lambda net, x: pg.replace(net, "**.b", fn=lambda b: b + 1),
         lambda net, x: dataclasses.replace(
             net,
             up=dataclasses.replace(net.up, b=net.up.b + 1),
@@ -282,7 +282,7 @@ def eager_gradients_are_where_their_leaves_are(mesh, net, x):
 def edits_move_nothing(mesh, net, x):
     same_places(pg.combine(*pg.partition(net)), net)
     same_places(pg.thaw(pg.freeze(net, "up"), "up"), net)
-    same_places(pg.replace(net, lambda n: n.up.w[1:3], lambda rows: 2 * rows), net)
+    same_places(pg.replace(net, lambda n: n.up.w[1:3], fn=lambda rows: 2 * rows), net)
     same_places(pg.select(net, lambda n: n.down.w[:, 0]), net.down.w[:, 0])
     vector, unravel = pg.ravel(net, "**.b")
     if _out(x) is not None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._display import status_of
+from .._display import status_of, tie_in_words, tied_paths
 from .._marks import Layout
 from .._programs import FOREIGN, Operands, raised_at
 from .._selection import Target
@@ -306,7 +306,8 @@ def _report(
             status = "inconclusive" if verdict == INCONCLUSIVE else "checked"
             rows.append(LeafRow(path, describe(leaf), status, size, dead, verdict))
             number += 1
-    notes = ("matrix products at the highest precision",) if is_rounding_products() else ()
+    ties = (tie_in_words(paths) for target in targets for paths in tied_paths(target))
+    notes = (*["matrix products at the highest precision"] * is_rounding_products(), *ties)
     return GradientReport(_name(f), tuple(rows), tuple(findings), cost, notes)
 
 

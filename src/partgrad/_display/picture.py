@@ -11,6 +11,7 @@ from ..errors import ArgumentError
 from . import notebook
 from .drawing import drawn
 from .look import LOOKS
+from .status import tie_in_words, tied_paths
 from .table import COLUMNS, printable, shortened, table
 from .twigs import Grower, Twig
 from .values import Size, in_bytes, size_of
@@ -24,7 +25,9 @@ _LINES = 100
 class Picture:
     """A drawing of a tree, as `partgrad.show` returns it: text, SVG, and in a notebook what treescope makes of it."""
 
-    def __init__(self, tree: Any, root: Twig, kinds: list[str], wrt: str, selected: Size, everything: Size):
+    def __init__(
+        self, tree: Any, root: Twig, kinds: list[str], wrt: str, selected: Size, everything: Size, ties: list[str]
+    ):
         # A tracer must not be kept.
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
         self._tree = None if is_traced else tree
@@ -34,12 +37,13 @@ class Picture:
         self._wrt = wrt
         self._selected = selected
         self._everything = everything
+        self._ties = ties
 
     def __str__(self) -> str:
         rows = [_cells(*line) for line in self._root.lines(_LINES)]
         head = ("tree", "type", "status", "value")
         legend = [self._legend()] if self._counts else []
-        return "\n".join([*table(head, rows, _WIDEST), "", *legend, shortened(self._title(), COLUMNS)])
+        return "\n".join([*table(head, rows, _WIDEST), "", *legend, shortened(self._title(), COLUMNS), *self._ties])
 
     def __repr__(self) -> str:
         return str(self)
@@ -51,7 +55,7 @@ class Picture:
             A document, which may also stand in HTML.
         """
         legend = [(kind, f"{kind} {self._counts[kind]:,}") for kind in self._kinds()]
-        return drawn(list(self._root.lines(_LINES)), legend, self._title())
+        return drawn(list(self._root.lines(_LINES)), legend, "; ".join([self._title(), *self._ties]))
 
     def save(self, path: "str | pathlib.Path") -> None:
         """Write the picture to a file.
@@ -76,7 +80,9 @@ class Picture:
     def _repr_html_(self) -> str | None:
         if not self._kinds_by_path or not notebook.is_available():
             return None
-        return notebook.rendered(self._tree, self._kinds_by_path, f"{self._legend()}\n{self._title()}")
+        return notebook.rendered(
+            self._tree, self._kinds_by_path, "\n".join([self._legend(), self._title(), *self._ties])
+        )
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -135,17 +141,16 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
     selection = as_selection(wrt)
     target = Target(tree, selection)
     grower = Grower(target, depth)
-    return Picture(
-        tree, grower.root, grower.kinds, _words(wrt, selection), size_of(target.selected), size_of(target.leaves)
-    )
+    sizes, ties = (size_of(target.selected), size_of(target.leaves)), list(map(tie_in_words, tied_paths(target)))
+    return Picture(tree, grower.root, grower.kinds, _words(wrt, selection), *sizes, ties)
 
 
 def _words(wrt: Any, selection: Selection) -> str:
     """What to call a selector."""
     if isinstance(wrt, str) or wrt is selection:
-        return printable(repr(wrt))
+        return printable(selection.words)
     # A lambda has no name.
-    return printable(getattr(wrt, "__name__", repr(selection)).strip("<>`"))
+    return printable(getattr(wrt, "__name__", selection.words).strip("<>`"))
 
 
 def _cells(last: tuple[bool, ...], twig: Twig, is_open: bool) -> tuple[str, str, str, str]:

@@ -1,15 +1,17 @@
 """The status of a leaf, in words and as one of a few kinds that look alike."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._marks import Layout, Place, open_leaves
-from .._selection import Plan
-from .._trees import describe, is_differentiable
+from .._selection import Plan, Target
+from .._trees import describe, is_differentiable, tied
 
+# How many places of one array are named.
+_TIED = 4
 _KINDS = {
     "differentiated": "differentiated",
     "not selected": "not selected",
@@ -59,3 +61,16 @@ def _status_of_dtype(dtype: Any) -> str | None:
     except Exception:
         # A dtype of another library.
         return None
+
+
+def tied_paths(target: Target) -> Iterator[tuple[str, ...]]:
+    """The paths of leaves that are one array, for each such array that is differentiated at one of them."""
+    for numbers in tied(target.leaves, target.plan.indices):
+        yield tuple(target.structure.path(i) for i in numbers)
+
+
+def tie_in_words(paths: Sequence[str]) -> str:
+    """A line on leaves that are one array."""
+    *some, last = paths if len(paths) <= _TIED else (*paths[:_TIED], f"{len(paths) - _TIED} more")
+    places = f"{', '.join(some)} and {last}"
+    return f"one array at {places}: updates make it several (partgrad.ravel: tie=True)"

@@ -9,7 +9,7 @@ from jax.tree_util import SequenceKey
 from .._selection import Target, as_selection
 from .._trees import describe, paths
 from .markup import cells, styled, symbol
-from .status import statuses
+from .status import statuses, tie_in_words, tied_paths
 from .table import COLUMNS, GAP, ROOT, shortened, table
 from .values import Size, in_bytes, size_of, value_of
 
@@ -65,10 +65,19 @@ class Summary:
 
     Attributes:
         rows: One row a leaf, in the order of `jax.tree.leaves`; nothing is folded in it.
+        tied: The paths of differentiated leaves that are one array, for each such array.
     """
 
-    def __init__(self, rows: tuple[Row, ...], steps: list[list[Any]], selected: Size, everything: Size):
+    def __init__(
+        self,
+        rows: tuple[Row, ...],
+        steps: list[list[Any]],
+        selected: Size,
+        everything: Size,
+        tied: tuple[tuple[str, ...], ...] = (),
+    ):
         self.rows = rows
+        self.tied = tied
         self._steps = steps
         self._selected = selected
         self._everything = everything
@@ -77,13 +86,14 @@ class Summary:
         """The rows and the totals in plain Python data; sizes are in bytes.
 
         Returns:
-            Under `rows` a dict for each leaf; under `leaves` and `entries` how many are `differentiated` and how many
-            there are, `all`; under `gradient_bytes` and `adam_bytes` the size for what is `differentiated`, and for
-            `all` floating and complex leaves.
+            Under `rows` a dict for each leaf; under `tied` the paths of leaves that are one array; under `leaves` and
+            `entries` how many are `differentiated` and how many there are, `all`; under `gradient_bytes` and
+            `adam_bytes` the size for what is `differentiated`, and for `all` floating and complex leaves.
         """
         here, everything = self._selected, self._everything
         return {
             "rows": [row._asdict() for row in self.rows],
+            "tied": [list(paths) for paths in self.tied],
             "leaves": {"differentiated": here.leaves, "all": everything.leaves},
             "entries": {"differentiated": here.entries, "all": everything.entries},
             "gradient_bytes": {"differentiated": here.gradient, "all": everything.gradient},
@@ -94,6 +104,7 @@ class Summary:
         lines = table(Row._fields, self._cells(), (_WIDEST,) * 3)
         label = max(len(name) for name, _ in self._totals())
         lines += ["", *(shortened(f"{name:{label}}{GAP}{total}", COLUMNS) for name, total in self._totals())]
+        lines += map(tie_in_words, self.tied)
         return "\n".join(line.rstrip() for line in lines)
 
     def __repr__(self) -> str:
@@ -106,7 +117,7 @@ class Summary:
         ]
         foot = "\n".join(
             f"<tr><th>{html.escape(name)}</th><td colspan='3'>{html.escape(total)}</td></tr>"
-            for name, total in self._totals()
+            for name, total in [*self._totals(), *(("tied", tie_in_words(paths)) for paths in self.tied)]
         )
         return styled(cells(Row._fields, rows, foot))
 
@@ -160,6 +171,7 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
         differentiated  2 of 4 leaves, 18 of 20 entries
         gradient        72 B (76 B without marks and selection)
         Adam state      144 B (152 B without marks and selection)
+        one array at ['layers'][0]['w'] and ['layers'][1]['w']: updates make it several (partgrad.ravel: tie=True)
     """
     target = Target(tree, as_selection(wrt))
     layout = target.structure.layout
@@ -169,7 +181,9 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
             layout.leaves, target.leaves, statuses(layout, target.leaves, target.plan), strict=True
         )
     )
-    return Summary(rows, [place.steps for place in layout.leaves], size_of(target.selected), size_of(target.leaves))
+    ties = tuple(tied_paths(target))
+    steps = [place.steps for place in layout.leaves]
+    return Summary(rows, steps, size_of(target.selected), size_of(target.leaves), ties)
 
 
 def _line_step(step: Any) -> str | _Indices:

@@ -5,6 +5,7 @@ from .cover import Cover as Cover
 from .dataclass import dataclass as dataclass, field as field
 from .diff import Diff as Diff
 from .fields import MARKS as MARKS, Marks as Marks, schema_of as schema_of
+from .foreign import register_nondiff as register_nondiff, registrations as registrations
 from .forgotten import refuse_forgotten as refuse_forgotten
 from .hold import EXPLICIT as EXPLICIT, Watch as Watch, mark_in as mark_in
 from .layout import (

@@ -144,20 +144,30 @@ def refuse_idle_marks(cls: type, marks: Collection[Any]) -> None:
         if isinstance(annotation, str) and any(own.__name__ in annotation for own in marks):
             with contextlib.suppress(Exception):
                 annotation = eval(annotation, vars(sys.modules[cls.__module__]))
-        mark = typing.get_origin(annotation) or annotation
+        mark = _mark_of(annotation, marks)
         if f.name not in names and not _MARKING.isdisjoint(name for name, is_set in f.metadata.items() if is_set):
             raise DataclassError(
                 f"`{cls.__name__}.{f.name}` is marked, but it is a ClassVar or an InitVar.",
                 "Expected a field: neither is part of an instance, so nothing would be held or static.",
                 fix=f"make it a field, `{f.name}: ... = partgrad.field(...)`, or leave the mark out.",
             )
-        if any(mark is own for own in marks):
+        if mark is not None:
             word = {"NonDiff": "nondiff=True", "Static": "static=True"}.get(mark.__name__, "nondiff=False")
             raise DataclassError(
                 f"The type of the field `{cls.__name__}.{f.name}` is `{mark.__name__}`, and a type marks nothing.",
                 "A field stores the plain value.",
                 fix=f"annotate that, and mark the field: `{f.name}: float = partgrad.field({word})`.",
             )
+
+
+def _mark_of(annotation: Any, marks: Collection[Any]) -> Any:
+    """The mark that is a type, or that `Annotated` puts on one; None if there is none."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        inner, *extras = typing.get_args(annotation)
+        found = (_mark_of(extra, marks) for extra in (inner, *(e if isinstance(e, type) else type(e) for e in extras)))
+        return next((mark for mark in found if mark is not None), None)
+    mark = typing.get_origin(annotation) or annotation
+    return next((own for own in marks if mark is own), None)
 
 
 def _refuse_options(cls: type, f: "dataclasses.Field[Any]") -> None:

@@ -16,7 +16,7 @@ from .._trees import paths
 from ..errors import DataclassError
 from .cover import Cover, KeyPath
 from .fields import MARKS, Marks, children_of, schema_of
-from .foreign import is_foreign_mark
+from .foreign import is_foreign_mark, is_wrapper_class
 from .nondiff import NonDiff, cover_of
 from .static import Static
 
@@ -118,12 +118,18 @@ class Place:
         return parent._text + own if parent._text else own.removeprefix(".")
 
     @property
+    def above(self) -> "Iterator[Place]":
+        """The places above, from the parent up to the root."""
+        place = self.parent
+        while place is not None:
+            yield place
+            place = place.parent
+
+    @property
     def foreign_mark(self) -> "Place | None":
-        """The place of another library's mark above, which only `thaw` removes."""
-        above = self.parent
-        while above is not None and not is_foreign_mark(above.value):
-            above = above.parent
-        return above
+        """The lowest place above whose class holds its contents and cannot be taken off; None if there is none."""
+        held = (place for place in self.above if is_foreign_mark(place.value))
+        return next((place for place in held if not is_wrapper_class(type(place.value))), None)
 
     @property
     def is_wrapper(self) -> bool:
@@ -203,11 +209,12 @@ def _children(node: Any) -> _Children:
         return map(SequenceKey, itertools.count()), node, _UNMARKED
     schema = schema_of(node)
     if schema is not None:
-        marks = getattr(node, MARKS)
+        marks, is_held = getattr(node, MARKS), is_foreign_mark(node)
         if marks.regular and not marks.nondiff:
-            return schema.keys, [getattr(node, name) for name in schema.dynamic], _UNMARKED
+            children = [getattr(node, name) for name in schema.dynamic]
+            return schema.keys, children, itertools.repeat(True) if is_held else _UNMARKED
         fields = children_of(node)
-        held = [_mark(marks, name) for name, _ in fields]
+        held = [is_held or _mark(marks, name) for name, _ in fields]
         return [GetAttrKey(name) for name, _ in fields], [child for _, child in fields], held
     if isinstance(node, NonDiff):
         return [None], [node.value], [cover_of(node) or True]

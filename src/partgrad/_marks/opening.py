@@ -15,6 +15,7 @@ from jax.tree_util import PyTreeDef, default_registry
 
 from .cover import WHOLE, Cover, KeyPath, normal
 from .fields import MARKS, SCHEMA, Marks, schema_of
+from .foreign import closed_class, is_wrapper_class, level_of, open_class
 from .layout import Layout, Place
 from .nondiff import NonDiff, cover_of
 
@@ -53,7 +54,10 @@ def close(tree: Any, level: int = 0) -> Any:
 
 def closed(structure: Any, level: int = 0) -> Any:
     """A treedef without the open marks of transforms at this level or above; the same object if there are none."""
-    return _map_covers(structure, lambda cover, *_: cover.closed(level))
+    reached = lambda kind: (level_of(kind) or 0) >= level
+    return _map_covers(
+        structure, lambda cover, *_: cover.closed(level), lambda kind, _: closed_class(kind) if reached(kind) else kind
+    )
 
 
 def is_open(structure: Any) -> bool:
@@ -69,10 +73,16 @@ def alike(first: Any, second: Any) -> bool:
 def opened(structure: Any, layout: Layout, leaves: Iterable[int], level: int) -> Any:
     """A treedef in which the marks above some leaves are open at a level, given a layout of its structure."""
     paths: dict[Any, list[KeyPath]] = {}
+    wrappers = set()
     for number in leaves:
         for mark, path, _ in _marks_above(layout.leaves[number]):
             paths.setdefault(mark, []).append(path)
-    return _map_covers(structure, lambda cover, *mark: cover.with_open(paths.get(mark, ()), level))
+        wrappers |= {place.route for place in layout.leaves[number].above if is_wrapper_class(type(place.value))}
+    return _map_covers(
+        structure,
+        lambda cover, *mark: cover.with_open(paths.get(mark, ()), level),
+        lambda kind, route: open_class(kind, level) if route in wrappers else kind,
+    )
 
 
 def open_leaves(layout: Layout) -> dict[int, int]:
@@ -116,7 +126,9 @@ def without_marks(structure: Any, declared: bool = False) -> Any:
 def at_level(structure: Any, level: int) -> Any:
     """A treedef whose marks at level 0 are open at another level instead."""
     return _map_covers(
-        structure, lambda cover, *_: Cover(cover.held, ((path, own or level) for path, own in cover.open))
+        structure,
+        lambda cover, *_: Cover(cover.held, ((path, own or level) for path, own in cover.open)),
+        lambda kind, _: open_class(kind, level) if level_of(kind) == 0 else kind,
     )
 
 
@@ -127,7 +139,18 @@ def united(first: Any, second: Any) -> Any:
 
 
 def _highest_level(structure: Any) -> int:
-    return max((level for cover in _covers(structure).values() for _, level in cover.open), default=0)
+    levels = [0]
+
+    def see(cover: Cover, *_: Any) -> Cover:
+        levels.extend(level for _, level in cover.open)
+        return cover
+
+    def see_class(kind: type, _: tuple[int, ...]) -> type:
+        levels.append(level_of(kind) or 0)
+        return kind
+
+    _map_covers(structure, see, see_class)
+    return max(levels)
 
 
 def _covers(structure: Any) -> dict[Any, Cover]:
@@ -137,20 +160,26 @@ def _covers(structure: Any) -> dict[Any, Cover]:
     return found
 
 
-def _map_covers(structure: Any, change: Callable[..., Cover], route: tuple[int, ...] = ()) -> Any:
+def _map_covers(
+    structure: Any,
+    change: Callable[..., Cover],
+    change_class: Callable[[type, tuple[int, ...]], type] = lambda kind, _: kind,
+    route: tuple[int, ...] = (),
+) -> Any:
     """A treedef with other covers on its marks; the same object if nothing changes.
 
     `change` takes a cover, the route of the marked node and the marked field (None for a wrapper), and returns the
-    new cover.
+    new cover. `change_class` takes the class of a node and its route, and returns the class that is there instead.
     """
     data = structure.node_data()
     if data is None or data[0] is type(None):
         return structure
     children = structure.children()
-    mapped = [_map_covers(child, change, (*route, number)) for number, child in enumerate(children)]
-    kind, before = data
+    mapped = [_map_covers(child, change, change_class, (*route, number)) for number, child in enumerate(children)]
+    before, kind = data[1], change_class(data[0], route)
     aux = _changed(kind, before, lambda cover, field: change(cover, route, field))
-    if aux is before and all(new is old for new, old in zip(mapped, children, strict=True)):
+    is_same = kind is data[0] and aux is before
+    if is_same and all(new is old for new, old in zip(mapped, children, strict=True)):
         return structure
     return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), mapped)
 

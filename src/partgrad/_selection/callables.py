@@ -1,43 +1,53 @@
-"""Selector callables: run on the slots of a structure; what they return is turned into places."""
+"""Selector callables: run on the slots of a structure; what they return is turned into a match."""
 
+import functools
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._compat import refuses_argument_of
 from .._marks import Place, refuse_forgotten
 from .._message import listed, near_misses
-from .._trees import accepts
+from .._trees import accepts, function_name, is_differentiable
 from ..errors import ElementError, NoMatchError, SelectionError, SelectorTypeError, SlotError
-from .choose import LEAF
+from .choose import LEAF, refuse_twice
 from .patterns import names_of
-from .slots import ElementSlot, Pick, Slot, Structure, computed, refuse_changes
+from .plan import Match, Pick
+from .slots import ElementSlot, Seen, Slot, computed
+from .structures import Structure, refuse_changes
 
 _TRACED = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
+# What a node says that lacks what it is asked for, rather than what goes wrong inside it.
+_ASKING = frozenset({"__getattr__", "__getitem__", "__missing__"})
+# What a slot can tell about a leaf, and a node cannot.
+_OF_LEAVES = frozenset({"shape", "dtype", "ndim", "size"})
 
 
 class _Misfit(Exception):
     """A callable does not fit a node: it looks for a missing name, for example, or returns static data."""
 
-    def __init__(self, reason: str, name: str | None = None, is_static: bool = False):
+    def __init__(self, reason: str, name: str | None = None, found: Any = None):
         super().__init__(reason)
         self.name = name
-        self.is_static = is_static
+        self.found = found
 
 
 # What a callable that does not fit raises.
-_MISFITS = (_Misfit, AttributeError, KeyError, IndexError, TypeError)
+MISFITS = (_Misfit, AttributeError, KeyError, IndexError, TypeError)
 
 
-def answer_of(function: Callable[[Any], Any], structure: Structure, *, everywhere: bool) -> Any:
+def match_of(function: Callable[[Any], Any], structure: Structure, *, everywhere: bool) -> Match:
     """What a function returns for the root of a structure or, if it does not fit there, for the nodes where it does.
 
-    With `everywhere`, every node is asked, the root included. See `Selection.answer` for what is returned.
+    With `everywhere`, every node is asked, the root included.
     """
     if structure.failure is not None:
         what = "A callable cannot be asked here: a class in the tree does not keep the slots that stand for its leaves."
@@ -47,43 +57,52 @@ def answer_of(function: Callable[[Any], Any], structure: Structure, *, everywher
     # Copied before the function can change any.
     containers = structure.containers
     try:
-        return _answer(function, structure, everywhere)
+        return _asked(function, structure, everywhere)
     finally:
         refuse_changes(containers)
 
 
-def _answer(function: Callable[[Any], Any], structure: Structure, everywhere: bool) -> Any:
+def _asked(function: Callable[[Any], Any], structure: Structure, everywhere: bool) -> Match:
     misfit = None
     if not everywhere:
         try:
-            returned = function(structure.layout.root.value)
-            return _parts(returned, structure)
-        except _MISFITS as error:
-            misfit = _misfit(error)
+            return Match(*parts_of(function(structure.layout.root.value), structure))
+        except MISFITS as error:
+            misfit = _misfit(error, function, structure)
     nodes, leaves = structure.nodes, structure.layout.leaves
-    answers = []
+    places: list[Place | Pick] = []
+    groups: list[tuple[Place | Pick, ...]] = []
+    fits = False
     for node in nodes if misfit is None else nodes[1:]:
         try:
             returned = function(node.value)
             # The fast path for what most callables return: this runs on every call, for every node.
-            is_slot = returned.__class__ is Slot and returned._owner is structure
-            answers.append((leaves[returned._number],) if is_slot else _parts(returned, structure)[0])
-        except _MISFITS as error:
-            new = _misfit(error)
+            if type(returned) is Slot and returned._owner is structure:
+                places.append(leaves[returned._number])
+            else:
+                several, _ = parts_of(returned, structure)
+                places += several
+                if len(several) > 1:
+                    groups.append(several)
+            fits = True
+        except MISFITS as error:
+            new = _misfit(error, function, structure)
             misfit = misfit or new
-    if not answers:
+    if not fits:
         misfit = misfit or _Misfit("it is one leaf, and a leaf is not a node")
         raise _fits_nowhere(function, structure, misfit, max(len(nodes) - 1, 0))
-    return tuple(answers), None
+    if groups:
+        refuse_twice(structure, groups)
+    return Match(tuple(places))
 
 
-def _misfit(error: Exception) -> _Misfit:
+def _misfit(error: Exception, function: Callable[[Any], Any], structure: Structure) -> _Misfit:
     """Why a callable does not fit a node; raises the error if it is a mistake on any node.
 
     Always a new exception: the traceback of the old one would keep the frames of the call, and their leaves, alive.
     """
     if isinstance(error, _Misfit):
-        return _Misfit(str(error), error.name, error.is_static)
+        return _Misfit(str(error), error.name, error.found)
     if isinstance(error, SlotError | ElementError):
         raise error
     if refuses_argument_of(error, Slot) or refuses_argument_of(error, ElementSlot):
@@ -94,11 +113,67 @@ def _misfit(error: Exception) -> _Misfit:
             "What is selected is part of the program; it cannot depend on what is traced.",
             fix="index with a Python int, or select the whole and mask its gradient.",
         ) from None
+    if _is_from_inside(error, function, structure):
+        raise error
     name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
     return _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None)
 
 
-def _parts(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, ...], Any]:
+def _is_from_inside(error: Exception, function: Callable[[Any], Any], structure: Structure) -> bool:
+    """Whether an error comes from inside a property or a method of a node, not from a node that lacks something."""
+    traceback = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    if traceback is None or (traceback.tb_next is None and traceback.tb_frame.f_code is _code_of(function)):
+        # What nearly all callables do that do not fit.
+        return False
+    declared = getattr(type(getattr(error, "obj", None)), str(getattr(error, "name", "")), None)
+    if isinstance(error, AttributeError) and isinstance(declared, property | functools.cached_property):
+        # It is there; its own `AttributeError` made Python ask `__getattr__`.
+        return True
+    # The first frame is the one that asked; the next is the selector's, unless it is written in C.
+    if traceback.tb_frame.f_code is _code_of(function):
+        traceback = traceback.tb_next
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        # Every attribute of an `eqx.Module` goes through its `__getattribute__`, properties too.
+        if frame.f_code.co_name != "__getattribute__" and _is_of_node(frame, structure):
+            return frame.f_code.co_name not in _ASKING
+    return False
+
+
+def _code_of(function: Any) -> Any:
+    if type(function) is types.FunctionType:
+        return function.__code__
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        function = inspect.getattr_static(type(function), "__call__", None)
+    return getattr(function, "__code__", None)
+
+
+def _is_of_node(frame: types.FrameType, structure: Structure) -> bool:
+    """Whether a frame runs a method or a property of a node of the tree, or of what a node keeps."""
+    code = frame.f_code
+    if not code.co_argcount or str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
+        return False
+    owner = frame.f_locals.get(code.co_varnames[0])
+    members = (member for cls in type(owner).__mro__ for member in vars(cls).items())
+    return structure.holds(owner) and any(
+        code_of(member) is code or (name == code.co_name and code_of(member) is not None) for name, member in members
+    )
+
+
+def code_of(member: Any) -> types.CodeType | None:
+    """The code of a property or a method, as a class has it."""
+    if isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, functools.cached_property):
+        member = member.func
+    elif isinstance(member, staticmethod | classmethod):
+        member = member.__func__
+    return getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+
+
+def parts_of(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, ...], Any]:
     """The places that a function returned, and the containers around them."""
     found = structure.find(returned)
     if found is not None:
@@ -129,11 +204,13 @@ def _to_places(returned: Any, structure: Structure) -> Any:
     if isinstance(returned, Slot):
         raise _Misfit(f"it returned {returned!r}, which belongs to another tree")
     kind = type(returned).__name__
-    is_static = isinstance(returned, bool | int | float | str)
-    static = "; static data is not a leaf" if is_static else ""
-    raise _Misfit(
-        f"it returned {returned!r:.60} ({kind}), which is not a part of the tree{static}", is_static=is_static
-    )
+    static = "; static data is not a leaf" if _is_static(returned) else ""
+    reason = f"it returned {returned!r:.60} ({kind}), which is not a part of the tree{static}"
+    raise _Misfit(reason, found=returned)
+
+
+def _is_static(returned: Any) -> bool:
+    return isinstance(returned, int | float | str)
 
 
 def _fits_nowhere(function: Callable[[Any], Any], structure: Structure, misfit: _Misfit, nodes: int) -> SelectionError:
@@ -144,15 +221,35 @@ def _fits_nowhere(function: Callable[[Any], Any], structure: Structure, misfit: 
             fix="write wrt=lambda m: m.the_part.",
         )
     refuse_forgotten(structure.leaves, structure.path, [misfit.name])
-    near = near_misses(misfit.name, names_of(structure.layout.places)) if misfit.name else []
     root = type(structure.layout.root.value).__name__
     details = [f"On the tree itself: {misfit}.", f"Tried on {root} and the {nodes} nodes below it."]
+    near = near_misses(misfit.name, names_of(structure.layout.places)) if misfit.name else []
     if near:
         details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
     details.append(f"Leaves: {structure.listed_leaves()}.")
-    fix = "return one of the leaves, or a node that holds some."
+    what = "The selector fits no part of the tree."
+    answers = _answers(function, structure)
+    if misfit.name in _OF_LEAVES or (isinstance(misfit.found, bool) and answers):
+        details.insert(2, "It asks about a leaf, and is given the tree and its nodes.")
+        name = function_name(function) or ""
+        asked = f"partgrad.matching(lambda path, leaf: {name if name.isidentifier() else 'wrt'}(leaf))"
+        if not any(answers):
+            details.insert(3, f"It is false of every leaf, so {asked} would select nothing.")
+            return NoMatchError(what, *details, fix="leave `wrt` out, for every floating or complex leaf.")
+        return NoMatchError(what, *details, fix=f"ask it about each leaf: {asked}.")
     if near and near[0] != misfit.name:
-        fix = f"write `{near[0]}` for `{misfit.name}`."
-    if misfit.is_static:
+        return NoMatchError(what, *details, fix=f"write `{near[0]}` for `{misfit.name}`.")
+    if misfit.found is not None and _is_static(misfit.found):
         fix = "make it a field of its own, without static=True and without `Static`, or return one of the leaves."
-    return NoMatchError("The selector fits no part of the tree.", *details, fix=fix)
+        return NoMatchError(what, *details, fix=fix)
+    return NoMatchError(what, *details, fix="return one of the leaves, or a node that holds some.")
+
+
+def _answers(function: Callable[[Any], Any], structure: Structure) -> list[bool]:
+    """What a function says of each leaf, if it is a predicate; nothing if it is none."""
+    numbers = (i for i, leaf in enumerate(structure.leaves) if is_differentiable(leaf))
+    try:
+        answers = [function(Seen(structure, i)) for i in numbers]
+    except (*MISFITS, SlotError):
+        return []
+    return [bool(answer) for answer in answers] if all(isinstance(a, bool | np.bool_) for a in answers) else []

@@ -1,134 +1,204 @@
 """Choosing: from the places that a selector names or describes to a plan, with the rules about marks."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 
-from .._marks import Place
+from .._marks import Place, opened, remarked
 from .._message import at, listed
 from .._trees import Elements, describe, is_differentiable, joined, overlap
 from ..errors import NoMatchError, NotDifferentiableError, SelectionError
-from .plans import Node, Part, Plan
-from .slots import Pick, Structure
-
-# The purpose of a selection. For differentiation, marks count; for setting or querying marks, they do not; for reading
-# and editing, leaves without a derivative are chosen too if a selector takes the leaf itself.
-Purpose: TypeAlias = Literal["differentiate", "marks", "edit"]
-Found: TypeAlias = dict[int, Elements]
+from .plan import Found, Match, Node, Part, Pick, Plan
+from .structures import Structure
 
 LEAF = jax.tree.structure(0)
+# How many leaves an error names in its remedy.
+_NAMED = 4
+_IS_LEAF = operator.attrgetter("is_leaf")
 NOTHING_DIFFERENTIABLE = "Nothing in what it selects is floating or complex."
 
 
-def choose_named(
-    structure: Structure, places: Sequence[Place | Pick], containers: Any, wrt: str, purpose: Purpose
-) -> Plan:
-    """Choose named places: a mark on or above a place gives way, one inside it keeps its leaves out."""
+class Rules(NamedTuple):
+    """What else about a selector matters when leaves are chosen.
+
+    Attributes:
+        name: What it is called in an error.
+        reason: Why it may be empty.
+        is_strict: Whether a leaf without a derivative among others is an error.
+        is_wide: Whether what it says depends on other leaves than those in its places.
+        may_be_empty: Whether selecting nothing is no error.
+    """
+
+    name: str
+    reason: str = NOTHING_DIFFERENTIABLE
+    is_strict: bool = False
+    is_wide: bool = False
+    may_be_empty: bool = False
+
+
+class _Named(NamedTuple):
+    """What naming a place selects: the leaves, and whether it opens marks inside it."""
+
+    leaves: list[Place]
+    is_opened: bool
+
+
+def place_of(pick: "Place | Pick") -> Place:
+    """The place of a leaf, or of the leaf that elements are taken of."""
+    return pick.place if isinstance(pick, Pick) else pick
+
+
+def _named(structure: Structure, place: Place) -> _Named:
+    """What naming a place selects: a mark on or above it gives way, one inside it keeps its leaves out."""
+    leaves = [leaf for leaf in structure.layout.within(place) if leaf.is_leaf]
+    wanted = [leaf for leaf in leaves if structure.is_wanted(leaf.start, is_itself=place.is_leaf)]
+    free = [leaf for leaf in wanted if structure.purpose == "marks" or leaf.mark <= place.depth]
+    # A node that is held as a whole is opened.
+    return _Named(free or wanted, not free and not place.is_leaf)
+
+
+def choose(structure: Structure, match: Match, rules: Rules) -> Plan:
+    """The plan for a match."""
+    return (_choose_described if match.containers is None else _choose_named)(structure, match, rules)
+
+
+def _choose_named(structure: Structure, match: Match, rules: Rules) -> Plan:
     considered: list[int] = []
-    selected: list[int] = []
-    elements: list[Elements] = []
-    thaw: list[Place] = []
+    selected: list[Place | Pick] = []
     nodes = []
-    for pick in places:
-        place, own = (pick.place, pick.elements) if isinstance(pick, Pick) else (pick, None)
-        refuse_undifferentiable(structure, place, purpose)
-        leaves = [leaf for leaf in structure.layout.within(place) if leaf.is_leaf]
-        wanted = [leaf for leaf in leaves if is_wanted(structure, leaf.start, purpose, is_itself=place.is_leaf)]
-        free = wanted if purpose == "marks" else [leaf for leaf in wanted if leaf.mark <= place.depth]
-        is_opened = not free
-        # A node that is held as a whole is opened.
-        free = free or wanted
-        numbers = [leaf.start for leaf in free]
+    for pick in match.places:
+        place = place_of(pick)
+        refuse_undifferentiable(structure, place)
+        named = _named(structure, place)
         considered += range(place.start, place.stop)
-        selected += numbers
-        thaw += [leaf for leaf in free if leaf.mark >= 0] if purpose == "differentiate" else []
-        elements += [own] * len(free)
-        own_numbers = [i - place.start for i in numbers]
-        nodes.append(Node(place.route, len(leaves), own_numbers, is_opened and not place.is_leaf))
-    refuse_twice(structure, selected, elements)
+        selected += [pick] * len(named.leaves) if isinstance(pick, Pick) else named.leaves
+        own = [leaf.start - place.start for leaf in named.leaves]
+        nodes.append(Node(place.route, place.stop - place.start, own, named.is_opened))
+    refuse_twice(structure, [selected], lambda leaf: True)
+    elements = [pick.elements if isinstance(pick, Pick) else None for pick in selected]
     if not any(own is None or own.size for own in elements):
         has_elements = any(own is not None for own in elements)
         reason = "Its index takes no element." if has_elements else NOTHING_DIFFERENTIABLE
-        raise nothing_selected(structure, [], wrt, reason=reason)
-    is_leaf = containers == LEAF and (isinstance(places[0], Pick) or places[0].is_leaf)
-    for leaf in thaw:
-        _refuse_foreign_mark(leaf)
+        raise nothing_selected(structure, [], Rules(rules.name, reason))
+    first = match.places[0]
+    is_leaf = match.containers == LEAF and (isinstance(first, Pick) or first.is_leaf)
+    part = Part(None if is_leaf else match.containers, nodes)
+    return _plan(structure, match, list(map(place_of, selected)), elements, considered, part)
+
+
+def _choose_described(structure: Structure, match: Match, rules: Rules) -> Plan:
+    found = leaves_in(structure, match, rules.is_strict)
+    found = {i: own for i, own in sorted(found.items()) if own is None or own.size}
+    selected = selected_in(structure, match, found)
+    if not selected and not rules.may_be_empty:
+        raise nothing_selected(structure, list(found), rules)
+    # Whether a leaf has these elements depends on its shape.
+    is_wide = rules.is_wide or any(isinstance(pick, Pick) for pick in match.places)
+    count = len(structure.leaves)
+    considered = range(count) if is_wide else dict.fromkeys(i for pick in match.places for i in _range(pick))
+    leaves, elements = structure.layout.leaves, [found[i] for i in selected]
+    return _plan(structure, match, [leaves[i] for i in selected], elements, considered)
+
+
+def selected_in(structure: Structure, match: Match, found: Found) -> list[int]:
+    """The leaves among those found that no mark holds, or that are named."""
+    opens = {leaf.start for pick in match.named for leaf in _named(structure, place_of(pick)).leaves}
+    return [i for i in found if i in opens or not structure.is_held(i)]
+
+
+def _plan(
+    structure: Structure,
+    match: Match,
+    leaves: Sequence[Place],
+    elements: Sequence[Elements],
+    considered: Iterable[int],
+    part: Part | None = None,
+) -> Plan:
+    is_thawing = structure.purpose != "marks"
+    thaw = [leaf.start for leaf in leaves if is_thawing and leaf.mark >= 0]
     # What becomes of a mark also depends on what else can be differentiated beside the named leaf.
-    considered = list(range(len(structure.leaves))) if thaw else considered
-    part = Part(None if is_leaf else containers, nodes)
-    return Plan(structure, selected, elements, considered, part, [leaf.start for leaf in thaw])
+    considered = range(len(structure.leaves)) if thaw else considered
+    nodes = tuple(place for place in match.places if isinstance(place, Place) and not place.is_leaf)
+    indices = [leaf.start for leaf in leaves]
+    plan = Plan(structure.leaves, indices, elements, considered, part, nodes, thaw)
+    if thaw:
+        plan.thawed = remarked(structure.tree, thaw, False)
+        plan.opened[0] = opened(jax.tree.structure(structure.tree), structure.layout, thaw, 0)
+    return plan
 
 
-def _refuse_foreign_mark(place: Place) -> None:
-    mark = place.foreign_mark
-    if mark is not None:
-        raise SelectionError(
-            f"The selector names {at(place.path)}, which a `{type(mark.value).__name__}` of another library holds.",
-            "Expected a mark of partgrad: that library would hold it all the same.",
-            fix=f"`pg.thaw` first: partgrad.thaw(tree, {place.path!r}) takes it off.",
-        )
+def _range(pick: "Place | Pick") -> range:
+    place = place_of(pick)
+    return range(place.start, place.stop)
 
 
-def leaves_of(structure: Structure, places: Iterable[Place | Pick], purpose: Purpose) -> Found:
-    """The leaves, or elements of leaves, in the places that a selector describes."""
+def leaves_in(structure: Structure, match: Match, is_strict: bool) -> Found:
+    """The leaves, or elements of leaves, in the places of a match, marks aside.
+
+    It is an error if a place is a leaf without a derivative: any of them if it `is_strict`, as where a part is named,
+    else if all are.
+    """
+    is_strict = is_strict or match.containers is not None
+    places = [place_of(pick) for pick in match.places]
+    useless = [place for place in places if _is_useless(structure, place)]
+    if useless and (is_strict or len(useless) == len(places)):
+        refuse_undifferentiable(structure, useless[0])
+    if match.containers is not None:
+        for place in places:
+            refuse_undifferentiable(structure, place)
     whole: set[int] = set()
     parts: dict[int, list[Elements]] = {}
-    for pick in places:
+    for pick, place in zip(match.places, places, strict=True):
         if isinstance(pick, Pick):
-            parts.setdefault(pick.place.start, []).append(pick.elements)
+            parts.setdefault(place.start, []).append(pick.elements)
+        elif place.is_leaf:
+            whole.update([place.start] if structure.is_wanted(place.start, is_itself=True) else [])
         else:
-            numbers = range(pick.start, pick.stop)
-            whole.update(i for i in numbers if is_wanted(structure, i, purpose, is_itself=pick.is_leaf))
-    for i, several in parts.items():
-        refuse_twice(structure, [i] * len(several) + [i] * (i in whole), [*several, *[None] * (i in whole)])
-    return {**dict.fromkeys(sorted(whole)), **{i: joined(own) for i, own in parts.items()}}
+            whole.update(filter(structure.is_wanted, range(place.start, place.stop)))
+    merged = {i: joined(own) for i, own in parts.items() if i not in whole}
+    return {**dict.fromkeys(sorted(whole)), **merged}
 
 
-def choose_described(
-    structure: Structure,
-    found: Mapping[int, Elements],
-    wrt: str,
-    purpose: Purpose,
-    considered: Iterable[int],
-    reason: str = NOTHING_DIFFERENTIABLE,
-) -> Plan:
-    """Choose leaves, or elements of them, in the tree's order; no mark gives way."""
-    leaves = sorted(i for i, own in found.items() if own is None or own.size)
-    selected = [i for i in leaves if purpose == "marks" or structure.mark(i) < 0]
-    if not selected:
-        raise nothing_selected(structure, leaves, wrt, reason=reason)
-    return Plan(structure, selected, [found[i] for i in selected], considered)
+def _is_useless(structure: Structure, place: Place) -> bool:
+    return place.is_leaf and not structure.is_wanted(place.start, is_itself=True)
 
 
-def is_wanted(structure: Structure, leaf: int, purpose: Purpose, *, is_itself: bool = False) -> bool:
-    """Whether a selector that takes a leaf, directly or within a node, concerns it, marks aside."""
-    return (is_itself and purpose == "edit") or is_differentiable(structure.leaves[leaf])
-
-
-def nothing_selected(
-    structure: Structure, held: list[int], wrt: str, *, reason: str = NOTHING_DIFFERENTIABLE
-) -> NoMatchError:
+def nothing_selected(structure: Structure, held: Sequence[int], rules: Rules) -> NoMatchError:
     """The error for a selection that is empty, or empty because marks hold all its leaves."""
     if not held:
         return NoMatchError(
-            f"The selector {wrt} selects nothing to differentiate.",
-            reason,
+            f"The selector {rules.name} selects nothing to differentiate.",
+            rules.reason,
             f"Leaves: {structure.listed_leaves()}.",
             fix="select a floating or complex leaf, or a node that holds one.",
         )
     paths = [structure.path(i) for i in held]
+    remedies = [f"name {_named_each(paths)}"]
+    if not any(structure.layout.leaves[i].foreign_mark for i in held):
+        # Otherwise its class holds it, and there is no mark to take off.
+        is_code = rules.name.isidentifier() or rules.name.startswith(("'", '"'))
+        what = repr(paths[0]) if len(paths) == 1 else rules.name if is_code else "wrt"
+        remedies.append(f"remove the mark first: partgrad.thaw(tree, {what})")
     return NoMatchError(
-        f"All that the selector {wrt} selects is held by a mark.",
+        f"All that the selector {rules.name} selects is held by a mark.",
         f"Held: {listed(f'`{p}`' for p in paths)}.",
         "Describing leaves never reaches through a mark.",
-        fix=f"name the leaf itself, wrt={paths[0]!r}, or remove the mark first: partgrad.thaw(tree, {paths[0]!r}).",
+        fix=f"{', or '.join(remedies)}.",
     )
 
 
-def refuse_undifferentiable(structure: Structure, place: Place, purpose: Purpose) -> None:
+def _named_each(paths: Sequence[str]) -> str:
+    if len(paths) == 1:
+        return f"the leaf itself, wrt={paths[0]!r}"
+    more = " | ..." if len(paths) > _NAMED else ""
+    return f"the leaves themselves, wrt={' | '.join(f'partgrad.path({p!r})' for p in paths[:_NAMED])}{more}"
+
+
+def refuse_undifferentiable(structure: Structure, place: Place) -> None:
     """Raise if a place is a leaf without a derivative."""
-    if purpose == "edit" or not place.is_leaf or is_differentiable(structure.leaves[place.start]):
+    if structure.purpose == "edit" or not place.is_leaf or is_differentiable(structure.leaves[place.start]):
         return
     leaf = describe(structure.leaves[place.start])
     remedy = "store a float (1.0 for 1)" if leaf.startswith(("bool", "i", "u")) else "select a floating leaf"
@@ -139,15 +209,25 @@ def refuse_undifferentiable(structure: Structure, place: Place, purpose: Purpose
     )
 
 
-def refuse_twice(structure: Structure, leaves: Sequence[int], elements: Sequence[Elements] | None = None) -> None:
-    """Raise if a leaf, or an element of one, is there twice."""
-    if len(set(leaves)) == len(leaves) and (elements is None or all(own is None for own in elements)):
+def refuse_twice(
+    structure: Structure, groups: "Sequence[Sequence[Place | Pick]]", counts: Callable[[int], bool] | None = None
+) -> None:
+    """Raise if a leaf that counts, or an element of one, is twice in a group; those count that can be selected."""
+    flat = [pick for group in groups for pick in group]
+    if len(set(flat)) == len(flat) and all(map(_IS_LEAF, flat)):
         return
-    several: dict[int, list[Elements]] = {}
-    for i, own in zip(leaves, elements or [None] * len(leaves), strict=True):
-        several.setdefault(i, []).append(own)
-    for i, parts in several.items():
-        if overlap(parts):
+    counts = counts or (lambda i: structure.is_wanted(i) and not structure.is_held(i))
+    for group in groups:
+        several: dict[int, list[Elements]] = {}
+        for pick in group:
+            for i in _range(pick):
+                several.setdefault(i, []).append(pick.elements if isinstance(pick, Pick) else None)
+        twice = (
+            i
+            for i, parts in several.items()
+            if (len(parts) > 1 or parts[0] is not None) and overlap(parts) and counts(i)
+        )
+        for i in twice:
             raise SelectionError(
                 f"The selector returns {at(structure.path(i))} twice.",
                 "A leaf may appear once: its gradient has one place to go.",

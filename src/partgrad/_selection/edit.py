@@ -1,6 +1,6 @@
 """Read and edit the selected leaves of a tree; nothing else changes, neither values nor key paths."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
 import jax
@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._marks import Place, remarked
-from .._trees import is_differentiable, shape_of, too_deep
-from ..errors import PartsError
-from .plans import Target, entry_names, values_like
+from .._message import at
+from .._trees import function_name, is_differentiable, shape_of, too_deep
+from ..errors import ArgumentError, PartsError, SelectionError
 from .selectors import Selector, as_selection
+from .target import Target, entry_names, values_like
 
 T = TypeVar("T")
+
+_MISSING: Any = object()
 
 
 def select(tree: Any, wrt: Selector) -> Any:
@@ -43,44 +46,59 @@ def select(tree: Any, wrt: Selector) -> Any:
     return target.shaped(target.selected)
 
 
-def replace(tree: T, wrt: Selector, new: Any) -> T:
+def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any], Any] | None = None) -> T:
     """Replace the values of the selected leaves; marks stay.
 
     Args:
         tree: Any pytree.
         wrt: A selector, as in `select`.
-        new: A function to apply to each selected leaf; or a tree in the shape of the gradient: the new part, or the
-            whole tree with None at every leaf that is not selected. If functions were selected, such as the activation
-            of a network, a function is the new leaf.
+        value: The new value, a tree in the shape of the gradient: the new part, or the whole tree with None at every
+            leaf that is not selected. It is a function only where functions were selected, such as the activation of a
+            network.
+        fn: A function that is applied to each selected leaf, instead of a value.
 
     Returns:
         The tree with the new leaves.
 
     Raises:
         SelectionError: If the selector does not fit the tree.
-        PartsError: If `new` does not have the structure of the gradient.
+        PartsError: If `value` does not have the structure of the gradient.
+        ArgumentError: If there is neither a value nor a function, or both; or a function where a value belongs.
 
     Example:
         >>> import partgrad as pg
         >>> pg.replace({"a": 1.0, "b": 2.0}, "b", 5.0)
         {'a': 1.0, 'b': 5.0}
-        >>> pg.replace({"a": 1.0, "b": 2.0}, None, lambda x: 10 * x)
+        >>> pg.replace({"a": 1.0, "b": 2.0}, None, fn=lambda x: 10 * x)
         {'a': 10.0, 'b': 20.0}
     """
+    if (value is _MISSING) is (fn is None):
+        raise ArgumentError(
+            f"`partgrad.replace` got {'neither a value nor a function' if fn is None else 'a value and a function'}.",
+            "Expected one of them.",
+            fix="write partgrad.replace(tree, wrt, value), or partgrad.replace(tree, wrt, fn=function).",
+        )
     target = Target(tree, as_selection(wrt), purpose="edit")
+    if fn is not None:
+        return target.with_values([fn(leaf) for leaf in target.selected])
+    _refuse_function(value, target)
     template = target.shaped(target.selected)
-    if _is_function(new) and not (target.selected and all(map(callable, target.selected))):
-        values = [new(leaf) for leaf in target.selected]
-    else:
-        values = values_like(template, new, "The new value of `replace`")
-    return target.with_values(values)
+    return target.with_values(values_like(template, value, "The new value of `replace`"))
 
 
-def _is_function(new: Any) -> bool:
+def _refuse_function(value: Any, target: Target) -> None:
     # A model may itself be callable: a tree counts as a value, and a bare function does not.
-    if not callable(new):
-        return False
-    return isinstance(new, jax.tree_util.Partial) or jax.tree.structure(new) == jax.tree.structure(0)
+    leaves = [value] if isinstance(value, jax.tree_util.Partial) else jax.tree.leaves(value)
+    old = target.selected
+    pairs = zip(leaves, old, strict=True) if len(leaves) == len(old) else ((leaf, None) for leaf in leaves)
+    for new, leaf in pairs:
+        if callable(new) and not callable(leaf):
+            name = function_name(new) or type(new).__name__
+            raise ArgumentError(
+                f"`partgrad.replace` got the function `{name}` as the value of leaves that are not functions.",
+                "Expected a value, in the shape of the gradient.",
+                fix="to apply it to each selected leaf, write partgrad.replace(tree, wrt, fn=function).",
+            )
 
 
 def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
@@ -275,7 +293,12 @@ def thaw(tree: T, wrt: Selector) -> T:
 
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
     target = _whatever_marks(tree, wrt)
-    chosen = frozenset(target.plan.indices)
+    chosen, layout = frozenset(target.plan.indices), target.structure.layout
+    # What is inside a thawed node and no mark of partgrad holds stays held; alone it cannot be thawed.
+    stays = [i for i in chosen if not held and layout.leaves[i].foreign_mark]
+    if stays and wrt is not None and len(stays) == len(chosen):
+        raise _not_thawed(layout.leaves[min(stays)])
+    chosen -= set(stays)
     routes = [place.route for place in target.plan.nodes if _is_whole(place, target.leaves, chosen)] if held else []
     # `freeze` states explicitly what a mark does silently: the derivative of a leaf that is open here ends.
     leaves = [_stopped(leaf, held and i in chosen) for i, leaf in enumerate(target.leaves)]
@@ -284,6 +307,15 @@ def _remarked(tree: T, wrt: Any, held: bool) -> T:
     except RecursionError as error:
         raise too_deep(tree) from error
     return cast(T, structure.unflatten(leaves))
+
+
+def _not_thawed(place: Place) -> SelectionError:
+    assert place.foreign_mark is not None
+    return SelectionError(
+        f"{at(place.path)} cannot be thawed: the class `{type(place.foreign_mark.value).__name__}` holds it.",
+        "Expected a mark that can be taken off.",
+        fix=f"name it where it is to be differentiated: wrt={place.path!r}.",
+    )
 
 
 def _is_whole(place: Place, leaves: list[Any], chosen: Collection[int]) -> bool:

@@ -5,8 +5,8 @@ from typing import Any
 
 from .._message import at, listed
 from ..errors import SelectionError, SelectorTypeError
-from .plans import Target
 from .selectors import Selector, as_selection
+from .target import Target
 
 _MISSING: Any = object()
 

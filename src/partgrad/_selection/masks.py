@@ -6,7 +6,7 @@ from typing import Any
 from .._marks import Layout, Place
 from .._message import at
 from ..errors import SelectionError
-from .slots import Structure
+from .structures import Structure
 
 
 def masked_places(mask: Layout, chosen: Sequence[bool], structure: Structure) -> list[Place]:

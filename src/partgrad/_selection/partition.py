@@ -2,17 +2,19 @@
 
 import functools
 import operator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._marks import Layout, alike, first_difference, united
 from .._message import at
-from .._trees import describe
+from .._trees import describe, number_class
 from ..errors import PartsError
-from .plans import Target, unflatten_part
 from .selectors import Selector, as_selection
+from .target import Target, unflatten_part
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ def partition(tree: T, wrt: Selector = None) -> tuple[T, T]:
     """
     target = Target(tree, as_selection(wrt))
     target.refuse_elements("partition")
-    leaves, structure = target.leaves, target.plan.structure(target.treedef)
+    leaves, structure = target.leaves, target.thawed
     selected: list[Any] = [None] * len(leaves)
     rest = leaves.copy()
     for i in target.plan.indices:
@@ -111,48 +113,90 @@ def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> PartsError:
     )
 
 
-def apply_updates(tree: T, updates: Any) -> T:
+def apply_updates(tree: T, updates: Any, wrt: Selector = None) -> T:
     """Add an optimiser's updates to a tree; a leaf whose update is None stays.
+
+    Leaves that are one array (tied weights) become several, since each gets its own update.
 
     Args:
         tree: The tree, or its selected part.
-        updates: A tree of the same structure, with None wherever nothing changes.
+        updates: With a selector, a tree in the shape of the gradient, as `grad` and `value_and_grad` return it for this
+            `wrt`. Without one, a tree of the same structure, with None wherever nothing changes.
+        wrt: A selector, for the updates of a part.
 
     Returns:
         The tree. An updated leaf keeps its shape and dtype (a Python number becomes an array); the others are the same
-        objects.
+        objects. Marks stay.
 
     Raises:
+        SelectionError: If the selector does not fit the tree.
         PartsError: If the updates have a different structure.
 
     Example:
         >>> import partgrad as pg
         >>> pg.apply_updates({"w": 1.0, "count": 3}, {"w": 0.5, "count": None})
         {'count': 3, 'w': Array(1.5, dtype=float32, weak_type=True)}
+        >>> pg.apply_updates({"w": 1.0, "b": 2.0}, 0.5, wrt="w")
+        {'b': 2.0, 'w': Array(1.5, dtype=float32, weak_type=True)}
     """
+    if wrt is not None:
+        return _updated_part(tree, updates, wrt)
     leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_none)
     changes, structure = jax.tree.flatten(updates, is_leaf=_is_none)
     if not alike(structure, treedef):
         raise _misfit(*first_difference(_filled(tree), _filled(updates)))
-    for i, change in enumerate(changes):
-        # Integers have float0 as their derivative: nothing changes.
-        if change is None or getattr(change, "dtype", None) == jax.dtypes.float0:
-            continue
-        if leaves[i] is None:
-            raise _misfit(Layout(_filled(tree)).leaves[i].path, "None", describe(change))
-        old = jnp.asarray(leaves[i])
-        if jnp.shape(change) != old.shape:
-            path = Layout(_filled(tree)).leaves[i].path
-            raise _misfit(path, f"shape {old.shape}", f"shape {jnp.shape(change)}")
-        with jax.numpy_dtype_promotion("standard"):
-            new = old + change
-        leaves[i] = new if new.dtype == old.dtype else new.astype(old.dtype)
-    return treedef.unflatten(leaves)
+    path_of = lambda i: Layout(_filled(tree)).leaves[i].path
+    pairs = enumerate(zip(leaves, changes, strict=True))
+    return treedef.unflatten([_updated(leaf, change, functools.partial(path_of, i)) for i, (leaf, change) in pairs])
 
 
-def _misfit(path: str, expected: str, found: str) -> PartsError:
-    return PartsError(
-        f"The updates have a different structure from the tree, at {at(path)}.",
-        f"Expected {expected}, got {found}.",
-        fix="give updates for the tree that the optimiser was given: the selected part, or the tree with None.",
-    )
+def _updated_part(tree: T, updates: Any, wrt: Selector) -> T:
+    target = Target(tree, as_selection(wrt))
+    template = target.shaped(list(range(len(target.plan.indices))))
+    changes, structure = jax.tree.flatten(updates, is_leaf=_is_none)
+    # What is None on both sides is not selected; what is None among the updates alone stays.
+    numbers, expected = jax.tree.flatten(template, is_leaf=_is_none)
+    if not alike(structure, expected):
+        raise _misfit(*first_difference(_filled(template), _filled(updates)), wrt)
+    values = target.selected
+    for number, change in zip(numbers, changes, strict=True):
+        path_of = lambda number=number: target.structure.path(target.plan.indices[number or 0])
+        if number is not None:
+            values[number] = _updated(values[number], change, path_of, wrt)
+        elif change is not None:
+            raise _misfit("", "None at what is not selected", describe(change), wrt)
+    return cast(T, target.with_values(values))
+
+
+def _updated(leaf: Any, change: Any, path_of: Callable[[], str], wrt: Any = None) -> Any:
+    """A leaf with its update; the same object if there is none."""
+    # Integers have float0 as their derivative: nothing changes.
+    if change is None or getattr(change, "dtype", None) == jax.dtypes.float0:
+        return leaf
+    if leaf is None or not _is_number(leaf):
+        raise _misfit(path_of(), "None" if leaf is None else f"None for {describe(leaf)}", describe(change), wrt)
+    if not _is_number(change):
+        raise _misfit(path_of(), "an array, a number or None", describe(change), wrt)
+    old = jnp.asarray(leaf)
+    if jnp.shape(change) != old.shape:
+        raise _misfit(path_of(), f"shape {old.shape}", f"shape {jnp.shape(change)}", wrt)
+    with jax.numpy_dtype_promotion("standard"):
+        new = old + change
+    return new if new.dtype == old.dtype else new.astype(old.dtype)
+
+
+def _is_number(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    if number_class(leaf) is not None:
+        return True
+    return isinstance(dtype, np.dtype) and bool(jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
+
+
+def _misfit(path: str, expected: str, found: str, wrt: Any = None) -> PartsError:
+    if wrt is None:
+        what, fix = "tree", "give the whole tree with None at what stays, or say whose updates they are: "
+        fix += "partgrad.apply_updates(tree, updates, wrt=...), with the selector of their gradient."
+    else:
+        what, fix = "selection", "give them the shape of the gradient for this wrt=, as partgrad.grad returns it."
+    what = f"The updates have a different structure from the {what}, at {at(path)}."
+    return PartsError(what, f"Expected {expected}, got {found}.", fix=fix)

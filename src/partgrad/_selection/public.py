@@ -1,11 +1,12 @@
 """The functions with which a user writes selectors."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from .._trees import accepts
 from ..errors import SelectorTypeError
-from .selectors import CallableSelection, Matching, OfType, Path, Selection, Selector, as_selection
+from .selectors import CallableSelection, Matching, OfType, Path, Selection, Selector, WholePath, as_selection
 
 
 def _refused(name: str, found: object, expected: str, fix: str) -> SelectorTypeError:
@@ -21,7 +22,8 @@ def each(function: Callable[[Any], Any]) -> Selection:
 
     Args:
         function: A function from a node to a leaf or node inside it, or a tuple, list or dict of them. It fits a node
-            if it returns one of these; an AttributeError, KeyError, IndexError or TypeError means that it does not.
+            if it returns one of these; an AttributeError, KeyError, IndexError or TypeError about the node itself means
+            that it does not. One from inside a property or a method of the node is raised.
 
     Returns:
         A selection, for any `wrt=`.
@@ -37,13 +39,15 @@ def each(function: Callable[[Any], Any]) -> Selection:
     return CallableSelection(function, everywhere=True)
 
 
-def path(pattern: str) -> Selection:
+def path(pattern: "str | re.Pattern[str]") -> Selection:
     """Select by a path or a glob; the string itself as `wrt=` does the same.
 
     Args:
         pattern: Steps as in Python, starting at the tree itself: `kernels[0].variance`, `['w'].scale`. A name matches
-            an attribute or a string key; `*` is one step, `**` any number of steps. A path without wildcards names a
-            part.
+            an attribute or a string key. `*` is one step, `**` any number of steps, and in a name any part of it:
+            `conv*`. A slice takes elements of a sequence: `layers[1:].bias`. A path without wildcards names a part.
+            What `jax.tree_util.keystr` writes is a path too. A compiled regular expression selects the leaves whose
+            whole path it matches, as `partgrad.items` prints it.
 
     Returns:
         A selection, for any `wrt=`.
@@ -52,12 +56,19 @@ def path(pattern: str) -> Selection:
         NoMatchError: If the text cannot be read as a path.
 
     Example:
-        >>> import partgrad as pg
+        >>> import re, partgrad as pg
         >>> pg.grad(lambda t: t["a"][0] * t["a"][1], wrt=pg.path("a[1]"))({"a": [2.0, 3.0]})
         Array(2., dtype=float32, weak_type=True)
+        >>> pg.partition({"conv1": 1.0, "conv2": 2.0, "head": 3.0}, "conv*")[0]
+        {'conv1': 1.0, 'conv2': 2.0, 'head': None}
+        >>> pg.items({"conv1": 1.0, "conv2": 2.0}, pg.path(re.compile(".*conv2.*")))
+        [("['conv2']", 2.0)]
     """
+    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
+        return WholePath(pattern)
     if not isinstance(pattern, str):
-        raise _refused("path", pattern, "a path, as text", "write wrt=... without `path` around it.")
+        expected = "a path, as text, or a compiled regular expression of text"
+        raise _refused("path", pattern, expected, "write wrt=... without `path` around it.")
     return Path(pattern)
 
 
@@ -88,7 +99,8 @@ def matching(function: Callable[[str, Any], bool]) -> Selection:
 
     Args:
         function: A function of the path, as text, and the leaf, a slot with `shape`, `dtype`, `ndim` and `size` (for
-            Python numbers too). It is called for floating and complex leaves that no mark holds.
+            Python numbers too), of which `isinstance` says what it says of the leaf. It is called for floating and
+            complex leaves that no mark holds.
 
     Returns:
         A selection, for any `wrt=`.
@@ -107,9 +119,9 @@ def matching(function: Callable[[str, Any], bool]) -> Selection:
 def exclude(selector: Selector) -> Selection:
     """Select every differentiable leaf that no mark holds, except those that another selector selects.
 
-    Selections combine: `a | b` (of leaves selected once), `a & b`, `a - b`, and `~a`, which is `exclude(a)`. Only one
-    side has to be a `Selection`; the other may be any selector. A combination describes leaves: the gradient has the
-    shape of the tree, and held leaves are skipped.
+    Selections combine as sets of leaves: `a | b`, `a & b`, `a - b`, and `~a`, which is `exclude(a)`. Only one side has
+    to be a `Selection`; the other may be any selector. The gradient has the shape of the tree. Held leaves are skipped,
+    except those that a side of `|` names.
 
     Args:
         selector: Any selector.

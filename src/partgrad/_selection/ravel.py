@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._trees import dtype_of, shape_of
+from .._trees import dtype_of, shape_of, tied
 from ..errors import PartsError
-from .plans import Target, entry_names
 from .selectors import Selector, as_selection
+from .target import Target, entry_names
 
 
 class Unravel:
@@ -18,16 +18,21 @@ class Unravel:
 
     Args:
         target: The tree, and what of it is selected.
+        tie: Whether leaves that are one array are one in the vector too.
 
     Attributes:
         size: The length of the vector.
     """
 
-    def __init__(self, target: Target):
+    def __init__(self, target: Target, tie: bool = False):
         self._target = target
-        self._shapes = [shape_of(leaf) for leaf in target.selected]
-        self._dtypes = [dtype_of(leaf) for leaf in target.selected]
-        self._shardings = [_explicit(leaf) for leaf in target.selected]
+        # For each selected leaf, the first one that is the same array; only that one is in the vector.
+        self._first = _firsts(target) if tie else list(range(len(target.plan.indices)))
+        self._own = [number for number, first in enumerate(self._first) if number == first]
+        leaves = target.selected
+        self._shapes = [shape_of(leaves[number]) for number in self._own]
+        self._dtypes = [dtype_of(leaves[number]) for number in self._own]
+        self._shardings = [_explicit(leaves[number]) for number in self._own]
         self.size = sum(map(math.prod, self._shapes))
 
     @property
@@ -35,9 +40,25 @@ class Unravel:
         """A name for each entry: the path of its leaf and its index there, as in `kernel.lengthscale[0]`."""
         plan, structure = self._target.plan, self._target.structure
         names: list[str] = []
-        for i, elements in zip(plan.indices, plan.elements, strict=True):
+        for number in self._own:
+            i, elements = plan.indices[number], plan.elements[number]
             names += entry_names(structure.path(i), shape_of(self._target.leaves[i]), elements)
         return tuple(names)
+
+    def __repr__(self) -> str:
+        kind = type(self._target.tree).__name__
+        return f"<partgrad.ravel: from a vector of {self.size} entries back to {kind}, {len(self._own)} leaves>"
+
+    @property
+    def vector(self) -> jax.Array:
+        """The vector of the tree that it was made for."""
+        leaves = self._target.selected
+        selected = [_whole(jnp.asarray(leaves[number])) for number in self._own]
+        if not selected:
+            return jnp.zeros(0)
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = jnp.result_type(*selected)
+        return jnp.concatenate([leaf.ravel().astype(dtype) for leaf in selected])
 
     def __call__(self, vector: Any) -> Any:
         """The tree with the entries of a vector in its selected leaves, in their shapes and dtypes.
@@ -52,24 +73,37 @@ class Unravel:
                 f"Expected shape ({self.size},), got {vector.shape}.",
                 fix="give one entry for each of `unravel.names`.",
             )
-        values, start = [], 0
-        for shape, dtype, sharding in zip(self._shapes, self._dtypes, self._shardings, strict=True):
+        values, start = {}, 0
+        for number, shape, dtype, sharding in zip(self._own, self._shapes, self._dtypes, self._shardings, strict=True):
             piece = vector[start : start + math.prod(shape)]
             if jnp.iscomplexobj(piece) and not jnp.issubdtype(dtype, jnp.complexfloating):
                 piece = piece.real
             # A leaf of NumPy may have a precision that JAX does not have.
             value = piece.astype(jax.dtypes.canonicalize_dtype(dtype)).reshape(shape)
-            values.append(value if sharding is None else jax.reshard(value, sharding))
+            values[number] = value if sharding is None else jax.reshard(value, sharding)
             start += math.prod(shape)
-        return self._target.with_selected(values)
+        return self._target.with_selected([values[first] for first in self._first])
 
 
-def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
+def _firsts(target: Target) -> list[int]:
+    indices, first = target.plan.indices, list(range(len(target.plan.indices)))
+    if target.plan.is_whole:
+        number_of = {i: number for number, i in enumerate(indices)}
+        for several in tied(target.leaves):
+            numbers = sorted(number_of[i] for i in several if i in number_of)
+            for number in numbers:
+                first[number] = numbers[0]
+    return first
+
+
+def ravel(tree: Any, wrt: Selector = None, *, tie: bool = False) -> tuple[jax.Array, Unravel]:
     """Flatten the selected leaves into one vector, as `scipy.optimize` and many samplers expect.
 
     Args:
         tree: Any pytree.
         wrt: A selector. None selects every floating or complex leaf that no mark holds.
+        tie: Whether selected leaves that are one array (tied weights) have one set of entries, under the name of the
+            first, so that they stay equal. Under `jit` it cannot be seen that they are one.
 
     Returns:
         The pair `(vector, unravel)`. The vector has shape (n,) and the dtype to which the leaves promote.
@@ -87,14 +121,12 @@ def ravel(tree: Any, wrt: Selector = None) -> tuple[jax.Array, Unravel]:
         [1. 2. 3.] ("['a'][0]", "['a'][1]", "['b']")
         >>> print(unravel(10 * vector)["a"])
         [10. 20.]
+        >>> weight = jnp.array([1.0, 2.0])
+        >>> pg.ravel({"encode": weight, "decode": weight}, tie=True)[1].names
+        ("['decode'][0]", "['decode'][1]")
     """
-    target = Target(tree, as_selection(wrt))
-    selected = [_whole(jnp.asarray(leaf)) for leaf in target.selected]
-    if not selected:
-        return jnp.zeros(0), Unravel(target)
-    with jax.numpy_dtype_promotion("standard"):
-        dtype = jnp.result_type(*selected)
-    return jnp.concatenate([leaf.ravel().astype(dtype) for leaf in selected]), Unravel(target)
+    unravel = Unravel(Target(tree, as_selection(wrt)), tie)
+    return unravel.vector, unravel
 
 
 def _explicit(leaf: Any) -> Any:

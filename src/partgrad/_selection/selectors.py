@@ -1,41 +1,32 @@
 """Selectors: what a user writes for `wrt=`.
 
 A selector either names a part of a tree, and the gradient has the shape of that part, or describes leaves, and the
-gradient is the tree with None elsewhere. It answers for a structure with places; `choose` turns these into a plan.
+gradient is the tree with None elsewhere. On a structure it says which, with places: it returns a `Match`.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import types
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed
-from .._trees import common, is_differentiable, joined, shape_of, without
+from .._trees import common, is_differentiable, shape_of, without
 from ..errors import NoMatchError, SelectionError, SelectorTypeError
-from .callables import answer_of
-from .choose import (
-    LEAF,
-    NOTHING_DIFFERENTIABLE,
-    Found,
-    Purpose,
-    choose_described,
-    choose_named,
-    leaves_of,
-    nothing_selected,
-    refuse_twice,
-    refuse_undifferentiable,
-)
+from .advice import bools_in, no_path, not_a_selector, not_found
+from .callables import match_of
+from .choose import LEAF, Rules, leaves_in, nothing_selected, place_of, selected_in
 from .intermediate import Intermediate
 from .masks import masked_places
-from .patterns import elements_at, is_exact, matching_places, not_found, parse
-from .plans import Plan
-from .slots import Pick, Structure
+from .patterns import PatternStep, elements_at, matching_places, parse
+from .plan import Found, Match, Pick
+from .slots import Seen
+from .structures import Structure, keep
 
 # What `wrt` accepts; a mask may be a tree of any class.
 Selector: TypeAlias = Callable[[Any], Any] | object
@@ -47,45 +38,25 @@ class Selection:
     Selections combine with each other and with any other selector: `a | b`, `a & b`, `a - b`, `~a`.
     """
 
-    # Whether its answer depends only on the structure (and on shapes, if it takes elements). Then selections that
-    # compare equal give equal answers.
+    # Whether its match depends only on the structure (and on shapes, if it takes elements). Then selections that
+    # compare equal give equal matches.
     is_fixed: bool = True
     # Whether it is `None`, which must not ignore what only looks like a leaf.
     takes_everything = False
+    # What it is called in an error.
+    words: str
 
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        """What it says about a structure: places, and for a named part the containers around them.
-
-        Returns:
-            Something hashable; equal answers make equal plans. Here a pair: for a named part of a tuple of places and
-            the structure of the containers, for described leaves of a tuple of tuples of places and None.
-        """
+    def match(self, structure: Structure) -> Match:
+        """What it says about a structure; equal matches make equal plans."""
         raise NotImplementedError
 
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        """The leaves that an answer concerns, marks aside."""
-        places, containers = answer
-        if containers is not None:
-            places = (places,)
-        for several in places:
-            for pick in several:
-                place = pick.place if isinstance(pick, Pick) else pick
-                refuse_undifferentiable(structure, place, purpose)
-            whole = [place for place in several if isinstance(place, Place)]
-            numbers = [i for place in whole for i in range(place.start, place.stop)]
-            refuse_twice(structure, [i for i in numbers if purpose == "marks" or structure.is_free(i)])
-        return leaves_of(structure, [place for several in places for place in several], purpose)
+    @property
+    def rules(self) -> Rules:
+        """What else matters when its leaves are chosen."""
+        return Rules(self.words)
 
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        """The plan for an answer."""
-        places, containers = answer
-        if containers is not None:
-            return choose_named(structure, places, containers, repr(self), purpose)
-        found = self.found(structure, answer, purpose)
-        # Whether a leaf has these elements depends on its shape.
-        has_elements = any(isinstance(pick, Pick) for several in places for pick in several)
-        considered = range(len(structure.leaves)) if has_elements else _numbers(places)
-        return choose_described(structure, found, repr(self), purpose, considered)
+    def __repr__(self) -> str:
+        return f"<selection {self.words}>"
 
     def __or__(self, other: Any) -> Selection:
         return _Union(self, as_selection(other))
@@ -109,12 +80,8 @@ class Selection:
         return _Difference(_EVERYTHING, self)
 
 
-def _numbers(places: Iterable[Iterable[Place]]) -> list[int]:
-    return sorted({i for several in places for place in several for i in range(place.start, place.stop)})
-
-
 class _Pair(Selection):
-    """A combination of two selections, which always describes leaves."""
+    """A combination of two selections as sets of leaves and elements."""
 
     symbol = ""
 
@@ -129,96 +96,124 @@ class _Pair(Selection):
     def __hash__(self) -> int:
         return hash((self.symbol, self._first, self._second))
 
-    def __repr__(self) -> str:
-        return f"({_in_words(self._first)} {self.symbol} {_in_words(self._second)})"
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        """Both sides, as they were combined."""
+        return f"({self._first.words} {self.symbol} {self._second.words})"
 
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        return self.symbol, self._first.answer(structure, purpose), self._second.answer(structure, purpose)
+    @property
+    def rules(self) -> Rules:
+        """It is empty if its sides are sets that do not go together."""
+        # What is asked anew on every call is combined anew as well, or was for leaves of the same kinds.
+        return Rules(self.words, self._why_empty(), is_wide=self.is_fixed)
 
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
+    def match(self, structure: Structure) -> Match:
+        """What both sides say, combined; kept for what a side said that is asked anew on every call."""
+        if self.is_fixed:
+            return self._combined(structure, self._first.match(structure), self._second.match(structure))
+        free = tuple(map(is_differentiable, structure.leaves))
+        asked = [side if side.is_fixed else side.match(structure) for side in (self._first, self._second)]
+        found = structure.combined.get(key := (self.symbol, structure.purpose, free, *asked))
+        if found is not None:
+            return found
+        first, second = (side.match(structure) if isinstance(side, Selection) else side for side in asked)
+        found = self._combined(structure, first, second)
+        # Which elements there are depends on shapes.
+        has_elements = any(isinstance(pick, Pick) for pick in (*first.places, *second.places))
+        return found if has_elements else keep(structure.combined, key, found)
+
+    def _combined(self, structure: Structure, first: Match, second: Match) -> Match:
         # Marks count when both are compared: what is excluded need not be free.
-        sides = []
-        for selection, own in zip((self._first, self._second), answer[1:], strict=True):
-            sides.append(selection.found(structure, own, purpose))
-            if not sides[-1]:
-                raise nothing_selected(structure, [], repr(selection))
-        combined = self._combined(structure, sides[0], sides[1], purpose)
-        return {i: own for i, own in combined.items() if own is None or own.size}
+        sides = [self._found(structure, *own) for own in ((self._first, first), (self._second, second))]
+        combined = {i: own for i, own in self._set(structure, *sides).items() if own is None or own.size}
+        nodes = [place for match in (first, second) for place in match.places if _is_inside(structure, place, combined)]
+        leaves, slots = structure.layout.leaves, structure.slots
+        places = [leaves[i] if own is None else Pick(leaves[i], own, slots[i].size) for i, own in combined.items()]
+        return Match((*nodes, *places))
 
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        found = self.found(structure, answer, purpose)
-        everything = range(len(structure.leaves))
-        return choose_described(structure, found, repr(self), purpose, everything, self._why_empty())
+    def _found(self, structure: Structure, selection: Selection, match: Match) -> Found:
+        found = leaves_in(structure, match, selection.rules.is_strict)
+        if not found:
+            raise nothing_selected(structure, [], Rules(selection.words))
+        return found
+
+    def _set(self, structure: Structure, first: Found, second: Found) -> Found:
+        raise NotImplementedError
 
     def _why_empty(self) -> str:
-        return NOTHING_DIFFERENTIABLE
-
-    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
         raise NotImplementedError
 
 
+def _is_inside(structure: Structure, place: Place | Pick, found: Found) -> bool:
+    """Whether a place is a node all of whose leaves were found."""
+    if isinstance(place, Pick) or place.is_leaf:
+        return False
+    return all(i in found and found[i] is None for i in range(place.start, place.stop) if structure.is_wanted(i))
+
+
 class _Union(_Pair):
+    """What either side selects; what a side names is named."""
+
     symbol = "|"
 
-    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
-        both = [i for i in first if i in second and (purpose == "marks" or structure.is_free(i))]
-        refuse_twice(structure, [*both, *both], [*(first[i] for i in both), *(second[i] for i in both)])
-        return first | second | {i: joined([first[i], second[i]]) for i in both}
+    def _combined(self, structure: Structure, first: Match, second: Match) -> Match:
+        for selection, match in ((self._first, first), (self._second, second)):
+            found = self._found(structure, selection, match)
+            if not selected_in(structure, match, found):
+                raise nothing_selected(structure, list(found), Rules(selection.words))
+        return Match((*first.places, *second.places), None, (*first.named, *second.named))
 
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        for selection, own in zip((self._first, self._second), answer[1:], strict=True):
-            leaves = list(selection.found(structure, own, purpose))
-            if leaves and purpose != "marks" and all(structure.mark(i) >= 0 for i in leaves):
-                raise nothing_selected(structure, leaves, repr(selection))
-        return super().plan(structure, answer, purpose)
+    def _why_empty(self) -> str:
+        return Rules("").reason
 
 
 class _Intersection(_Pair):
+    """What both sides select."""
+
     symbol = "&"
 
-    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
+    def _set(self, structure: Structure, first: Found, second: Found) -> Found:
         return {i: common(own, second[i]) for i, own in first.items() if i in second}
 
     def _why_empty(self) -> str:
-        return f"No leaf is selected both by {_in_words(self._first)} and by {_in_words(self._second)}."
+        return f"No leaf is selected both by {self._first.words} and by {self._second.words}."
 
 
 class _Difference(_Pair):
+    """What the first side selects and the second does not."""
+
     symbol = "-"
 
-    def __repr__(self) -> str:
-        return f"~{_in_words(self._second)}" if self._first is _EVERYTHING else super().__repr__()
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        """A complement is written as one."""
+        return f"~{self._second.words}" if self._first is _EVERYTHING else super().words
 
-    def _combined(self, structure: Structure, first: Found, second: Found, purpose: Purpose) -> Found:
+    def _set(self, structure: Structure, first: Found, second: Found) -> Found:
         sizes = {i: math.prod(shape_of(structure.leaves[i])) for i in first if second.get(i) is not None}
         return {i: without(own, second[i], sizes.get(i, 0)) if i in second else own for i, own in first.items()}
 
     def _why_empty(self) -> str:
         if self._first is _EVERYTHING:
-            return f"{_in_words(self._second)} selects every differentiable leaf, so nothing is left."
-        return f"{_in_words(self._second)} selects all that {_in_words(self._first)} selects, so nothing is left."
+            return f"{self._second.words} selects every differentiable leaf, so nothing is left."
+        return f"{self._second.words} selects all that {self._first.words} selects, so nothing is left."
 
 
 class _Everything(Selection):
     """`wrt=None`: every differentiable leaf that no mark holds."""
 
     takes_everything = True
+    words = "None"
 
-    def __repr__(self) -> str:
-        return "None"
+    @property
+    def rules(self) -> Rules:
+        """The caller refuses a tree without such leaves."""
+        return Rules(self.words, is_wide=True, may_be_empty=True)
 
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        return None
-
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        return {i: None for i, leaf in enumerate(structure.leaves) if is_differentiable(leaf)}
-
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        refuse_forgotten(structure.leaves, structure.path)
-        found = self.found(structure, answer, purpose)
-        # The caller refuses a tree without such leaves.
-        selected = [i for i in found if purpose == "marks" or structure.mark(i) < 0]
-        return Plan(structure, selected, considered=range(len(structure.leaves)))
+    def match(self, structure: Structure) -> Match:
+        """These leaves."""
+        pairs = zip(structure.layout.leaves, structure.leaves, strict=True)
+        return Match(tuple(place for place, leaf in pairs if is_differentiable(leaf)))
 
 
 class CallableSelection(Selection):
@@ -230,18 +225,21 @@ class CallableSelection(Selection):
         self._function = function
         self._everywhere = everywhere
 
-    def __repr__(self) -> str:
-        return _in_words(self) if self._everywhere else "`wrt`"
-
     @property
-    def words(self) -> str:
-        """What it is called in an error about a combination of selections."""
+    def words(self) -> str:  # type: ignore[override]
+        """The function's name."""
         name = getattr(self._function, "__name__", type(self._function).__name__)
         name = "the lambda" if name == "<lambda>" else f"`{name}`"
         return f"each({name})" if self._everywhere else name
 
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        return answer_of(self._function, structure, everywhere=self._everywhere)
+    @property
+    def rules(self) -> Rules:
+        """What it returns was pointed at, so it must be differentiable."""
+        return Rules(self.words if self._everywhere else "`wrt`", is_strict=True)
+
+    def match(self, structure: Structure) -> Match:
+        """What the function returns."""
+        return match_of(self._function, structure, everywhere=self._everywhere)
 
 
 class Path(Selection):
@@ -250,6 +248,7 @@ class Path(Selection):
     def __init__(self, pattern: str):
         self._pattern = pattern
         self._steps = parse(pattern)
+        self.words = repr(pattern)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Path) and self._pattern == other._pattern
@@ -257,35 +256,52 @@ class Path(Selection):
     def __hash__(self) -> int:
         return hash(self._pattern)
 
-    def __repr__(self) -> str:
-        return repr(self._pattern)
+    def __reduce__(self) -> Any:
+        return Path, (self._pattern,)
 
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
-        places: list[Any] = matching_places(structure.layout, self._steps) or elements_at(structure, self._steps)
+    def match(self, structure: Structure) -> Match:
+        """The places that it leads to."""
+        layout = structure.layout
+        steps: Sequence[PatternStep] = self._steps
+        places: list[Any] = matching_places(layout, steps)
+        if not places:
+            places, steps = elements_at(structure, steps)
+        if not places:
+            # As JAX writes it, a wrapper takes a step.
+            places, steps = matching_places(layout, self._steps, of_jax=True), self._steps
         if not places:
             raise not_found(structure, self._pattern, self._steps)
-        if not is_exact(self._steps):
-            return tuple((place,) for place in places), None
+        if any(step.is_wild for step in steps):
+            return Match(tuple(places))
         if len(places) > 1:
-            one, other = (place.place if isinstance(place, Pick) else place for place in places[:2])
+            one, other = map(place_of, places[:2])
             raise SelectionError(
                 f"The path '{self._pattern}' names two leaves that differ only in the kind of a step.",
                 f"Found {at(one.path)} and {at(other.path)}.",
                 fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
             )
-        return (places[0],), LEAF
+        return Match((places[0],), LEAF)
 
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        places, containers = answer
-        if containers is not None:
-            return super().found(structure, answer, purpose)
-        flat = [place for several in places for place in several]
-        leaves = [place for place in flat if isinstance(place, Place)]
-        if len(leaves) == len(flat) and all(
-            place.is_leaf and not is_differentiable(structure.leaves[place.start]) for place in leaves
-        ):
-            refuse_undifferentiable(structure, leaves[0], purpose)
-        return leaves_of(structure, flat, purpose)
+
+class WholePath(Selection):
+    """The leaves whose whole path a regular expression matches."""
+
+    def __init__(self, pattern: re.Pattern[str]):
+        self._pattern = pattern
+        self.words = repr(pattern)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WholePath) and self._pattern == other._pattern
+
+    def __hash__(self) -> int:
+        return hash(self._pattern)
+
+    def match(self, structure: Structure) -> Match:
+        """The leaves."""
+        places = tuple(place for place in structure.layout.leaves if self._pattern.fullmatch(place.path))
+        if not places:
+            raise no_path(structure, self._pattern)
+        return Match(places)
 
 
 class OfType(Selection):
@@ -293,6 +309,7 @@ class OfType(Selection):
 
     def __init__(self, cls: type):
         self._cls = cls
+        self.words = cls.__name__
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OfType) and self._cls is other._cls
@@ -300,16 +317,14 @@ class OfType(Selection):
     def __hash__(self) -> int:
         return hash(self._cls)
 
-    def __repr__(self) -> str:
-        return self._cls.__name__
-
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+    def match(self, structure: Structure) -> Match:
+        """The nodes of the class."""
         found = [place for place in structure.nodes if isinstance(place.value, self._cls)]
         if not found:
             refuse_forgotten(structure.leaves, structure.path)
             are_leaves = any(isinstance(leaf, self._cls) for leaf in structure.leaves)
             raise self._not_there(dict.fromkeys(type(place.value) for place in structure.nodes), are_leaves)
-        return tuple((place,) for place in found), None
+        return Match(tuple(found))
 
     def _not_there(self, present: Iterable[type], are_leaves: bool) -> NoMatchError:
         name, classes = self._cls.__name__, list(present)
@@ -329,6 +344,8 @@ class OfType(Selection):
 class _Mask(Selection):
     """A tree of bools, or a prefix of one."""
 
+    words = "the mask"
+
     def __init__(self, tree: Any):
         leaves, self._treedef = jax.tree.flatten(tree)
         self._chosen = tuple(map(bool, leaves))
@@ -339,52 +356,39 @@ class _Mask(Selection):
     def __hash__(self) -> int:
         return hash((self._treedef, self._chosen))
 
-    def __repr__(self) -> str:
-        return "the mask"
-
-    def answer(self, structure: Structure, purpose: Purpose) -> Any:
+    def match(self, structure: Structure) -> Match:
+        """The places under True."""
         if not any(self._chosen):
-            raise nothing_selected(structure, [], repr(self), reason="It is False everywhere.")
+            raise nothing_selected(structure, [], Rules(self.words, "It is False everywhere."))
         layout = Layout(self._treedef.unflatten(self._chosen))
-        return tuple((place,) for place in masked_places(layout, self._chosen, structure)), None
-
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        return leaves_of(structure, [place for several in answer[0] for place in several], purpose)
+        return Match(tuple(masked_places(layout, self._chosen, structure)))
 
 
 class Matching(Selection):
     """The free leaves for which a function of path and slot returns true."""
 
     is_fixed = False
+    words = "matching(...)"
 
     def __init__(self, function: Callable[[str, Any], bool]):
         self._function = function
 
-    def __repr__(self) -> str:
-        return "matching(...)"
-
-    def answer(self, structure: Structure, purpose: Purpose) -> Hashable:
-        numbers = [i for i, leaf in enumerate(structure.leaves) if is_differentiable(leaf)]
-        asked = numbers if purpose == "marks" else [i for i in numbers if structure.mark(i) < 0]
-        slots = structure.slots
-        chosen = tuple([i for i in asked if self._function(slots[i].path, slots[i])])
+    def match(self, structure: Structure) -> Match:
+        """The leaves for which it is true."""
+        leaves, places = structure.leaves, structure.layout.leaves
+        asked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and not structure.is_held(i)]
+        chosen = tuple([places[i] for i in asked if self._function(places[i].path, Seen(structure, i))])
         if not chosen:
-            reason = f"The function is false for all of the {len(asked)} leaves that it was asked about."
-            raise nothing_selected(structure, [], repr(self), reason=reason)
-        return chosen
-
-    def found(self, structure: Structure, answer: Any, purpose: Purpose) -> Found:
-        return dict.fromkeys(answer)
-
-    def plan(self, structure: Structure, answer: Any, purpose: Purpose) -> Plan:
-        return Plan(structure, answer, considered=range(len(structure.leaves)))
+            raise NoMatchError(
+                f"The selector {self.words} selects nothing to differentiate.",
+                f"The function is false for all of the {len(asked)} leaves that it was asked about.",
+                f"Leaves: {structure.listed_leaves()}.",
+                fix="ask for path, leaf.shape or leaf.dtype; or leave `wrt` out, for all of these leaves.",
+            )
+        return Match(chosen)
 
 
 _EVERYTHING = _Everything()
-
-
-def _in_words(selection: Selection) -> str:
-    return selection.words if isinstance(selection, CallableSelection) else repr(selection)
 
 
 def as_selection(wrt: Any) -> Selection:
@@ -405,45 +409,9 @@ def as_selection(wrt: Any) -> Selection:
             "reads such values and partgrad.intervene(f, ...) replaces them.",
         )
     # A function is no tree, and is asked on every call.
-    bools = [] if isinstance(wrt, types.FunctionType) else _bools(wrt)
+    bools = [] if isinstance(wrt, types.FunctionType) else bools_in(wrt)
     if bools and all(bools):
         return _Mask(wrt)
     if callable(wrt) and not any(bools):
         return CallableSelection(wrt)
-    raise _not_a_selector(wrt)
-
-
-def _bools(tree: Any) -> list[bool]:
-    """Whether each leaf is a bool."""
-    return [isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(tree)]
-
-
-def _not_a_selector(wrt: Any) -> SelectorTypeError:
-    """The error for what is not a selector."""
-    bools = _bools(wrt)
-    details = [
-        "Expected a callable on the tree, a path such as 'kernels[0].variance', a class, a tree of bools, a "
-        "`Selection`, or None."
-    ]
-    fix = "write wrt=lambda m: m.the_part, or wrt='the_part'."
-    is_number = lambda item: isinstance(item, int) and not isinstance(item, bool)
-    if is_number(wrt) or (isinstance(wrt, tuple) and wrt and all(map(is_number, wrt))):
-        details = ["Which arguments are differentiated is said by keyword."]
-        fix = f"write argnums={wrt!r}."
-    elif any(bools) and not isinstance(wrt, tuple):
-        path, leaf = next(
-            (p.path, p.value) for p, is_bool in zip(Layout(wrt).leaves, bools, strict=True) if not is_bool
-        )
-        details = [f"It holds bools, as a mask does, and {type(leaf).__name__} {leaf!r:.40} at {at(path)}."]
-        fix = "make every leaf of the mask True or False."
-    elif isinstance(wrt, types.UnionType) and all(cls is not type(None) for cls in wrt.__args__):
-        first, *others = (cls.__name__ for cls in wrt.__args__)
-        details = ["Python makes a type of two classes with `|` between them."]
-        fix = f"write {' | '.join([f'partgrad.of_type({first})', *others])}."
-    elif isinstance(wrt, tuple | list):
-        details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
-        fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."
-        if wrt and all(isinstance(item, str) for item in wrt):
-            fix = f"join the paths: {' | '.join(f'partgrad.path({item!r})' for item in wrt)}."
-    what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
-    return SelectorTypeError(what, *details, fix=fix)
+    raise not_a_selector(wrt)

@@ -10,7 +10,7 @@ from .._marks import refuse_forgotten
 from .._message import listed, near_misses
 from .._selection import Form, Intermediate, Selection, Target, as_selection
 from .._trees import parameters_of, refuse_uncallable
-from ..errors import ArgumentError, NotDifferentiableError
+from ..errors import ArgumentError, NotDifferentiableError, PartsError
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None
@@ -52,7 +52,7 @@ class Arguments:
         self._f, self._taken = f, taken_paths(f, double_where)
         self._intermediate = (wrt.name, double_where) if isinstance(wrt, Intermediate) else None
         if self._intermediate:
-            _refuse_arguments(wrt, argnums, argnames)
+            refuse_arguments(wrt, argnums, argnames)
             wrt = None
         if argnums is None and argnames is None:
             argnums = 0
@@ -160,6 +160,19 @@ class Arguments:
             else f"pass it: f(..., {name}=...).",
         )
 
+    def each(self, given: Any, what: str) -> Sequence[Any]:
+        """What was given for each argument: a tuple if there are several."""
+        if not self.several:
+            return (given,)
+        count = len(self._numbers) + len(self._names)
+        if not isinstance(given, tuple | list) or len(given) != count:
+            raise PartsError(
+                f"{what} is {type(given).__name__} {given!r:.60}.",
+                f"Expected a tuple of {count}, one for each argument.",
+                fix="give a tuple of one tree for each argument, in the shape of its gradient.",
+            )
+        return given
+
     def shaped(self, targets: Sequence[Target], values: Sequence[Any]) -> Any:
         """One value per differentiated leaf, in the shape of the gradient; a tuple for several arguments."""
         parts = shaped(targets, values)
@@ -184,7 +197,8 @@ def call_of_intermediate(f: F, name: str, args: Sequence[Any], kwargs: dict[str,
     return Call(taken_paths(shifted, double_where), [shifted.zeros], {}, [Target(shifted.zeros, as_selection(None), 0)])
 
 
-def _refuse_arguments(wrt: Intermediate, argnums: Argnums, argnames: Argnames) -> None:
+def refuse_arguments(wrt: Intermediate, argnums: Argnums, argnames: Argnames) -> None:
+    """Raise if the selector of a value inside a function stands beside the choice of an argument."""
     if argnums is not None or argnames is not None:
         given = f"argnums={argnums!r}" if argnames is None else f"argnames={argnames!r}"
         raise ArgumentError(
@@ -210,8 +224,16 @@ def dressed(transform: str, f: F, title: str, implementation: F) -> F:
     wrapped = functools.wraps(f, updated=())(implementation)
     name = getattr(f, "__name__", type(f).__name__)
     wrapped.__name__ = name if hasattr(f, "__name__") else f"{transform}_{name}"
+    described(transform, f, wrapped)
     wrapped.__doc__ = f"{title} of `{name}`.\n\n{getattr(f, '__doc__', None) or ''}".rstrip()
     return wrapped
+
+
+def described(transform: str, f: F, function: F) -> F:
+    """Let the repr of a function say what it is: `<function grad(loss) at ...>`."""
+    name = getattr(f, "__qualname__", type(f).__qualname__)
+    function.__qualname__ = f"{transform}({name.rsplit('<locals>.', 1)[-1]})"
+    return function
 
 
 def refuse_no_function(transform: str, f: Any) -> None:

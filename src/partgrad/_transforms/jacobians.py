@@ -6,13 +6,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
-from .._selection import Intermediate, Selector, Target, as_selection
+from .._selection import Selector, Target
 from .arguments import (
     Argnames,
     Argnums,
     Arguments,
     F,
     JacobianOptions,
+    described,
     dressed,
     refuse_no_function,
 )
@@ -239,18 +240,25 @@ def _jacobian_of(
 
 
 def hvp(
-    f: Callable[Concatenate[X, P], Any], wrt: Selector = None, *, double_where: bool = False
+    f: Callable[Concatenate[X, P], Any],
+    wrt: Selector = None,
+    *,
+    argnums: Argnums = None,
+    argnames: Argnames = None,
+    double_where: bool = False,
 ) -> Callable[Concatenate[X, Any, P], Any]:
     """Create a function that multiplies the Hessian of `f` by a vector, without forming the Hessian.
 
     Args:
-        f: A function from any pytrees to a real scalar; the first argument is differentiated.
-        wrt: A selector for the first argument.
+        f: A function from any pytrees to a real scalar.
+        wrt: As in `grad`.
+        argnums: As in `grad`.
+        argnames: As in `grad`.
         double_where: As in `grad`.
 
     Returns:
         A function `(x, v, *args, **kwargs)` that returns H·v for `f(x, *args, **kwargs)`. Both `v` and the result have
-        the shape of the gradient.
+        the shape of the gradient, a tuple for several arguments.
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
@@ -264,18 +272,19 @@ def hvp(
         6.0 4.0
     """
     refuse_no_function("hvp", f)
-    if wrt is not None and not isinstance(wrt, Intermediate):
-        # A tuple is one callable's answer here, not a selector for each argument.
-        wrt = as_selection(wrt)
-    arguments = Arguments(f, wrt, None, None, double_where)
+    arguments = Arguments(f, wrt, argnums, argnames, double_where)
 
     # Positional only: `f` may have parameters of these names.
     def product(x: X, v: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         call = arguments.call((x, *args), kwargs)
-        (target,) = call.targets
-        direction = target.values(v, "The vector of `hvp`")
+        vectors = arguments.each(v, "The vector of `hvp`")
+        direction = [
+            value
+            for target, vector in zip(call.targets, vectors, strict=True)
+            for value in target.values(vector, "The vector of `hvp`")
+        ]
         function, leaves = of_selected(call)
         _, along = jax.jvp(jax.grad(function), (leaves,), (direction,))
         return arguments.shaped(call.targets, along)
 
-    return product
+    return described("hvp", f, product)

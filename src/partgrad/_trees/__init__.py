@@ -19,7 +19,9 @@ from .leaf import (
     function_name as function_name,
     is_array as is_array,
     is_differentiable as is_differentiable,
+    number_class as number_class,
     shape_of as shape_of,
+    tied as tied,
     too_deep as too_deep,
     written as written,
 )

@@ -86,10 +86,11 @@ def overlap(several: list[Elements]) -> bool:
 
 
 def joined(several: list[Elements]) -> Elements:
-    """The union of disjoint sets of elements, sorted by position if there are several."""
-    if len(several) == 1:
-        return several[0]
-    return np.sort(np.concatenate([elements.ravel() for elements in several if elements is not None]))
+    """The union of sets of elements, sorted by position if they differ."""
+    arrays = [elements for elements in several if elements is not None]
+    if all(np.array_equal(elements, arrays[0]) for elements in arrays[1:]):
+        return arrays[0]
+    return np.unique(np.concatenate([elements.ravel() for elements in arrays]))
 
 
 def common(first: Elements, second: Elements) -> Elements:

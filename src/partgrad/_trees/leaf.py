@@ -1,6 +1,7 @@
 """Leaves: whether they can be differentiated, and how their types are written."""
 
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +71,19 @@ def dtype_of(leaf: Any) -> Any:
     """The dtype of an array, or the one that JAX gives a Python number; an AttributeError for anything else."""
     number = number_class(leaf)
     return leaf.dtype if number is None else jax.dtypes.canonicalize_dtype(number)
+
+
+def tied(leaves: Sequence[Any], among: Iterable[int] | None = None) -> list[list[int]]:
+    """The numbers of floating and complex leaves that are one array, for each such array with one of them among some.
+
+    Under `jit` every argument is an array of its own. Python numbers are never tied.
+    """
+    same: dict[int, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Array | np.ndarray) and is_differentiable(leaf):
+            same.setdefault(id(leaf), []).append(i)
+    chosen = frozenset(range(len(leaves)) if among is None else among)
+    return [numbers for numbers in same.values() if len(numbers) > 1 and not chosen.isdisjoint(numbers)]
 
 
 def describe(leaf: Any) -> str:

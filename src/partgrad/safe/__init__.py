@@ -40,3 +40,7 @@ __all__ = [
     "var",
     "where",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

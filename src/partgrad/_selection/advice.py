@@ -1,0 +1,237 @@
+"""What errors say of a path that matches nothing (at which step it fails, what is there) and of what is no selector."""
+
+import inspect
+import re
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.tree_util import FlattenedIndexKey, SequenceKey
+
+from .._marks import Layout, Place, refuse_forgotten
+from .._message import at, listed, near_misses
+from ..errors import NoMatchError, SelectorTypeError, SlotError
+from .callables import MISFITS, code_of, parts_of
+from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse
+from .structures import Structure
+
+# In at most this many places, every path is compared with a misspelled one.
+_COMPARED = 2000
+_ANY = parse("**")
+
+
+class _Advice(NamedTuple):
+    """What there is, line by line, and what to write."""
+
+    details: list[str]
+    fix: str = ""
+
+
+def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -> NoMatchError:
+    """The error for a pattern that matches nothing."""
+    refuse_forgotten(structure.leaves, structure.path, [step.text for step in steps if step.kind == "name"])
+    details, fix = _instead(structure, pattern, steps)
+    if not fix:
+        near = near_misses(pattern, [place.path for place in _told_apart(structure.layout.places)])
+        if near:
+            details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
+        fix = "write a path to one of these: paths start at the tree itself, not with the argument's name."
+        fix = f"write {near[0]!r}." if near else fix
+    what = f"The path '{pattern}' matches nothing in the tree."
+    return NoMatchError(what, *details, f"Leaves: {structure.listed_leaves()}.", fix=fix)
+
+
+def no_path(structure: Structure, pattern: re.Pattern[str]) -> NoMatchError:
+    """The error for a regular expression that matches no path."""
+    paths = [place.path for place in structure.layout.leaves]
+    fix = "match a whole path, as partgrad.items prints it."
+    if any(pattern.search(path) for path in paths):
+        # Flags at its beginning are among its flags.
+        inner = re.sub(r"^\(\?[aiLmsux]+\)", "", pattern.pattern)
+        fix = f"match the whole path: partgrad.path({re.compile(f'.*(?:{inner}).*', pattern.flags)!r})."
+    what = f"The regular expression {pattern.pattern!r} matches the path of no leaf."
+    details = "Expected one that matches a whole path.", f"Leaves: {structure.listed_leaves()}."
+    return NoMatchError(what, *details, fix=fix)
+
+
+def _instead(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -> _Advice:
+    layout = structure.layout
+    reached, count = [layout.root], 0
+    while count < len(steps) and (further := matching_places(layout, steps[: count + 1])):
+        reached, count = further, count + 1
+    step = steps[min(count, len(steps) - 1)]
+    ways = (
+        _stored_otherwise(structure, reached, step),
+        _deeper(layout, pattern, steps),
+        _after_the_name(structure, steps),
+        _out_of_range(layout, reached, step),
+        _misspelled(layout, reached, steps, count),
+    )
+    return next((advice for advice in ways if advice is not None), _Advice([]))
+
+
+def _stored_otherwise(structure: Structure, reached: Sequence[Place], step: PatternStep) -> _Advice | None:
+    """What the nodes have under this name that is no part of the tree: a property, a method, static data."""
+    if step.kind != "name":
+        return None
+    for cls, place in {type(place.value): place for place in reversed(reached)}.items():
+        code = code_of(inspect.getattr_static(cls, step.value, None))
+        if code is not None:
+            return _computed(structure, place, step.value, code)
+    holder = next((place for place in reached if step.value in getattr(place.value, "__dict__", {})), None)
+    if holder is None:
+        return None
+    kind, value = type(holder.value).__name__, vars(holder.value)[step.value]
+    path = at(f"{holder.path}.{step.value}".removeprefix("."))
+    for child in structure.layout.children(holder):
+        if child.value is value:
+            what = f"`{kind}` is registered without names: {path} is `{child.path}`."
+            return _Advice([what], fix=f"write {child.path!r}, or a callable.")
+    what = f"{path} is static data of `{kind}`, which is never differentiated."
+    return _Advice([what], fix="make it a field of its own that is not static.")
+
+
+def _computed(structure: Structure, place: Place, name: str, code: types.CodeType) -> _Advice:
+    """A property or a method: a callable, if that returns a part of the tree; else what it is computed from."""
+    kind = type(place.value).__name__
+    what = f"`{name}` is computed by `{kind}`, and a path names what is stored."
+    where = f"m{'' if place.path.startswith('[') or not place.path else '.'}{place.path}"
+    try:
+        parts_of(getattr(place.value, name), structure)
+    except (*MISFITS, SlotError):
+        used = _names_in(code)
+        known = [own for child in structure.layout.children(place) if (own := name_of(child.step)) in used]
+        parts = ", ".join(f"{where}.{own}" for own in known)
+        if not known:
+            return _Advice([what], fix="name the leaves that it is computed from.")
+        parts = parts if len(known) == 1 else f"({parts})"
+        return _Advice([what], fix=f"name what it is computed from: wrt=lambda m: {parts}.")
+    return _Advice([what], fix=f"write a callable: wrt=lambda m: {where}.{name}.")
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _deeper(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> _Advice | None:
+    """The same path, from a node further down."""
+    below = matching_places(layout, [*_ANY, *steps])
+    if not below:
+        return None
+    several = [repr(place.path) for place in below[:3]]
+    known = listed((repr(place.path) for place in below), len(below))
+    details = [f"It starts at the tree itself; deeper there {'is' if len(below) == 1 else 'are'} {known}."]
+    every = f", or '**.{pattern.removeprefix('.')}' for all of them" if not pattern.startswith("[") else ""
+    return _Advice(details, fix=f"write {several[0]}." if len(below) == 1 else f"write {' or '.join(several)}{every}.")
+
+
+def _after_the_name(structure: Structure, steps: Sequence[PatternStep]) -> _Advice | None:
+    """The same path without its first name, which may be that of the argument."""
+    rest = steps[1:]
+    if not rest or steps[0].kind != "name":
+        return None
+    if not (matching_places(structure.layout, rest) or elements_at(structure, rest)[0]):
+        return None
+    return _Advice([f"It starts at the tree itself, not with `{steps[0].text}`."], fix=f"write {_joined(rest)!r}.")
+
+
+def _joined(steps: Iterable[PatternStep]) -> str:
+    texts = [step.text for step in steps]
+    return "".join(text if text.startswith("[") else f".{text}" for text in texts).removeprefix(".")
+
+
+def _out_of_range(layout: Layout, reached: Sequence[Place], step: PatternStep) -> _Advice | None:
+    """How long the sequences are in which there is no such index."""
+    if step.kind != "key" or type(step.value) is not int:
+        return None
+    counts = {place: layout.children(place) for place in reached}
+    is_sequence = lambda children: children and isinstance(children[0].step, SequenceKey | FlattenedIndexKey)
+    counts = {place: children for place, children in counts.items() if is_sequence(children)}
+    if not counts:
+        return None
+    place, children = next(iter(counts.items()))
+    lengths = f"{at(place.path)} has {len(children)} element{'s' * (len(children) != 1)}"
+    ends = dict.fromkeys([children[0].path, children[-1].path])
+    details = [f"{lengths}.", f"Near names: {listed(f'`{path}`' for path in ends)}."]
+    return _Advice(details, fix=f"write an index that is there, from {' to '.join(map(repr, ends))}.")
+
+
+def _misspelled(layout: Layout, reached: Sequence[Place], steps: Sequence[PatternStep], count: int) -> _Advice | None:
+    """The same path with the nearest name at the step that fails."""
+    step = steps[min(count, len(steps) - 1)]
+    if step.kind != "name":
+        return None
+    names = names_of(child for place in reached for child in _below(layout, place))
+    if step.value in names:
+        what = f"`{step.value}` is static data, which is never differentiated."
+        return _Advice([what], fix="make it a leaf of its own, without `Static`.")
+    near = near_misses(step.value, names)
+    if not near:
+        return None
+    fixed = _joined(
+        [*steps[:count], *parse(near[0] if near[0].isidentifier() else f"[{near[0]!r}]"), *steps[count + 1 :]]
+    )
+    there = matching_places(layout, parse(fixed))
+    if not there:
+        details = [f"Near names: {listed(f'`{name}`' for name in near)}."]
+        return _Advice(details, fix=f"write `{near[0]}` for `{step.value}`.")
+    details = [f"Near names: {listed((f'`{place.path}`' for place in there), len(there))}."]
+    return _Advice(details, fix=f"write {fixed!r}.")
+
+
+def _below(layout: Layout, place: Place) -> Iterator[Place]:
+    """The places one step below; a wrapper takes no step."""
+    for child in layout.children(place):
+        if child.step is None:
+            yield from _below(layout, child)
+        else:
+            yield child
+
+
+def _told_apart(places: Sequence[Place]) -> Iterable[Place]:
+    """The places that take a step; one per name if there are many, because each path is text to be compared."""
+    if len(places) <= _COMPARED:
+        return [place for place in places if place.step is not None]
+    return {name: place for place in reversed(places) if (name := name_of(place.step))}.values()
+
+
+def bools_in(tree: Any) -> list[bool]:
+    """Whether each leaf is a bool."""
+    return [isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(tree)]
+
+
+def not_a_selector(wrt: Any) -> SelectorTypeError:
+    """The error for what is not a selector."""
+    bools = bools_in(wrt)
+    details = [
+        "Expected a callable on the tree, a path such as 'kernels[0].variance', a class, a tree of bools, a "
+        "`Selection`, or None."
+    ]
+    fix = "write wrt=lambda m: m.the_part, or wrt='the_part'."
+    is_number = lambda item: isinstance(item, int) and not isinstance(item, bool)
+    if is_number(wrt) or (isinstance(wrt, tuple) and wrt and all(map(is_number, wrt))):
+        details = ["Which arguments are differentiated is said by keyword."]
+        fix = f"write argnums={wrt!r}."
+    elif any(bools) and not isinstance(wrt, tuple):
+        path, leaf = next(
+            (p.path, p.value) for p, is_bool in zip(Layout(wrt).leaves, bools, strict=True) if not is_bool
+        )
+        details = [f"It holds bools, as a mask does, and {type(leaf).__name__} {leaf!r:.40} at {at(path)}."]
+        fix = "make every leaf of the mask True or False."
+    elif isinstance(wrt, types.UnionType) and all(cls is not type(None) for cls in wrt.__args__):
+        first, *others = (cls.__name__ for cls in wrt.__args__)
+        details = ["Python makes a type of two classes with `|` between them."]
+        fix = f"write {' | '.join([f'partgrad.of_type({first})', *others])}."
+    elif isinstance(wrt, re.Pattern):
+        details = ["A regular expression is for whole paths."]
+        fix = f"write partgrad.path({wrt!r})."
+    elif isinstance(wrt, tuple | list):
+        details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
+        fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."
+        if wrt and all(isinstance(item, str) for item in wrt):
+            fix = f"join the paths: {' | '.join(f'partgrad.path({item!r})' for item in wrt)}."
+    what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
+    return SelectorTypeError(what, *details, fix=fix)

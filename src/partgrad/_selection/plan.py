@@ -1,0 +1,137 @@
+"""What selectors say and what it comes to, as records: a match of places, and the plan that is made of it.
+
+A plan is made for a structure, holds no leaves, and is kept with the structure for other trees of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from .._marks import Place
+from .._trees import Elements, is_differentiable, shape_of
+
+# The purpose of a selection. For differentiation, marks count; for setting or querying marks, they do not; for reading
+# and editing, leaves without a derivative are chosen too if a selector takes the leaf itself.
+Purpose: TypeAlias = Literal["differentiate", "marks", "edit"]
+Found: TypeAlias = dict[int, Elements]
+
+# The most elements that a kept plan may name.
+_ELEMENTS = 4096
+
+
+class Pick:
+    """Some elements of the leaf at a place: their positions in the flattened leaf, which has so many elements."""
+
+    __slots__ = ("_key", "elements", "place", "size")
+    # It is a part of one.
+    is_leaf = False
+
+    def __init__(self, place: Place, elements: np.ndarray, size: int):
+        self.place = place
+        self.elements = elements
+        self.size = size
+        self._key = (place, elements.shape, elements.tobytes(), size)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pick) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+class Match(NamedTuple):
+    """What a selector says about a structure.
+
+    Attributes:
+        places: The nodes, leaves and elements that it is about.
+        containers: For a named part, the structure of the containers around these places; None if leaves are described.
+        names: Where leaves are described: those places that are named nevertheless, so that marks give way.
+    """
+
+    places: "tuple[Place | Pick, ...]"
+    containers: Any = None
+    names: "tuple[Place | Pick, ...]" = ()
+
+    @property
+    def named(self) -> "tuple[Place | Pick, ...]":
+        """The places at which marks give way."""
+        return self.names if self.containers is None else self.places
+
+
+class Node(NamedTuple):
+    """A node or a leaf of a named part: where it is in the tree, and which of its leaves are selected.
+
+    It `is_opened` if marks inside it hold all of it, so that naming it removes them.
+    """
+
+    route: tuple[int, ...]
+    size: int
+    selected: list[int]
+    is_opened: bool
+
+
+class Part(NamedTuple):
+    """The shape of a named part: nodes and leaves in tuples, lists and dicts, which are None for a single leaf."""
+
+    containers: Any
+    nodes: list[Node]
+
+
+class Plan:
+    """A resolved selector: which leaves are differentiated, and the shape of a gradient.
+
+    Attributes:
+        indices: The numbers of the differentiated leaves, each once; for a named part, in the order of the part.
+        elements: For each of them which elements are differentiated; None for the whole leaf. A named part may have a
+            leaf more than once, with other elements.
+        is_whole: Whether all of them are whole leaves.
+        thaw: The numbers of the selected leaves that a mark holds and that were named nevertheless.
+        others: The leaves that the selector concerns (the considered ones) but that have no derivative.
+        part: The shape of the named part; None if leaves are described.
+        nodes: The nodes that the selector names or matches.
+        thawed: The structure of the tree with the marks of these leaves off; None if there are none.
+        opened: The same with these marks open, by level.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        indices: Sequence[int],
+        elements: Sequence[Elements] | None = None,
+        considered: Iterable[int] = (),
+        part: Part | None = None,
+        nodes: tuple[Place, ...] = (),
+        thaw: Sequence[int] = (),
+    ):
+        self.indices = tuple(indices)
+        self.elements = (None,) * len(self.indices) if elements is None else tuple(elements)
+        self.is_whole = all(own is None for own in self.elements)
+        self.part = part
+        self.nodes = nodes
+        self.thaw = tuple(thaw)
+        self.thawed: Any = None
+        self.opened: dict[int, Any] = {}
+        self._considered = tuple(considered)
+        self._differentiable = [is_differentiable(leaves[i]) for i in self._considered]
+        pairs = zip(self._considered, self._differentiable, strict=True)
+        self.others = tuple(i for i, differentiable in pairs if not differentiable)
+        self._shapes = () if self.is_whole else tuple((i, _shape(leaves[i])) for i in self._considered)
+
+    def fits(self, leaves: Sequence[Any]) -> bool:
+        """Whether it is right for other leaves in the same structure: they differ in nothing that mattered."""
+        if list(map(is_differentiable, map(leaves.__getitem__, self._considered))) != self._differentiable:
+            return False
+        return not self._shapes or all(_shape(leaves[i]) == shape for i, shape in self._shapes)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may be kept."""
+        return self.is_whole or sum(own.size for own in self.elements if own is not None) <= _ELEMENTS
+
+
+def _shape(leaf: Any) -> Any:
+    try:
+        return shape_of(leaf)
+    except AttributeError:
+        return None
