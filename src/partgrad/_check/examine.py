@@ -35,6 +35,8 @@ from .values import CONCRETIZATION, Values, untraceable, with_open_marks
 from .verdict import ERROR, INCONCLUSIVE, OK
 from .zeros import zeros
 
+# What JAX adds to its errors.
+_BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JAX transformations require")
 # The steps of progress before and after finite differences.
 _STEPS = 4
 
@@ -120,7 +122,7 @@ class _Examination:
     @property
     def evaluations(self) -> int:
         """How often the function was evaluated in float64."""
-        return 0 if self._comparison is None else self._point.exact.evaluations
+        return self._point.exact.evaluations if "_point" in self.__dict__ else 0
 
     def run(self, again: Operands) -> None:
         """Ask all questions."""
@@ -182,7 +184,7 @@ class _Examination:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
         tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
-        for finding in zeros(self._own, is_flat):
+        for finding in zeros(self._own, is_flat) if self._own.is_finite else ():
             is_told = finding.reason in ("rule", "not chosen") and set(finding.leaves) <= tied
             if set(finding.leaves) <= wrong or is_told:
                 continue
@@ -217,7 +219,9 @@ def no_reverse(program: Program | None, error: Exception) -> Finding:
         return finding("mismatch", "error", "no loop", [], loops[0])
     foreign = [c for c in chains if c[-1].primitive.name in FOREIGN and program and program.leaves_into(c)]
     # What went wrong is said last; what was going on then, first.
-    text = next((line for line in reversed(str(error).split("\n")) if line.strip()), "").strip()[:300]
+    lines = [line.strip() for line in str(error).split("\n")]
+    told = [line for line in lines if line.strip("-") and not line.startswith(_BESIDE_THE_POINT)]
+    text = (told or [type(error).__name__])[-1][:300]
     more = {"error": type(error).__name__, "text": text}
     if foreign:
         return finding("mismatch", "error", "no reverse", [], foreign[0], **more)

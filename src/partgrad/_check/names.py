@@ -79,6 +79,7 @@ _MODULES = (
 )
 _SAFE = safe.__name__.rpartition(".")[2]
 _SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
+_OWN = f"{_SAFE_FILES.removesuffix('/').rpartition('/')[0]}/"
 _MOST_HELD = 500
 
 
@@ -89,8 +90,8 @@ def operation_of(chain: Chain) -> str:
     begin = placed(chain)[2]
     for equation in chain[begin:]:
         if is_custom_rule(equation):
-            called = _called(chain[begin])
-            return called if called.startswith(f"{_SAFE}.") else _of_rule(equation)
+            is_own = is_users(written(opened(primal_jaxpr(equation))[0]).file.rpartition(":")[0])
+            return (not is_own and _called(chain[begin])) or _of_rule(equation)
         name = str(equation.params.get("name", "")) if equation.primitive.name in CALLS else ""
         if name and name not in TRANSPARENT and not holds_users_function(equation):
             return _called(chain[begin]) or _public(name) or spoken(chain[-1])
@@ -131,7 +132,9 @@ def _called(equation: JaxprEqn) -> str:
             return f"{_SAFE}.{last}"
         if is_of_jax(file) and last in ("_astype", "astype"):
             return "astype"
-        if is_of_jax(file) and _public(last) == last and "<locals>" not in name:
+        if "<locals>" in name or last.startswith("_") or not last.isidentifier() or file.startswith(_OWN):
+            continue
+        if not is_of_jax(file) or _public(last) == last:
             return last
     return ""
 

@@ -170,6 +170,9 @@ class _NotFinite:
         for leaf in leaves:
             births = self._births_of(leaf)
             if not births:
+                # What goes through a mutable reference is not followed.
+                births = [birth for birth in self._births if any_equation(self._program.jaxpr.jaxpr, is_mutating)]
+            if not births:
                 if self._own.is_finite:
                     yield self._from_nothing(leaf)
                 continue

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._compat import silent_callbacks
 from .._programs import EXTREMAL_WRITES, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
 from .evaluation import Leaves
 from .float64 import promoted
@@ -109,8 +110,11 @@ class Outcomes:
     def _at(self, point: Leaves) -> dict[_Key, Answer]:
         name = tuple(leaf.tobytes() for leaf in point)
         if name not in self._found:
-            with jax.enable_x64(True):
-                _, answers = probe(self._jaxpr, list(point), _question, purpose="outcomes")
+            with jax.enable_x64(True), silent_callbacks():
+                try:
+                    _, answers = probe(self._jaxpr, list(point), _question, purpose="outcomes")
+                except (jax.errors.JaxRuntimeError, ValueError):  # The function rejects the point.
+                    answers = []
             self._found[name] = {(tuple(map(id, a.chain)), a.steps): a for a in answers}
         return self._found[name]
 

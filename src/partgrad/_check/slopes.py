@@ -253,7 +253,7 @@ def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Sid
     error = np.where(
         is_cusp, levels[-1].rounding + 0.1 * np.abs(np.where(steep_right, left, right)), right_error + left_error
     )
-    kind = np.where(_jumps(levels[-3:]), JUMP, np.where(is_kink | is_cusp, KINK, UNSURE))
+    kind = np.where(_jumps(levels[-5:]), JUMP, np.where(is_kink | is_cusp, KINK, UNSURE))
     return kind, _Sides(right, left, error)
 
 
@@ -287,6 +287,7 @@ def _jumps(levels: list[_Level]) -> Array:
     for side in (0.5, -0.5):
         changes = [np.abs((level.central + side * level.gap) * level.step) for level in levels]
         seen = changes[-1] > 1000 * levels[-1].rounding * levels[-1].step
-        stays = [fine >= 0.7 * coarse for coarse, fine in itertools.pairwise(changes)]
-        found |= seen & np.logical_and.reduce(stays)
+        grows = np.logical_and.reduce([fine >= coarse for coarse, fine in itertools.pairwise(changes)])
+        stays = np.max(changes, axis=0) <= 1.25 * np.min(changes, axis=0)
+        found |= seen & (grows | stays)
     return found
