@@ -182,7 +182,7 @@ def test_a_clipped_minimum_is_an_error_where_its_derivative_disagrees():
     # Nor is it blamed for a read that disagrees.
     both = lambda p: clipped(p) + p["v"].at[jnp.array([9])].get(mode="promise_in_bounds")[0]
     found = pg.check(both, progress=False)(point).findings
-    assert [(f.kind, f.severity, f.leaves) for f in found].count(("oob", "error", ("['v']",))) == 1 + is_wrong
+    assert [(f.kind, f.severity) for f in found if "['v']" in f.leaves].count(("oob", "error")) == 1 + is_wrong
 
 
 @pytest.mark.slow
@@ -265,7 +265,9 @@ def test_of_a_value_that_is_not_finite_nothing_is_compared():
 
 def test_a_function_that_is_singular_on_one_side_of_a_tie_is_not_honestly_zero():
     inverse = pg.double_where(lambda x: jnp.where(jnp.abs(x) > 0, 1 / x, 0.0))
-    assert ("zero", "warning", "") in findings(inverse, S(0.0))
+    report = pg.check(inverse, progress=False)(S(0.0))
+    assert report.verdict == "inconclusive"
+    assert [f.kind for f in report.findings] == ["jump"]
 
 
 def test_the_wrong_derivative_of_a_complex_number_is_shown_along_a_direction():

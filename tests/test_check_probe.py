@@ -8,8 +8,8 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 import partgrad._programs as flow
-from partgrad._check.program import Program
 from partgrad._check.probe import probe
+from partgrad._check.program import Program
 from partgrad._programs import line
 
 pytestmark = pytest.mark.internal

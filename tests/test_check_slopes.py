@@ -15,7 +15,9 @@ sizes = st.floats(1e-3, 1e3).flatmap(lambda size: st.sampled_from([size, -size])
 def one(function, **options):
     """The slope of a function of one output, as numbers."""
     found = slope(lambda t: np.array([function(t)]), **options)
-    return found._replace(**{name: getattr(found, name)[0] for name in ("derivative", "error", "kind", "right", "left")})
+    return found._replace(
+        **{name: getattr(found, name)[0] for name in ("derivative", "error", "kind", "right", "left")}
+    )
 
 
 @given(st.lists(sizes, min_size=1, max_size=6))
@@ -194,9 +196,7 @@ def test_many_outputs_are_judged_as_one_is():
     x = np.linspace(-3, 3, 70001)
     found = slope(lambda t: np.maximum(np.sin(x) + t, 0))
     assert (found.kind[np.abs(np.sin(x)) > 1e-5] == SMOOTH).all()
-    np.testing.assert_allclose(
-        found.derivative[found.kind == SMOOTH], (np.sin(x) > 0)[found.kind == SMOOTH], atol=1e-7
-    )
+    np.testing.assert_allclose(found.derivative[found.kind == SMOOTH], (np.sin(x) > 0)[found.kind == SMOOTH], atol=1e-7)
 
 
 def test_no_outputs():

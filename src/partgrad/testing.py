@@ -37,7 +37,7 @@ def assert_gradients(
         argnames: Which arguments, by name.
         has_aux: Whether the function returns a pair of the value to differentiate and auxiliary data.
         forward: Whether the derivative is only used in forward mode.
-        intended: What is intentional: functions and rules, qualified names of rules, lines as `file.py:42`, leaves' paths.
+        intended: What is intentional: functions, qualified names of rules, lines as `file.py:42`, leaves.
         exhaustive: Whether to compare every entry of the gradient instead of sampled directions.
         seed: The seed for the directions.
         directions: How many directions.

@@ -134,8 +134,8 @@ def is_finite(value: Any) -> bool:
 class Exact:
     """A program and its two derivatives in float64. The outputs are one vector, complex if any output is.
 
-    `unit` is the precision of the steps that run outside JAX, in their own dtype; zero if there are none. Some loops, of
-    the value and of both derivatives, may run on until another step changes nothing.
+    `unit` is the precision of the steps that run outside JAX, in their own dtype; zero if there are none. Some loops,
+    of the value and of both derivatives, may run on until another step changes nothing.
     """
 
     def __init__(self, program: Program, runs_on: Callable[[Chain], bool] | None = None):
@@ -152,7 +152,7 @@ class Exact:
 
     def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
         given = {} if runs_on is None else {"runs_on": runs_on, "rule": _without_callbacks}
-        value, forward, reverse = (None if j is None else _of_constants(j, **given) for j in self._jaxprs)
+        value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
         is_complex = any(self._is_complex)
         outputs = np.zeros(sum(self.sizes))
         gradient = np.zeros(sum(int(np.prod(shape)) * (1 + c) for shape, c in self._inputs))
@@ -170,8 +170,8 @@ class Exact:
             return wide(outputs), _as_real(pulled)
 
         branches = [
-            of_value if function is None else branch
-            for function, branch in ((value, of_value), (forward, of_forward), (reverse, of_reverse))
+            of_value if jaxpr is None else branch
+            for jaxpr, branch in zip(self._jaxprs, (of_value, of_forward, of_reverse), strict=True)
         ]
         return quick_jit(lambda which, *operands: lax.switch(which, branches, *operands))
 
@@ -265,8 +265,10 @@ class Exact:
         return [(part.astype(complex) if c else part.real.astype(float)).reshape(shape) for part, shape, c in parts]
 
 
-def _of_constants(jaxpr: ClosedJaxpr, **how: Any) -> Callable[[Operands, Operands], Operands]:
-    """A jaxpr in float64 as a function of its constants and its operands."""
+def _of_constants(jaxpr: ClosedJaxpr | None, **how: Any) -> Callable[[Operands, Operands], Operands]:
+    """A jaxpr in float64 as a function of its constants and its operands; of nothing if there is none."""
+    if jaxpr is None:
+        return lambda consts, operands: []
     body = opened(jaxpr)[0]
     x64 = bool(jax.config.jax_enable_x64)
     return lambda consts, operands: promoted(ClosedJaxpr(body, list(consts)), x64=x64, **how)(*operands)

@@ -166,10 +166,10 @@ class _Examination:
         answers = {leaf: search.answer(leaf, own.gradients or None) for leaf in leaves}
         self._comparison = Comparison(own, search, self._rules, answers)
         explained = self._in_error("nan", "oob")
-        for finding in self._comparison.findings():
-            rest = tuple(leaf for leaf in finding.leaves if leaf not in explained)
-            if rest or finding.kind != "mismatch":
-                self.findings.append(finding)
+        for found in self._comparison.findings():
+            rest = tuple(leaf for leaf in found.leaves if leaf not in explained)
+            if rest or found.kind != "mismatch":
+                self.findings.append(found)
         wrong = self._in_error("nan", "oob", "mismatch")
         for leaf, answer in self._comparison.answers.items():
             if program.paths[leaf] not in wrong:
@@ -184,13 +184,13 @@ class _Examination:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
         tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
-        for finding in zeros(self._own, is_flat) if self._own.is_finite else ():
-            is_told = finding.reason in ("rule", "not chosen") and set(finding.leaves) <= tied
-            if set(finding.leaves) <= wrong or is_told:
+        for found in zeros(self._own, is_flat) if self._own.is_finite else ():
+            is_told = found.reason in ("rule", "not chosen") and set(found.leaves) <= tied
+            if set(found.leaves) <= wrong or is_told:
                 continue
             # A zero says more than that part of the derivative is stopped.
-            self.findings = [f for f in self.findings if not _tells_part_of(finding, f)]
-            self.findings.append(finding)
+            self.findings = [f for f in self.findings if not _tells_part_of(found, f)]
+            self.findings.append(found)
 
     def concluded(self) -> tuple[list[Finding], list[str]]:
         """The findings, each cause once, and the verdict on each leaf."""
@@ -202,7 +202,7 @@ class _Examination:
         own = [finding for finding in findings if path in finding.leaves or not finding.leaves]
         if any(finding.severity == "error" for finding in own):
             return ERROR
-        compared = self._comparison and self._comparison.answers.get(leaf)
+        compared = self._comparison.answers.get(leaf) if self._comparison else None
         if compared is None:
             # The gradient of an implicit draw is right on average.
             return OK if has_implicit_draw(self._program, leaf) or not self._own.is_traced else INCONCLUSIVE

@@ -58,11 +58,18 @@ _SPOKEN = {
     "reduce_window_min": "min_pool",
     "convert_element_type": "astype",
     "rem": "mod",
+    "mul": "*",
+    "add": "+",
+    "sub": "-",
+    "neg": "-",
+    "is_finite": "isfinite",
     "max": "maximum",
     "min": "minimum",
 }
 _OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@", "neg": "-"}
 _OPERATORS |= {"add": "+", "sub": "-", "mul": "*"}
+# These run the user's own functions.
+_RUNS = frozenset({"cond", "switch", "scan", "while_loop", "fori_loop", "map", "associative_scan", "custom_root"})
 _MODULES = (
     jsp.sparse.linalg,
     jnp,
@@ -132,7 +139,13 @@ def _called(equation: JaxprEqn) -> str:
             return f"{_SAFE}.{last}"
         if is_of_jax(file) and last in ("_astype", "astype"):
             return "astype"
-        if "<locals>" in name or last.startswith("_") or not last.isidentifier() or file.startswith(_OWN):
+        if (
+            "<locals>" in name
+            or last.startswith("_")
+            or not last.isidentifier()
+            or file.startswith(_OWN)
+            or last in _RUNS
+        ):
             continue
         if not is_of_jax(file) or _public(last) == last:
             return last

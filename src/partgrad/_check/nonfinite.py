@@ -71,6 +71,7 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
 
 def _births_of_gradient(own: Own) -> list[Answer]:
     program, operands = own.program, [*own.program.leaves, *own.cotangents]
+    assert program.cotangent is not None
     found = _births(program.cotangent, operands, program.pulled)
     if found or not any_equation(program.cotangent.jaxpr, is_mutating):
         return found
@@ -215,7 +216,7 @@ class _NotFinite:
         replaced = self._safe_function_for(leaf, chain) if chain else None
         if wrapped is not None and (wrapped.row.name != "wrong" and wrapped.row.name != "removable"):
             return "not taken", {"by": "partgrad.double_where(f)"}
-        if wrapped is not None and replaced is None:
+        if wrapped is not None and wrapped.seen is not None and replaced is None:
             shown = wrapped.seen.reading.shown
             return "refuted", {"got": shown.got, "expected": shown.expected}
         if replaced is not None:

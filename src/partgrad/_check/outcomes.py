@@ -91,7 +91,7 @@ class Outcomes:
 
         def transfer(chain: Chain, sources: Sources) -> Sources:
             bit = bits.get(tuple(map(id, chain)), 0)
-            passed = bit if _is_discrete(chain) else union(sources) | bit
+            passed = bit if is_discrete(chain) else union(sources) | bit
             return [passed] * len(chain[-1].outvars)
 
         jaxpr = self._program.jaxpr.jaxpr
@@ -130,7 +130,8 @@ def _question(chain: Chain, operands: Operands, results: Operands) -> Any:
     return jnp.concatenate([jnp.array([0, len(shape), *shape], jnp.int32), flat])
 
 
-def _is_discrete(chain: Chain) -> bool:
+def is_discrete(chain: Chain) -> bool:
+    """Whether the results of an operation are steps, of which there is nothing between."""
     equation = chain[-1]
     name = equation.primitive.name
     return name in TESTS or name in _STEPS or name in _BY_INDEX or _is_cast(chain)

@@ -78,7 +78,7 @@ class Program:
     # --- derivatives -------------------------------------------------------------------------------------------------
 
     def _derivative(self, mode: str, trace: Callable[[Any], ClosedJaxpr]) -> ClosedJaxpr | None:
-        """The derivative of the numbered equations; else of the function itself, if a rule closes over what is traced."""
+        """The derivative of the numbered equations; else of the function itself: a rule may close over a traced value."""
         for function in (self.run, self.outputs):
             try:
                 traced = trace(function)
@@ -98,7 +98,7 @@ class Program:
         return jaxpr
 
     def _traced_reverse(self, function: Callable[[Operands], Operands]) -> ClosedJaxpr:
-        """From the leaves and the cotangents of the outputs to the outputs, as reverse mode has them, and the gradient."""
+        """From leaves and cotangents of the outputs to the outputs, as reverse mode has them, and the gradient."""
         if self._forward:
             raise ValueError("Only the forward derivative is asked for.")
 

@@ -188,13 +188,14 @@ class Point:
             is_excused = all(agreement.status != MISMATCH for agreement in excused)
             # Beside a selection that changes at once, the last digits say nothing of the point itself.
             each = each if is_excused and self._is_isolated() else excused
-        counts = [int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE)]
+        kinks, jumps, unsure = (int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE))
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
         total = lambda slopes: float((self.weights * np.where(settled, slopes, 0)).real.sum())
         noise = float(np.sqrt(np.sum((np.abs(self.weights) * np.where(settled, found.error, 0.0)) ** 2)))
         pushed = None if tangents is None else total(tangents)
         pulled = each[1].got if each[1].status != ABSENT and settled.any() else None
-        return Reading(*each, *counts, total(found.right), total(found.left), noise, found.steps, pushed, pulled)
+        right, left = total(found.right), total(found.left)
+        return Reading(*each, kinks, jumps, unsure, right, left, noise, found.steps, pushed, pulled)
 
     def _is_isolated(self) -> bool:
         beside = [self._beside(by) for side in (-1.0, 1.0) for by in (side * _DIGITS[0], side * _DIGITS[-1])]
@@ -349,7 +350,6 @@ class Answer(NamedTuple):
         row: The row of the table that decided.
         evidence: What it was decided by.
         seen: The reading that shows it best; None if none was taken.
-        element: The one element of the leaf that it is about, if there is one.
         is_here: Whether the derivative is off at the point itself, and not only nearby.
         precision: The relative error of the gradient in the precision of the program, compared with float64; None if
             there is none, or if it consists of rounding errors only (`cancels`).
@@ -358,7 +358,6 @@ class Answer(NamedTuple):
     row: Row
     evidence: Evidence
     seen: Seen | None
-    element: int | None
     is_here: bool
     status: str
     precision: float | None
@@ -485,7 +484,6 @@ class Search:
             row=row_of(evidence),
             evidence=evidence,
             seen=shown,
-            element=int(shown.indices[0]) if blamed is not None and blamed.indices.size == 1 else None,
             is_here=blamed is not None,
             status=_worst(seen),
             precision=None if cancels else self._precision(i, gradient),

@@ -84,17 +84,18 @@ def slope(
     # No step is small enough for more: what is known to four digits is known.
     is_known = (judged.kind == UNSURE) & (judged.error <= _WORST_AT_LAST * np.abs(judged.derivative))
     kind = np.where(is_known & ~judged.disputed, SMOOTH, judged.kind)
-    sides = [np.where(kind == KINK, side, judged.derivative) for side in (judged.right, judged.left)]
-    found = Slope(judged.derivative, judged.error, kind, *sides, tuple(steps))
+    right, left = (np.where(kind == KINK, side, judged.derivative) for side in (judged.right, judged.left))
+    found = Slope(judged.derivative, judged.error, kind, right, left, tuple(steps))
     if not np.iscomplexobj(start):
         return found
     of_parts = found.kind[::2], found.kind[1::2]
-    sides = [np.where(np.isfinite(side), side, judged.derivative).view(np.complex128) for side in sides]
+    finite = lambda side: np.where(np.isfinite(side), side, judged.derivative).view(np.complex128)
     return Slope(
         found.derivative.view(np.complex128),
         np.hypot(found.error[::2], found.error[1::2]),
         np.maximum(*of_parts),
-        *sides,
+        finite(right),
+        finite(left),
         found.steps,
     )
 
@@ -117,9 +118,9 @@ class _Judged(NamedTuple):
 
     @classmethod
     def unknown(cls, outputs: int) -> "_Judged":
-        numbers = [np.zeros(outputs) for _ in range(4)]
+        derivative, error, right, left = (np.zeros(outputs) for _ in range(4))
         kind, disputed = np.zeros(outputs, int), np.zeros(outputs, bool)
-        return cls(*numbers[:2], kind, *numbers[2:], disputed, np.ones(outputs, bool))
+        return cls(derivative, error, kind, right, left, disputed, np.ones(outputs, bool))
 
     def improve(self, levels: list["_Level"]) -> None:
         """Judge again the outputs for which smaller steps may help."""

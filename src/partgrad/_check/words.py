@@ -93,7 +93,8 @@ def _sides(finding: Finding) -> str:
     figures = finding.figures
     if figures is None:
         return ""
-    return f": the slopes on the two sides are {number(figures.left)} and {number(figures.right)}, and the derivative is {number(figures.derivative)}"
+    left, right, derivative = map(number, (figures.left, figures.right, figures.derivative))
+    return f": the slopes on the two sides are {left} and {right}, and the derivative is {derivative}"
 
 
 def _lines(finding: Finding) -> str:
@@ -222,8 +223,8 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
     ("nan", "not taken"): lambda f: f"{_first(f)} The value does not take this path.",
     ("nan", "singular"): lambda f: f"{_first(f)} The value takes this path, and the operation has no derivative here.",
     ("nan", "refuted"): lambda f: (
-        f"{_first(f)} The value does not take this path; without it the derivative would be {number(f.details['got'])}, "
-        f"and differences give {number(f.details['expected'])}: the function is smooth here, and the branch it takes "
+        f"{_first(f)} The value does not take this path; without it the derivative would be "
+        f"{number(f.details['got'])}, and differences give {number(f.details['expected'])}: the function is smooth here, and the branch it takes "
         "does not have its slope."
     ),
     ("nan", "no remedy"): lambda f: f"{_first(f)} The value takes this path: a true singularity.",
