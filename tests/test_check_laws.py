@@ -1,8 +1,4 @@
-"""Known to be wrong in `check`, each with the verdict that is due.
-
-Everything under `known` fails today and is marked strictly: whoever puts a case right must remove its mark, and the
-case stays as a test. Whether a gradient is right was told by hand.
-"""
+"""What a check says of rules, stops, remedies and options: cases that were once wrong, one behaviour each."""
 
 import equinox as eqx
 import jax
@@ -15,13 +11,7 @@ from jax.lax import stop_gradient
 
 import partgrad as pg
 
-# Cases that are right today; each has its law or its row elsewhere, which run by default.
 pytestmark = pytest.mark.slow
-
-
-def known(why, raises=AssertionError):
-    """The mark of a case that fails today; `raises` is how."""
-    return pytest.mark.xfail(strict=True, raises=raises, reason=why)
 
 
 def check(f, *args, wrt=None, **options):

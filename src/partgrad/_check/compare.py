@@ -6,16 +6,17 @@ from typing import Any
 import numpy as np
 
 from .._programs import (
+    CALLS,
     TRANSPARENT,
     Chain,
     Dependence,
     by_value,
-    evaluate,
     is_custom_rule,
     is_in_library,
     line,
     name_of,
     opened,
+    run,
 )
 from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
@@ -216,7 +217,8 @@ class Comparison:
         if not any(name_of(equation) in TRANSPARENT for equation in crossing.chain):
             return False
         program = self._program
-        plain = Program(lambda leaves: evaluate(*opened(program.jaxpr), leaves), program.leaves, program.paths)
+        unwrapped = lambda leaves: run(*opened(program.jaxpr), list(leaves), lambda chain, given: None, in_place=CALLS)
+        plain = Program(unwrapped, program.leaves, program.paths)
         if plain.cotangent is None:
             return False
         operands = [*program.leaves, *self._own.cotangents]

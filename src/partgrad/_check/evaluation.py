@@ -224,10 +224,10 @@ class Exact:
     # --- what it computes --------------------------------------------------------------------------------------------
 
     def value(self, point: Leaves, direction: Leaves, step: float, nudge: Vector | float = 0.0) -> Vector:
-        """The outputs at a point moved along a direction, and by a nudge relative to its size."""
+        """The outputs at a point moved along a direction; what moves gets a nudge too, relative to its size."""
         self.evaluations += 1
-        start = _vector(point)
-        moved = start + nudge * np.abs(start) + step * _vector(direction)
+        start, along = _vector(point), _vector(direction)
+        moved = start + nudge * np.abs(start) * (along != 0) + step * along
         return np.asarray(self._called(_VALUE, moved, start, self.cotangents(np.zeros(sum(self.sizes))))[0])
 
     def forward(self, point: Leaves, direction: Leaves) -> Vector | None:

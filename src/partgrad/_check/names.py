@@ -37,7 +37,7 @@ _SPOKEN = {
     "acos": "arccos",
     "asin": "arcsin",
     "atan2": "arctan2",
-    "div": "divide",
+    "div": "/",
     "gt": ">",
     "ge": ">=",
     "lt": "<",
@@ -134,7 +134,8 @@ def _called(equation: JaxprEqn) -> str:
     for name, file in reversed(inside):
         last = name.rpartition(".")[2]
         if last.startswith("_operator_"):
-            return _OPERATORS.get(last.removeprefix("_operator_"), "")
+            name = last.removeprefix("_operator_")
+            return _OPERATORS.get(name) or _OPERATORS.get(name.removeprefix("r"), "")
         if file.startswith(_SAFE_FILES) and not last.startswith("_") and hasattr(safe, last):
             return f"{_SAFE}.{last}"
         if is_of_jax(file) and last in ("_astype", "astype"):
@@ -150,6 +151,13 @@ def _called(equation: JaxprEqn) -> str:
         if not is_of_jax(file) or _public(last) == last:
             return last
     return ""
+
+
+def known_as(operation: str) -> list[Any]:
+    """The public functions of JAX and partgrad that an operation is the name of."""
+    name = operation.removeprefix(f"{_SAFE}.")
+    modules = (safe,) if name != operation else _MODULES
+    return [getattr(module, name) for module in modules if hasattr(module, name)]
 
 
 def rule_of(chain: Chain) -> Rule | None:

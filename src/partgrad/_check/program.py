@@ -78,7 +78,7 @@ class Program:
     # --- derivatives -------------------------------------------------------------------------------------------------
 
     def _derivative(self, mode: str, trace: Callable[[Any], ClosedJaxpr]) -> ClosedJaxpr | None:
-        """The derivative of the numbered equations; else of the function itself: a rule may close over a traced value."""
+        """The derivative of the numbered equations, or else of the function: a rule may close over a traced value."""
         for function in (self.run, self.outputs):
             try:
                 traced = trace(function)

@@ -224,8 +224,8 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
     ("nan", "singular"): lambda f: f"{_first(f)} The value takes this path, and the operation has no derivative here.",
     ("nan", "refuted"): lambda f: (
         f"{_first(f)} The value does not take this path; without it the derivative would be "
-        f"{number(f.details['got'])}, and differences give {number(f.details['expected'])}: the function is smooth here, and the branch it takes "
-        "does not have its slope."
+        f"{number(f.details['got'])}, and differences give {number(f.details['expected'])}: the function is smooth "
+        "here, and the branch it takes does not have its slope."
     ),
     ("nan", "no remedy"): lambda f: f"{_first(f)} The value takes this path: a true singularity.",
     ("nan", "smooth"): lambda f: (
