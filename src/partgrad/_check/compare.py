@@ -24,7 +24,8 @@ from .float64 import widened
 from .names import element_of, finding, operation_of
 from .outcomes import Crossing, is_discrete
 from .program import Program
-from .questions import ROUNDING, Answer, Point, Search, Seen
+from .questions import Answer, Search, Seen
+from .reading import ROUNDING, Point
 from .rules import Blame, Rules
 from .stops import (
     explaining_factorization,

@@ -27,7 +27,8 @@ from .nonfinite import nonfinite
 from .outcomes import Outcomes
 from .program import Program, differentiable
 from .progress import Progress
-from .questions import Point, Search
+from .questions import Search
+from .reading import Point
 from .report import GradientReport, LeafRow
 from .rounding import rounding
 from .rules import Rules

@@ -29,8 +29,9 @@ from .finding import Finding, Fix
 from .names import element_of, finding, steps_of
 from .probe import Answer, probe
 from .program import Array, Program
-from .questions import Answer as Found, Point, Search
+from .questions import Answer as Found, Search
 from .quick import quick_jit
+from .reading import Point
 from .verdict import OK
 
 # By primitive: the function to call instead, and its name.

@@ -166,7 +166,13 @@ class Program:
                 # A name stack may name a call twice, as in `transpose(jvp(f))/jvp(f)`.
                 if int(text) not in numbers:
                     numbers.append(int(text))
-        return tuple(self._equations[number] for number in numbers)
+        chain = tuple(self._equations[number] for number in numbers)
+        # JAX moves what every step of a loop computes alike out of the loop.
+        return chain if not chain or self.value.knows(chain) else self._whole.get(id(chain[-1]), chain)
+
+    @functools.cached_property
+    def _whole(self) -> dict[int, Chain]:
+        return {id(chain[-1]): chain for chain in reversed(self.value.chains)}
 
     def _number(self, jaxpr: Jaxpr) -> None:
         for equation in jaxpr.eqns:

@@ -32,7 +32,7 @@ from .._programs import (
 )
 from .evaluation import Exact, Leaves
 from .program import Program
-from .questions import AGREE, ROUNDING, Point
+from .reading import AGREE, ROUNDING, Point
 
 # Each attempt costs a compilation.
 _MOST_TRIED = 12
