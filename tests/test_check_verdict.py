@@ -152,7 +152,7 @@ def test_exhaustive_finds_what_the_default_finds():
         "rule": (lambda p: wrong(p["a"]).sum() * p["b"], "mismatch"),
         "stop": (lambda p: (lax.stop_gradient(p["a"]) * p["a"]).sum() * p["b"], "mismatch"),
         "tie": (lambda p: jnp.abs(p["a"] - 0.5).sum() * p["b"], "tie"),
-        "jump": (lambda p: jnp.floor(p["a"] / p["a"][1]).sum() * p["b"], "jump"),
+        "jump": (lambda p: jnp.floor(p["a"] / 0.5).sum() * p["b"], "jump"),
     }
     point = {"a": np.linspace(0.5, 2, 5, dtype=np.float32), "b": np.float32(1.3)}
     data = lambda f: (f.kind, f.severity, f.reason, f.leaves, f.where)

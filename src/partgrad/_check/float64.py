@@ -183,7 +183,7 @@ def _wide(variables: Any, results: Operands) -> Operands:
 
 
 def exact(literal: Any) -> Any:
-    """What stands for a number that a jaxpr spells out: that of the dtype, so that what is equal there is equal here."""
+    """What stands for a number that a jaxpr spells out: rounded, so that what is equal there is equal here."""
     value = literal.val
     if isinstance(value, int | float | complex) and jnp.issubdtype(literal.aval.dtype, jnp.inexact):
         value = np.asarray(value).astype(literal.aval.dtype)
