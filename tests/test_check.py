@@ -97,7 +97,7 @@ def test_the_report_is_json():
     data = json.loads(json.dumps(report.to_dict()))
     assert data["ok"] is False
     assert data["findings"][0]["kind"] == "nan"
-    assert data["cost"]["finite differences"] > 0
+    assert data["cost"]["function"] > 0
 
 
 def test_raise_if_failed():

@@ -214,6 +214,9 @@ class _NotFinite:
         wrapped = self._tried_with("double_where", double_where(self._program.outputs), leaf)
         if wrapped is not None and wrapped.row.verdict == OK:
             return "not taken", {"fix": self._fix("f", "partgrad.double_where(f)", wrapped)}
+        exact = self._point().gradient
+        if self._mode == "gradient" and exact is not None and is_finite(exact[leaf]):
+            return "rounding", {"dtype": str(self._program.leaves[leaf].dtype)}
         replaced = self._safe_function_for(leaf, chain) if chain else None
         if wrapped is not None and (wrapped.row.name != "wrong" and wrapped.row.name != "removable"):
             return "not taken", {"by": "partgrad.double_where(f)"}

@@ -227,6 +227,9 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         f"{number(f.details['got'])}, and differences give {number(f.details['expected'])}: the function is smooth "
         "here, and the branch it takes does not have its slope."
     ),
+    ("nan", "rounding"): lambda f: (
+        f"{_first(f)} In float64 it is finite: {f.details['dtype']} has too few digits here, or too small a range."
+    ),
     ("nan", "no remedy"): lambda f: f"{_first(f)} The value takes this path: a true singularity.",
     ("nan", "smooth"): lambda f: (
         f"{_first(f)} {'The rule is at fault: the' if f.details['of_rule'] else 'The'} function is smooth here, and "
@@ -357,6 +360,7 @@ _ADVICE: dict[tuple[str, str], str | Callable[[Finding], str]] = {
         "tell whether it is right"
     ),
     ("nan", "singular"): _of_singular,
+    ("nan", "rounding"): "rewrite what cancels or overflows, or compute it in a wider type",
     ("nan", "refuted"): "give that branch the slope of the points beside it, or write a custom rule",
     ("nan", "no remedy"): "keep the point away from it, or write the function so that it is smooth here",
     ("nan", "smooth"): lambda f: (
