@@ -159,7 +159,7 @@ class Point:
             excused = agreements(self._noise_of_derivatives(direction))
             is_excused = all(agreement.status != MISMATCH for agreement in excused)
             # Beside a selection that changes at once, the last digits say nothing of the point itself.
-            each = each if is_excused and self._is_isolated() else excused
+            each = (*each[:2], excused[2]) if is_excused and self._is_isolated() else excused
         kinks, jumps, unsure = (int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE))
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
         total = lambda slopes: float((self.weights * np.where(settled, slopes, 0)).real.sum())
