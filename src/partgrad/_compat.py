@@ -5,8 +5,9 @@ Marks, selection and transforms need no private module of JAX: what is private i
 
 import contextlib
 import functools
+import logging
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -156,3 +157,17 @@ def ordinary_name(value: Any, name: str) -> Any:
 
     with _without("remat3"):
         return checkpoint_name(value, name)
+
+
+# JAX logs the traceback of a callback that raises, and has no switch for that. Read on 0.10.2 and 0.12.
+
+
+@contextlib.contextmanager
+def silent_callbacks() -> Iterator[None]:
+    """A context in which JAX does not log that a callback raised: for trials, of which the user knows nothing."""
+    logger = logging.getLogger("jax._src.callback")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled

@@ -1,17 +1,31 @@
 """From what was found of each leaf to findings: what explains a disagreement, and which operation is to blame."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from .._programs import TRANSPARENT, Chain, evaluate, is_custom_rule, is_in_library, line, name_of, opened
+from .._programs import (
+    CALLS,
+    TRANSPARENT,
+    Chain,
+    Dependence,
+    by_value,
+    is_custom_rule,
+    is_in_library,
+    line,
+    name_of,
+    opened,
+    run,
+)
 from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
-from .names import element_of, finding, operation_of
 from .float64 import widened
-from .outcomes import Crossing
+from .names import element_of, finding, operation_of
+from .outcomes import Crossing, is_discrete
 from .program import Program
-from .questions import ROUNDING, Answer, Point, Search, Seen
+from .questions import Answer, Search, Seen
+from .reading import ROUNDING, Point
 from .rules import Blame, Rules
 from .stops import (
     explaining_factorization,
@@ -138,16 +152,26 @@ class Comparison:
         if answer.row.name == "symmetric":
             return finding("mismatch", "warning", "symmetric", [path], chain, figures=figures)
         drawn = lambda stop: any(self._program.drawn.into(stop)) and not mark_of(stop)
+        is_decided = lambda stop: any(self._decided(leaf).into(stop))
         # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
         severity = "info" if figures is not None and figures.relative <= _SLIGHT else "warning"
         if all(map(is_fixed_draw, chains)):
             return finding("mismatch", "info", "fixed draw", [path], chain, figures=figures)
-        if all(is_of_partgrad(stop) or drawn(stop) for stop in chains):
+        if all(is_of_partgrad(stop) or (drawn(stop) and not is_decided(stop)) for stop in chains):
             return finding("draw", "info", "score", [path], chain, figures=figures)
         if (mark := mark_of(chain)) is not None:
             return finding("mismatch", severity, "mark", [path], chain, figures=figures, mark=mark)
+        # A straight-through estimate, of which the findings about draws tell.
+        severity = "info" if all(drawn(stop) and is_decided(stop) for stop in chains) else severity
         others = [where for where in dict.fromkeys(map(line, chains)) if where]
         return finding("mismatch", severity, "stop", [path], chain, figures=figures, lines=others)
+
+    def _decided(self, leaf: int) -> Dependence:
+        """What depends on something discrete that a leaf decides."""
+        program = self._program
+        jaxpr = program.jaxpr.jaxpr
+        decides = lambda chain: is_discrete(chain) and leaf in program.leaves_into(chain, program.value)
+        return by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(decides(chain)))
 
     # --- kinks and jumps ---------------------------------------------------------------------------------------------
 
@@ -194,7 +218,8 @@ class Comparison:
         if not any(name_of(equation) in TRANSPARENT for equation in crossing.chain):
             return False
         program = self._program
-        plain = Program(lambda leaves: evaluate(*opened(program.jaxpr), leaves), program.leaves, program.paths)
+        unwrapped = lambda leaves: run(*opened(program.jaxpr), list(leaves), lambda chain, given: None, in_place=CALLS)
+        plain = Program(unwrapped, program.leaves, program.paths)
         if plain.cotangent is None:
             return False
         operands = [*program.leaves, *self._own.cotangents]
@@ -257,7 +282,7 @@ class Comparison:
             # A complex number has a slope only along a direction.
             by = abs(by) if isinstance(by, complex) else by
             element = element_of(int(seen.indices[0]), shape)
-        scaled = lambda value: None if value is None else value / by + 0.0
+        scaled: Callable[[Any], Any] = lambda value: None if value is None else value / by + 0.0
         right, left = (
             (reading.right, reading.left) if not isinstance(by, float) or by > 0 else (reading.left, reading.right)
         )

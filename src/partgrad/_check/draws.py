@@ -15,6 +15,7 @@ from .._programs import (
     is_of_jax_random,
     line,
     reaching,
+    running,
     sampler_of,
     smoothly,
     union,
@@ -28,8 +29,9 @@ _TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
 # Samplers that `jax.random` differentiates wrongly: `wald` chooses between two roots, and drops the derivative of the
 # choice.
 _BIASED = frozenset({"wald"})
+_OWN_DRAWS = f"{__file__.rpartition('_check')[0]}_random"
 # What a logarithm of a probability is made with.
-_LOGARITHMS = frozenset({"log", "log1p", "lgamma", "logistic", "erf", "log2"})
+_LOGARITHMS = frozenset({"log", "log1p", "log2", "lgamma"})
 
 
 def draws(program: Program) -> Iterator[Finding]:
@@ -81,6 +83,8 @@ def _decisions(program: Program) -> list[list[Chain]]:
             or any(smoothly(chain, program.smooth.into(chain)))
             or program.smooth.is_entered(chain)
             or any(map(_sampler, chain))
+            # What it means was said with `partgrad.draw`.
+            or any(file.startswith(_OWN_DRAWS) for file, _, _ in running(chain))
         ):
             continue
         if any(program.smooth.into(chain)) and any(program.drawn.into(chain)):
@@ -145,8 +149,8 @@ def _of_decision(program: Program, leaf: int, chains: list[Chain]) -> tuple[str,
     is_only = not union(program.smooth.outputs) >> leaf & 1
     is_threshold = chain[-1].primitive.name in COMPARISONS and not (apart or is_only)
     stops = [other for other in program.smooth.chains if _is_users_stop(other) and program.is_into(leaf, other)]
-    if is_scored(program, leaf, chains):
-        return "info", "score", {}
     if stops and not (is_only or apart):
         return "info", "straight-through", {}
+    if is_scored(program, leaf, chains):
+        return "info", "score", {}
     return ("info", "threshold", {}) if is_threshold else ("warning", "decision", {})

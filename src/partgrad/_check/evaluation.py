@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from .._compat import silent_callbacks
 from .._programs import Chain, Operands, evaluate, inner_jaxprs, is_floating, opened
 from .float64 import leaves_jax, promoted, widened
 from .probe import Answer, Question, probe
@@ -111,7 +112,8 @@ def compiled(jaxpr: ClosedJaxpr) -> Callable[[Operands, Operands], Operands]:
 def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
     """The result of a remedy, or None if it fails in any way."""
     try:
-        return [np.asarray(result) for result in quick_jit(function)(*operands)]
+        with silent_callbacks():
+            return [np.asarray(result) for result in quick_jit(function)(*operands)]
     except Exception:  # It contains the user's code, which may raise anything.
         return None
 
@@ -132,8 +134,8 @@ def is_finite(value: Any) -> bool:
 class Exact:
     """A program and its two derivatives in float64. The outputs are one vector, complex if any output is.
 
-    `unit` is the precision of the steps that run outside JAX, in their own dtype; zero if there are none. Some loops, of
-    the value and of both derivatives, may run on until another step changes nothing.
+    `unit` is the precision of the steps that run outside JAX, in their own dtype; zero if there are none. Some loops,
+    of the value and of both derivatives, may run on until another step changes nothing.
     """
 
     def __init__(self, program: Program, runs_on: Callable[[Chain], bool] | None = None):
@@ -149,8 +151,8 @@ class Exact:
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
 
     def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
-        given = {} if runs_on is None else {"runs_on": runs_on}
-        value, forward, reverse = (None if j is None else _of_constants(j, **given) for j in self._jaxprs)
+        given = {} if runs_on is None else {"runs_on": runs_on, "rule": _without_callbacks}
+        value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
         is_complex = any(self._is_complex)
         outputs = np.zeros(sum(self.sizes))
         gradient = np.zeros(sum(int(np.prod(shape)) * (1 + c) for shape, c in self._inputs))
@@ -168,8 +170,8 @@ class Exact:
             return wide(outputs), _as_real(pulled)
 
         branches = [
-            of_value if function is None else branch
-            for function, branch in ((value, of_value), (forward, of_forward), (reverse, of_reverse))
+            of_value if jaxpr is None else branch
+            for jaxpr, branch in zip(self._jaxprs, (of_value, of_forward, of_reverse), strict=True)
         ]
         return quick_jit(lambda which, *operands: lax.switch(which, branches, *operands))
 
@@ -183,10 +185,10 @@ class Exact:
 
     def _called(self, which: int, point: Vector, other: Vector, weights: Leaves) -> tuple[Vector, Vector]:
         consts = [[] if jaxpr is None else opened(jaxpr)[1] for jaxpr in self._jaxprs]
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), silent_callbacks():
             try:
                 return jax.device_get(self._run(which, consts, point, other, weights))
-            except jax.errors.JaxRuntimeError:  # The function rejects the point.
+            except (jax.errors.JaxRuntimeError, ValueError):  # The function rejects the point.
                 missing = lambda size, dtype: np.full(size, np.nan, dtype)
                 kind = np.complex128 if any(self._is_complex) else np.float64
                 return missing(sum(self.sizes), kind), missing(point.size, np.float64)
@@ -206,10 +208,8 @@ class Exact:
         def rule(chain: Chain, operands: Operands) -> Operands | None:
             if held(chain):
                 return [lax.all_gather(operand, _BOTH)[1] for operand in operands]
-            if leaves_jax(chain[-1]):
-                # Callbacks to Python cannot run at many points at once; where they matter, nothing is known.
-                return [jnp.full(v.aval.shape, jnp.nan if is_floating(v.aval) else 0) for v in chain[-1].outvars]
-            return None
+            # Callbacks to Python cannot run at many points at once.
+            return _without_callbacks(chain, operands)
 
         value = _of_constants(self._jaxprs[_VALUE], rule=rule)
 
@@ -224,10 +224,10 @@ class Exact:
     # --- what it computes --------------------------------------------------------------------------------------------
 
     def value(self, point: Leaves, direction: Leaves, step: float, nudge: Vector | float = 0.0) -> Vector:
-        """The outputs at a point moved along a direction, and by a nudge relative to its size."""
+        """The outputs at a point moved along a direction; what moves gets a nudge too, relative to its size."""
         self.evaluations += 1
-        start = _vector(point)
-        moved = start + nudge * np.abs(start) + step * _vector(direction)
+        start, along = _vector(point), _vector(direction)
+        moved = start + nudge * np.abs(start) * (along != 0) + step * along
         return np.asarray(self._called(_VALUE, moved, start, self.cotangents(np.zeros(sum(self.sizes))))[0])
 
     def forward(self, point: Leaves, direction: Leaves) -> Vector | None:
@@ -265,11 +265,20 @@ class Exact:
         return [(part.astype(complex) if c else part.real.astype(float)).reshape(shape) for part, shape, c in parts]
 
 
-def _of_constants(jaxpr: ClosedJaxpr, **how: Any) -> Callable[[Operands, Operands], Operands]:
-    """A jaxpr in float64 as a function of its constants and its operands."""
+def _of_constants(jaxpr: ClosedJaxpr | None, **how: Any) -> Callable[[Operands, Operands], Operands]:
+    """A jaxpr in float64 as a function of its constants and its operands; of nothing if there is none."""
+    if jaxpr is None:
+        return lambda consts, operands: []
     body = opened(jaxpr)[0]
     x64 = bool(jax.config.jax_enable_x64)
     return lambda consts, operands: promoted(ClosedJaxpr(body, list(consts)), x64=x64, **how)(*operands)
+
+
+def _without_callbacks(chain: Chain, operands: Operands) -> Operands | None:
+    """What code outside JAX returns is unknown: where it matters, nothing is known."""
+    if not leaves_jax(chain[-1]):
+        return None
+    return [jnp.full(v.aval.shape, jnp.nan if is_floating(v.aval) else 0) for v in chain[-1].outvars]
 
 
 def wide_real(vector: Any) -> Any:

@@ -27,7 +27,8 @@ from .nonfinite import nonfinite
 from .outcomes import Outcomes
 from .program import Program, differentiable
 from .progress import Progress
-from .questions import Point, Search
+from .questions import Search
+from .reading import Point
 from .report import GradientReport, LeafRow
 from .rounding import rounding
 from .rules import Rules
@@ -35,6 +36,8 @@ from .values import CONCRETIZATION, Values, untraceable, with_open_marks
 from .verdict import ERROR, INCONCLUSIVE, OK
 from .zeros import zeros
 
+# What JAX adds to its errors.
+_BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JAX transformations require")
 # The steps of progress before and after finite differences.
 _STEPS = 4
 
@@ -120,7 +123,7 @@ class _Examination:
     @property
     def evaluations(self) -> int:
         """How often the function was evaluated in float64."""
-        return 0 if self._comparison is None else self._point.exact.evaluations
+        return self._point.exact.evaluations if "_point" in self.__dict__ else 0
 
     def run(self, again: Operands) -> None:
         """Ask all questions."""
@@ -164,10 +167,10 @@ class _Examination:
         answers = {leaf: search.answer(leaf, own.gradients or None) for leaf in leaves}
         self._comparison = Comparison(own, search, self._rules, answers)
         explained = self._in_error("nan", "oob")
-        for finding in self._comparison.findings():
-            rest = tuple(leaf for leaf in finding.leaves if leaf not in explained)
-            if rest or finding.kind != "mismatch":
-                self.findings.append(finding)
+        for found in self._comparison.findings():
+            rest = tuple(leaf for leaf in found.leaves if leaf not in explained)
+            if rest or found.kind != "mismatch":
+                self.findings.append(found)
         wrong = self._in_error("nan", "oob", "mismatch")
         for leaf, answer in self._comparison.answers.items():
             if program.paths[leaf] not in wrong:
@@ -182,13 +185,13 @@ class _Examination:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
         tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
-        for finding in zeros(self._own, is_flat):
-            is_told = finding.reason in ("rule", "not chosen") and set(finding.leaves) <= tied
-            if set(finding.leaves) <= wrong or is_told:
+        for found in zeros(self._own, is_flat) if self._own.is_finite else ():
+            is_told = found.reason in ("rule", "not chosen") and set(found.leaves) <= tied
+            if set(found.leaves) <= wrong or is_told:
                 continue
             # A zero says more than that part of the derivative is stopped.
-            self.findings = [f for f in self.findings if not _tells_part_of(finding, f)]
-            self.findings.append(finding)
+            self.findings = [f for f in self.findings if not _tells_part_of(found, f)]
+            self.findings.append(found)
 
     def concluded(self) -> tuple[list[Finding], list[str]]:
         """The findings, each cause once, and the verdict on each leaf."""
@@ -200,7 +203,7 @@ class _Examination:
         own = [finding for finding in findings if path in finding.leaves or not finding.leaves]
         if any(finding.severity == "error" for finding in own):
             return ERROR
-        compared = self._comparison and self._comparison.answers.get(leaf)
+        compared = self._comparison.answers.get(leaf) if self._comparison else None
         if compared is None:
             # The gradient of an implicit draw is right on average.
             return OK if has_implicit_draw(self._program, leaf) or not self._own.is_traced else INCONCLUSIVE
@@ -217,7 +220,9 @@ def no_reverse(program: Program | None, error: Exception) -> Finding:
         return finding("mismatch", "error", "no loop", [], loops[0])
     foreign = [c for c in chains if c[-1].primitive.name in FOREIGN and program and program.leaves_into(c)]
     # What went wrong is said last; what was going on then, first.
-    text = next((line for line in reversed(str(error).split("\n")) if line.strip()), "").strip()[:300]
+    lines = [line.strip() for line in str(error).split("\n")]
+    told = [line for line in lines if line.strip("-") and not line.startswith(_BESIDE_THE_POINT)]
+    text = (told or [type(error).__name__])[-1][:300]
     more = {"error": type(error).__name__, "text": text}
     if foreign:
         return finding("mismatch", "error", "no reverse", [], foreign[0], **more)

@@ -183,8 +183,11 @@ def _wide(variables: Any, results: Operands) -> Operands:
 
 
 def exact(literal: Any) -> Any:
-    """What stands for a number that a jaxpr spells out."""
-    return _exact(_as_wide(literal.val, literal.aval), literal.aval)
+    """What stands for a number that a jaxpr spells out: rounded, so that what is equal there is equal here."""
+    value = literal.val
+    if isinstance(value, int | float | complex) and jnp.issubdtype(literal.aval.dtype, jnp.inexact):
+        value = np.asarray(value).astype(literal.aval.dtype)
+    return _exact(_as_wide(value, literal.aval), literal.aval)
 
 
 def wide_dtype(dtype: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._programs import running
 from .finding import Finding
+from .names import known_as
 
 Meant = str | Callable[..., Any]
 
@@ -44,6 +45,8 @@ def _is_about(finding: Finding, meant: Meant) -> bool:
         # A rule is known by its functions: others may have been made by the same lines.
         ruled = finding.rule.functions if finding.rule else ()
         return any(function is one for function in ruled for one in own if one is not None)
+    if any(meant is one for one in known_as(finding.operation)):
+        return True
     function = inspect.unwrap(meant)
     if finding.rule and any(one is function for one in finding.rule.functions):
         return True

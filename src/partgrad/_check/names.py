@@ -37,7 +37,7 @@ _SPOKEN = {
     "acos": "arccos",
     "asin": "arcsin",
     "atan2": "arctan2",
-    "div": "divide",
+    "div": "/",
     "gt": ">",
     "ge": ">=",
     "lt": "<",
@@ -58,11 +58,18 @@ _SPOKEN = {
     "reduce_window_min": "min_pool",
     "convert_element_type": "astype",
     "rem": "mod",
+    "mul": "*",
+    "add": "+",
+    "sub": "-",
+    "neg": "-",
+    "is_finite": "isfinite",
     "max": "maximum",
     "min": "minimum",
 }
 _OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@", "neg": "-"}
 _OPERATORS |= {"add": "+", "sub": "-", "mul": "*"}
+# These run the user's own functions.
+_RUNS = frozenset({"cond", "switch", "scan", "while_loop", "fori_loop", "map", "associative_scan", "custom_root"})
 _MODULES = (
     jsp.sparse.linalg,
     jnp,
@@ -79,6 +86,7 @@ _MODULES = (
 )
 _SAFE = safe.__name__.rpartition(".")[2]
 _SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
+_OWN = f"{_SAFE_FILES.removesuffix('/').rpartition('/')[0]}/"
 _MOST_HELD = 500
 
 
@@ -89,8 +97,8 @@ def operation_of(chain: Chain) -> str:
     begin = placed(chain)[2]
     for equation in chain[begin:]:
         if is_custom_rule(equation):
-            called = _called(chain[begin])
-            return called if called.startswith(f"{_SAFE}.") else _of_rule(equation)
+            is_own = is_users(written(opened(primal_jaxpr(equation))[0]).file.rpartition(":")[0])
+            return (not is_own and _called(chain[begin])) or _of_rule(equation)
         name = str(equation.params.get("name", "")) if equation.primitive.name in CALLS else ""
         if name and name not in TRANSPARENT and not holds_users_function(equation):
             return _called(chain[begin]) or _public(name) or spoken(chain[-1])
@@ -126,14 +134,30 @@ def _called(equation: JaxprEqn) -> str:
     for name, file in reversed(inside):
         last = name.rpartition(".")[2]
         if last.startswith("_operator_"):
-            return _OPERATORS.get(last.removeprefix("_operator_"), "")
+            name = last.removeprefix("_operator_")
+            return _OPERATORS.get(name) or _OPERATORS.get(name.removeprefix("r"), "")
         if file.startswith(_SAFE_FILES) and not last.startswith("_") and hasattr(safe, last):
             return f"{_SAFE}.{last}"
         if is_of_jax(file) and last in ("_astype", "astype"):
             return "astype"
-        if is_of_jax(file) and _public(last) == last and "<locals>" not in name:
+        if (
+            "<locals>" in name
+            or last.startswith("_")
+            or not last.isidentifier()
+            or file.startswith(_OWN)
+            or last in _RUNS
+        ):
+            continue
+        if not is_of_jax(file) or _public(last) == last:
             return last
     return ""
+
+
+def known_as(operation: str) -> list[Any]:
+    """The public functions of JAX and partgrad that an operation is the name of."""
+    name = operation.removeprefix(f"{_SAFE}.")
+    modules = (safe,) if name != operation else _MODULES
+    return [getattr(module, name) for module in modules if hasattr(module, name)]
 
 
 def rule_of(chain: Chain) -> Rule | None:

@@ -29,8 +29,9 @@ from .finding import Finding, Fix
 from .names import element_of, finding, steps_of
 from .probe import Answer, probe
 from .program import Array, Program
-from .questions import Answer as Found, Point, Search
+from .questions import Answer as Found, Search
 from .quick import quick_jit
+from .reading import Point
 from .verdict import OK
 
 # By primitive: the function to call instead, and its name.
@@ -71,6 +72,7 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
 
 def _births_of_gradient(own: Own) -> list[Answer]:
     program, operands = own.program, [*own.program.leaves, *own.cotangents]
+    assert program.cotangent is not None
     found = _births(program.cotangent, operands, program.pulled)
     if found or not any_equation(program.cotangent.jaxpr, is_mutating):
         return found
@@ -170,6 +172,9 @@ class _NotFinite:
         for leaf in leaves:
             births = self._births_of(leaf)
             if not births:
+                # What goes through a mutable reference is not followed.
+                births = [birth for birth in self._births if any_equation(self._program.jaxpr.jaxpr, is_mutating)]
+            if not births:
                 if self._own.is_finite:
                     yield self._from_nothing(leaf)
                 continue
@@ -209,10 +214,13 @@ class _NotFinite:
         wrapped = self._tried_with("double_where", double_where(self._program.outputs), leaf)
         if wrapped is not None and wrapped.row.verdict == OK:
             return "not taken", {"fix": self._fix("f", "partgrad.double_where(f)", wrapped)}
+        exact = self._point().gradient
+        if self._mode == "gradient" and exact is not None and is_finite(exact[leaf]):
+            return "rounding", {"dtype": str(self._program.leaves[leaf].dtype)}
         replaced = self._safe_function_for(leaf, chain) if chain else None
         if wrapped is not None and (wrapped.row.name != "wrong" and wrapped.row.name != "removable"):
             return "not taken", {"by": "partgrad.double_where(f)"}
-        if wrapped is not None and replaced is None:
+        if wrapped is not None and wrapped.seen is not None and replaced is None:
             shown = wrapped.seen.reading.shown
             return "refuted", {"got": shown.got, "expected": shown.expected}
         if replaced is not None:

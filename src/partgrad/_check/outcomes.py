@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._compat import silent_callbacks
 from .._programs import EXTREMAL_WRITES, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
 from .evaluation import Leaves
 from .float64 import promoted
@@ -90,7 +91,7 @@ class Outcomes:
 
         def transfer(chain: Chain, sources: Sources) -> Sources:
             bit = bits.get(tuple(map(id, chain)), 0)
-            passed = bit if _is_discrete(chain) else union(sources) | bit
+            passed = bit if is_discrete(chain) else union(sources) | bit
             return [passed] * len(chain[-1].outvars)
 
         jaxpr = self._program.jaxpr.jaxpr
@@ -109,8 +110,11 @@ class Outcomes:
     def _at(self, point: Leaves) -> dict[_Key, Answer]:
         name = tuple(leaf.tobytes() for leaf in point)
         if name not in self._found:
-            with jax.enable_x64(True):
-                _, answers = probe(self._jaxpr, list(point), _question, purpose="outcomes")
+            with jax.enable_x64(True), silent_callbacks():
+                try:
+                    _, answers = probe(self._jaxpr, list(point), _question, purpose="outcomes")
+                except (jax.errors.JaxRuntimeError, ValueError):  # The function rejects the point.
+                    answers = []
             self._found[name] = {(tuple(map(id, a.chain)), a.steps): a for a in answers}
         return self._found[name]
 
@@ -126,7 +130,8 @@ def _question(chain: Chain, operands: Operands, results: Operands) -> Any:
     return jnp.concatenate([jnp.array([0, len(shape), *shape], jnp.int32), flat])
 
 
-def _is_discrete(chain: Chain) -> bool:
+def is_discrete(chain: Chain) -> bool:
+    """Whether the results of an operation are steps, of which there is nothing between."""
     equation = chain[-1]
     name = equation.primitive.name
     return name in TESTS or name in _STEPS or name in _BY_INDEX or _is_cast(chain)

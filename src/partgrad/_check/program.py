@@ -78,7 +78,7 @@ class Program:
     # --- derivatives -------------------------------------------------------------------------------------------------
 
     def _derivative(self, mode: str, trace: Callable[[Any], ClosedJaxpr]) -> ClosedJaxpr | None:
-        """The derivative of the numbered equations; else of the function itself, if a rule closes over what is traced."""
+        """The derivative of the numbered equations, or else of the function: a rule may close over a traced value."""
         for function in (self.run, self.outputs):
             try:
                 traced = trace(function)
@@ -98,7 +98,7 @@ class Program:
         return jaxpr
 
     def _traced_reverse(self, function: Callable[[Operands], Operands]) -> ClosedJaxpr:
-        """From the leaves and the cotangents of the outputs to the outputs, as reverse mode has them, and the gradient."""
+        """From leaves and cotangents of the outputs to the outputs, as reverse mode has them, and the gradient."""
         if self._forward:
             raise ValueError("Only the forward derivative is asked for.")
 
@@ -166,7 +166,13 @@ class Program:
                 # A name stack may name a call twice, as in `transpose(jvp(f))/jvp(f)`.
                 if int(text) not in numbers:
                     numbers.append(int(text))
-        return tuple(self._equations[number] for number in numbers)
+        chain = tuple(self._equations[number] for number in numbers)
+        # JAX moves what every step of a loop computes alike out of the loop.
+        return chain if not chain or self.value.knows(chain) else self._whole.get(id(chain[-1]), chain)
+
+    @functools.cached_property
+    def _whole(self) -> dict[int, Chain]:
+        return {id(chain[-1]): chain for chain in reversed(self.value.chains)}
 
     def _number(self, jaxpr: Jaxpr) -> None:
         for equation in jaxpr.eqns:

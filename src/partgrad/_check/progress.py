@@ -39,7 +39,7 @@ class Progress:
         if sys.stderr is None or not (is_asked or sys.stderr.isatty()):
             return None
         with contextlib.suppress(ImportError):
-            from tqdm import tqdm
+            from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
             return tqdm(total=0, desc="check", leave=False, delay=0.0 if is_asked else _SILENT, file=sys.stderr)
         if is_asked:

@@ -1,4 +1,4 @@
-"""Programs that are compiled quickly, as each runs only a few times, and kept for the next check of the same program."""
+"""Programs that are compiled quickly, as each runs a few times, and kept for the next check of the same program."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar

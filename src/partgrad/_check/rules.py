@@ -106,7 +106,8 @@ def _blame(answers: list[Answer]) -> Blame:
 
 def _unlike(blames: list[Blame]) -> list[Blame]:
     """One call of each rule at each line."""
-    named = lambda blame: (line(blame.chain), getattr(rule_of(blame.chain), "name", ""))
+    ruled = lambda chain: rule.functions if (rule := rule_of(chain)) else ()
+    named = lambda blame: (line(blame.chain), rule_of(blame.chain), tuple(map(id, ruled(blame.chain))))
     return list({named(blame): blame for blame in reversed(blames)}.values())[::-1]
 
 

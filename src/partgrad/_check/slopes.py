@@ -84,17 +84,18 @@ def slope(
     # No step is small enough for more: what is known to four digits is known.
     is_known = (judged.kind == UNSURE) & (judged.error <= _WORST_AT_LAST * np.abs(judged.derivative))
     kind = np.where(is_known & ~judged.disputed, SMOOTH, judged.kind)
-    sides = [np.where(kind == KINK, side, judged.derivative) for side in (judged.right, judged.left)]
-    found = Slope(judged.derivative, judged.error, kind, *sides, tuple(steps))
+    right, left = (np.where(kind == KINK, side, judged.derivative) for side in (judged.right, judged.left))
+    found = Slope(judged.derivative, judged.error, kind, right, left, tuple(steps))
     if not np.iscomplexobj(start):
         return found
     of_parts = found.kind[::2], found.kind[1::2]
-    sides = [np.where(np.isfinite(side), side, judged.derivative).view(np.complex128) for side in sides]
+    finite = lambda side: np.where(np.isfinite(side), side, judged.derivative).view(np.complex128)
     return Slope(
         found.derivative.view(np.complex128),
         np.hypot(found.error[::2], found.error[1::2]),
         np.maximum(*of_parts),
-        *sides,
+        finite(right),
+        finite(left),
         found.steps,
     )
 
@@ -117,9 +118,9 @@ class _Judged(NamedTuple):
 
     @classmethod
     def unknown(cls, outputs: int) -> "_Judged":
-        numbers = [np.zeros(outputs) for _ in range(4)]
+        derivative, error, right, left = (np.zeros(outputs) for _ in range(4))
         kind, disputed = np.zeros(outputs, int), np.zeros(outputs, bool)
-        return cls(*numbers[:2], kind, *numbers[2:], disputed, np.ones(outputs, bool))
+        return cls(derivative, error, kind, right, left, disputed, np.ones(outputs, bool))
 
     def improve(self, levels: list["_Level"]) -> None:
         """Judge again the outputs for which smaller steps may help."""
@@ -253,7 +254,7 @@ def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Sid
     error = np.where(
         is_cusp, levels[-1].rounding + 0.1 * np.abs(np.where(steep_right, left, right)), right_error + left_error
     )
-    kind = np.where(_jumps(levels[-3:]), JUMP, np.where(is_kink | is_cusp, KINK, UNSURE))
+    kind = np.where(_jumps(levels[-5:]), JUMP, np.where(is_kink | is_cusp, KINK, UNSURE))
     return kind, _Sides(right, left, error)
 
 
@@ -287,6 +288,7 @@ def _jumps(levels: list[_Level]) -> Array:
     for side in (0.5, -0.5):
         changes = [np.abs((level.central + side * level.gap) * level.step) for level in levels]
         seen = changes[-1] > 1000 * levels[-1].rounding * levels[-1].step
-        stays = [fine >= 0.7 * coarse for coarse, fine in itertools.pairwise(changes)]
-        found |= seen & np.logical_and.reduce(stays)
+        grows = np.logical_and.reduce([fine >= coarse for coarse, fine in itertools.pairwise(changes)])
+        stays = np.max(changes, axis=0) <= 1.25 * np.min(changes, axis=0)
+        found |= seen & (grows | stays)
     return found

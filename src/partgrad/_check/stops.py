@@ -32,7 +32,7 @@ from .._programs import (
 )
 from .evaluation import Exact, Leaves
 from .program import Program
-from .questions import AGREE, ROUNDING, Point
+from .reading import AGREE, ROUNDING, Point
 
 # Each attempt costs a compilation.
 _MOST_TRIED = 12
@@ -53,7 +53,8 @@ def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Cha
             program = point.exact.program
             exact = point.exact.holding(lambda chain: any(id(e) in held for e in program.origin(chain)[-1:]))
             return _agrees(point.of(exact), direction, slack)
-        except (TypeError, ValueError, NotImplementedError):  # Some programs cannot be evaluated at two points at once.
+        except (TypeError, ValueError, NotImplementedError, AssertionError):
+            # Some programs cannot be evaluated at two points at once.
             return False
 
     tried = list(stops)[:_MOST_TRIED]

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -80,7 +81,11 @@ class Values:
             return
         program = self._own.program
         worst = max((apart for _, apart in found), key=lambda apart: apart.absolute)
-        said = {"plain": worst.first, "other": worst.second, "ways": list(dict.fromkeys(way for way, _ in found))}
+        said: dict[str, Any] = {
+            "plain": worst.first,
+            "other": worst.second,
+            "ways": list(dict.fromkeys(way for way, _ in found)),
+        }
         wrong = rules.wrong_values()
         for blame in wrong:
             leaves = [program.paths[leaf] for leaf in program.leaves_into(blame.chain)]

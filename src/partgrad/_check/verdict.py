@@ -51,20 +51,20 @@ class Row(NamedTuple):
 
 # fmt: off
 TABLE = (
-    #    name           derivative    modes       sides           match    nearby   excuse        verdict       severity
-    Row("not finite",  ("not finite", "*",        "*",            "*",     "*",     "*"),         ERROR,        "error"),
-    Row("unconverged", ("finite",     "*",        "*",            "*",     "*",     "solver"),    OK,           "warning"),
-    Row("stopped",     ("finite",     "*",        "*",            "*",     "*",     "stop"),      OK,           "warning"),
-    Row("symmetric",   ("finite",     "*",        "*",            "*",     "*",     "symmetric"), OK,           "warning"),
-    Row("modes",       ("finite",     "disagree", "*",            "*",     "*",     "none"),      ERROR,        "error"),
-    Row("jump",        ("finite",     "agree",    "jump",         "*",     "*",     "none"),      INCONCLUSIVE, "warning"),
-    Row("removable",   ("finite",     "agree",    "equal",        "off",   "equal", "none"),      ERROR,        "error"),
-    Row("wrong",       ("finite",     "agree",    "*",            "off",   "*",     "none"),      ERROR,        "error"),
-    Row("wrong",       ("finite",     "agree",    "differ|noise", "*",     "off",   "none"),      ERROR,        "error"),
-    Row("noise",       ("finite",     "agree",    "noise",        "*",     "*",     "none"),      INCONCLUSIVE, "info"),
-    Row("kink",        ("finite",     "agree",    "differ",       "*",     "*",     "none"),      OK,           "warning"),
-    Row("zero",        ("finite",     "agree",    "equal",        "zero",  "*",     "none"),      OK,           "info"),
-    Row("agrees",      ("finite",     "agree",    "*",            "*",     "*",     "none"),      OK,           ""),
+    #   name           derivative    modes       sides           match   nearby   excuse       verdict, severity
+    Row("not finite",  ("not finite", "*",        "*",           "*",    "*",     "*"),        ERROR, "error"),
+    Row("unconverged", ("finite",     "*",        "*",           "*",    "*",     "solver"),   OK, "warning"),
+    Row("stopped",     ("finite",     "*",        "*",           "*",    "*",     "stop"),     OK, "warning"),
+    Row("symmetric",   ("finite",     "*",        "*",           "*",    "*",     "symmetric"), OK, "warning"),
+    Row("modes",       ("finite",     "disagree", "*",           "*",    "*",     "none"),     ERROR, "error"),
+    Row("jump",        ("finite",     "agree",    "jump",        "*",    "*",     "none"),     INCONCLUSIVE, "warning"),
+    Row("removable",   ("finite",     "agree",    "equal",       "off",  "equal", "none"),     ERROR, "error"),
+    Row("wrong",       ("finite",     "agree",    "*",           "off",  "*",     "none"),     ERROR, "error"),
+    Row("wrong",       ("finite",     "agree",    "differ|noise","*",    "off",   "none"),     ERROR, "error"),
+    Row("noise",       ("finite",     "agree",    "noise",       "*",    "*",     "none"),     INCONCLUSIVE, "info"),
+    Row("kink",        ("finite",     "agree",    "differ",      "*",    "*",     "none"),     OK, "warning"),
+    Row("zero",        ("finite",     "agree",    "equal",       "zero", "*",     "none"),     OK, "info"),
+    Row("agrees",      ("finite",     "agree",    "*",           "*",    "*",     "none"),     OK, ""),
 )
 # fmt: on
 

@@ -113,7 +113,8 @@ def _sides(finding: Finding) -> str:
     figures = finding.figures
     if figures is None:
         return ""
-    return f": the slopes on the two sides are {number(figures.left)} and {number(figures.right)}, and the derivative is {number(figures.derivative)}"
+    left, right, derivative = map(number, (figures.left, figures.right, figures.derivative))
+    return f": the slopes on the two sides are {left} and {right}, and the derivative is {derivative}"
 
 
 def _lines(finding: Finding) -> str:
@@ -242,9 +243,12 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
     ("nan", "not taken"): lambda f: f"{_first(f)} The value does not take this path.",
     ("nan", "singular"): lambda f: f"{_first(f)} The value takes this path, and the operation has no derivative here.",
     ("nan", "refuted"): lambda f: (
-        f"{_first(f)} The value does not take this path; without it the derivative would be {number(f.details['got'])}, "
-        f"and differences give {number(f.details['expected'])}: the function is smooth here, and the branch it takes "
-        "does not have its slope."
+        f"{_first(f)} The value does not take this path; without it the derivative would be "
+        f"{number(f.details['got'])}, and differences give {number(f.details['expected'])}: the function is smooth "
+        "here, and the branch it takes does not have its slope."
+    ),
+    ("nan", "rounding"): lambda f: (
+        f"{_first(f)} In float64 it is finite: {f.details['dtype']} has too few digits here, or too small a range."
     ),
     ("nan", "no remedy"): lambda f: f"{_first(f)} The value takes this path: a true singularity.",
     ("nan", "smooth"): lambda f: (
@@ -376,6 +380,7 @@ _ADVICE: dict[tuple[str, str], str | Callable[[Finding], str]] = {
         "tell whether it is right"
     ),
     ("nan", "singular"): _of_singular,
+    ("nan", "rounding"): "rewrite what cancels or overflows, or compute it in a wider type",
     ("nan", "refuted"): "give that branch the slope of the points beside it, or write a custom rule",
     ("nan", "no remedy"): "keep the point away from it, or write the function so that it is smooth here",
     ("nan", "smooth"): lambda f: (

@@ -139,6 +139,7 @@ def _where_cotangents_die(own: Own) -> list[tuple[Answer, int]]:
     """
     program = own.program
     jaxpr, flowing = program.cotangent, program.pulled
+    assert jaxpr is not None
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
         if is_mutating(chain[-1]):
