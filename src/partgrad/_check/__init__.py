@@ -124,7 +124,7 @@ def check(
                 return examine(f, tuple(there), named, moved, options, shown)
 
             of_selected = OfSelected(f, args, kwargs, targets)
-            return with_nearby(report, of_selected, targets, has_aux, bounds, seed, at_others)
+            return with_nearby(report, of_selected, targets, has_aux, bounds, seed, at_others, shown.tick)
 
     return checked
 

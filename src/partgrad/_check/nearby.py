@@ -34,6 +34,7 @@ def with_nearby(
     bounds: Any,
     seed: int,
     check: Check,
+    tick: Callable[[str], None],
 ) -> GradientReport:
     """The report on the given point, with what is wrong at bad points near it.
 
@@ -45,11 +46,12 @@ def with_nearby(
         bounds: A pair of lower and upper bounds, or None.
         seed: For the search.
         check: From the arguments at another point to the report on it.
+        tick: Called now and then with what was done.
     """
     leaves = [leaf for target in targets for leaf in target.selected]
     outputs = lambda *values: _floats(of_selected(list(values)), has_aux)
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
-    found = search(program, leaves, _bounds(bounds, targets, leaves), generator)
+    found = search(program, leaves, _bounds(bounds, targets, leaves), generator, tick)
     known = {_cause(finding) for finding in report.findings}
     new: list[Finding] = []
     for point in _worst_first(found.points, outputs)[:_CHECKED]:

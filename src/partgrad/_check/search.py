@@ -157,7 +157,11 @@ def _like(equation: JaxprEqn) -> tuple[Operands, Operands]:
 
 
 def search(
-    program: ClosedJaxpr, leaves: Sequence[Any], bounds: Sequence[tuple[Any, Any]], generator: np.random.Generator
+    program: ClosedJaxpr,
+    leaves: Sequence[Any],
+    bounds: Sequence[tuple[Any, Any]],
+    generator: np.random.Generator,
+    tick: Callable[[str], None] = lambda what: None,
 ) -> Searched:
     """Points near the given one at which a residual of an operation is zero.
 
@@ -166,6 +170,7 @@ def search(
         leaves: The given point.
         bounds: For each leaf its lower and upper bounds; None is open.
         generator: For the other starts, and for which elements are driven.
+        tick: Called now and then with what was done.
     """
     jaxpr, consts = opened(program)
     visitor = _Residuals()
@@ -180,13 +185,16 @@ def search(
 
     start = flat.vector(leaves)
     first = np.asarray(jax.jit(residuals)(start))
+    tick("operands")
     owners = np.repeat(np.arange(len(sites)), [int(np.prod(site.shape)) for site in sites])
     has_loops = any_equation(jaxpr, lambda equation: equation.primitive.name == "while")
     names = [visitor.equations[site.name].primitive.name for site in sites]
     targets = _chosen(first, owners, names, generator)
     driven = _drive(double_where(residuals), flat, start, np.array(targets), generator, has_loops)
+    tick("search")
     found = []
     for target, x in zip(targets, driven, strict=True):
+        tick("search")
         exact = _exact(residuals, flat, x, start, target, abs(first[target]))
         if exact is not None:
             equation = visitor.equations[sites[owners[target]].name]
