@@ -32,7 +32,8 @@ def test_no_error_is_found_in_what_libraries_do(case, wrapped, x64):
         case = made(case)
         function = pg.double_where(case.function) if wrapped else case.function
         report = pg.check(function, progress=False)(*case.args)
-        assert report.ok, str(report)
+        # A solver that chooses its steps jumps wherever it chooses otherwise.
+        assert report.verdict != "error", str(report)
 
 
 @table("case, x64", CASES, quick=3, most=80)
@@ -41,8 +42,8 @@ def test_nothing_is_found(case, x64):
         case = made(case)
         report = pg.check(case.function, case.wrt)(*case.args, **case.kwargs)
         text = str(report)
-    assert report.ok, text
+    assert report.verdict == case.verdict, text
     assert all(f.severity != "error" for f in report.findings), text
     if case.quiet:
         assert all(f.severity == "info" for f in report.findings), text
-    report.raise_if_failed()
+    report.raise_if_failed(allow_inconclusive=case.verdict == "inconclusive")

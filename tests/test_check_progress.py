@@ -1,135 +1,59 @@
-"""Progress of a check: silence at first, one line on a terminal, few lines in a log, or a function of the user's."""
+"""What a check says of itself while it runs: a bar if tqdm is there, and never a line that nobody asked for."""
 
-import importlib
 import io
+import sys
 
 import pytest
 
-from messages import refused
-from partgrad import errors
-from partgrad._check.progress import Progress
-
-pytestmark = pytest.mark.internal
-
-# The package's function of that name hides the module.
-progress_module = importlib.import_module("partgrad._check.progress")
+import partgrad as pg
 
 
-class Clock:
-    """Time that passes when told to."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
+def square(x):
+    return x**2
 
 
-class Screen(io.StringIO):
-    """A standard error that keeps what was written."""
-
-    def __init__(self, terminal):
-        super().__init__()
-        self.terminal = terminal
-
+class Terminal(io.StringIO):
     def isatty(self):
-        return self.terminal
+        return True
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr(progress_module, "time", found)
-    return found
+@pytest.mark.parametrize(("progress", "terminal"), [(None, False), (None, True), (False, False), (False, True)])
+def test_a_short_check_says_nothing(progress, terminal, monkeypatch):
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    pg.check(square, progress=progress)(2.0)
+    assert stream.getvalue().strip() == ""
 
 
-def run(monkeypatch, clock, progress, terminal, seconds, what="differences"):
-    """What is written by a hundred steps that take so long together."""
-    screen = Screen(terminal)
-    monkeypatch.setattr(progress_module.sys, "stderr", screen)
-    with Progress(progress) as shown:
-        shown.expect(40)
-        shown.expect(60)
-        for _ in range(100):
-            clock.now += seconds / 100
-            shown.tick(what)
-    return screen.getvalue()
+def test_a_bar_is_shown_if_it_is_asked_for(monkeypatch):
+    pytest.importorskip("tqdm")
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    pg.check(square, progress=True)(2.0)
+    assert "check" in stream.getvalue()
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_short_check_says_nothing(monkeypatch, clock, terminal):
-    assert run(monkeypatch, clock, None, terminal, 1.9) == ""
-    assert run(monkeypatch, clock, False, terminal, 1000.0) == ""
+def test_without_tqdm_there_is_at_most_one_plain_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    for progress, lines in ((True, 1), (None, 0)):
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stderr", stream)
+        pg.check(square, progress=progress)(2.0)
+        assert len(stream.getvalue().splitlines()) == lines
 
 
-def test_a_long_check_writes_few_lines_to_a_log_and_only_if_asked(monkeypatch, clock):
-    assert run(monkeypatch, clock, None, False, 50.0) == ""
-    lines = run(monkeypatch, clock, True, False, 50.0).splitlines()
-    assert lines == [f"check: {n} of 100, differences" for n in (1, 21, 41, 61, 81)]
-    assert run(monkeypatch, clock, True, False, 1.0).splitlines() == ["check: 1 of 100, differences"]
+def test_a_program_without_a_standard_error(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert pg.check(square, progress=True)(2.0).ok
+    assert pg.check(square)(2.0).ok
 
 
-def test_a_long_check_rewrites_one_line_of_a_terminal(monkeypatch, clock):
-    written = run(monkeypatch, clock, None, True, 50.0)
-    assert "\n" not in written
-    first, *_, last, blank, end = written.split("\r")[1:]
-    assert first == "check: 4 of 100, differences"
-    assert last == "check: 100 of 100, differences"
-    assert (blank, end) == (" " * len(last), "")
-    # A hundred steps in a second are ten lines.
-    assert run(monkeypatch, clock, True, True, 1.0).count("check: ") <= 11
-
-
-def test_a_shorter_line_covers_the_longer_one(monkeypatch, clock):
-    screen = Screen(True)
-    monkeypatch.setattr(progress_module.sys, "stderr", screen)
-    with Progress(True) as shown:
-        for what in ("a long name of a step", "short", "x" * 200, "two\nlines"):
-            clock.now += 1
-            shown.tick(what)
-    first, second, third, fourth, blank, _ = screen.getvalue().split("\r")[1:]
-    assert second == "check: 2 of 2, short".ljust(len(first))
-    assert len(third) == 79
-    assert fourth == r"check: 4 of 4, two\nlines".ljust(79)
-    assert len(blank) >= len(fourth.rstrip())
-
-
-def test_the_line_is_cleared_when_a_check_raises(monkeypatch, clock):
-    screen = Screen(True)
-    monkeypatch.setattr(progress_module.sys, "stderr", screen)
-
-    def check():
-        with Progress(True) as shown:
-            shown.tick("values")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        check()
-    assert screen.getvalue().endswith(" \r")
-
-
-def test_a_function_is_told_of_every_step(monkeypatch, clock):
+def test_a_function_is_told_of_every_step_of_every_check():
     told = []
-    assert run(monkeypatch, clock, lambda *step: told.append(step), True, 100.0) == ""
-    assert told == [(n, 100, "differences") for n in range(1, 101)]
-
-
-def test_there_may_be_more_steps_than_expected():
-    told = []
-    with Progress(lambda *step: told.append(step)) as shown:
-        shown.tick("values")
-        shown.expect(1)
-        shown.tick("values")
-        shown.tick("values")
-    assert [(done, total) for done, total, _ in told] == [(1, 1), (2, 2), (3, 3)]
-
-
-def test_without_a_standard_error(monkeypatch, clock):
-    monkeypatch.setattr(progress_module.sys, "stderr", None)
-    with Progress(True) as shown:
-        shown.tick("values")
-
-
-@pytest.mark.parametrize("progress", ["yes", 1, 0.5, []])
-def test_anything_else_is_refused(progress):
-    refused(lambda: Progress(progress), errors.ArgumentError, "`progress` is ", type(progress).__name__)
+    check = pg.check(square, progress=lambda done, total, what: told.append((done, total, what)))
+    for _ in range(2):
+        told.clear()
+        check(2.0)
+        assert [done for done, _, _ in told] == list(range(1, len(told) + 1))
+        assert told[-1][0] == told[-1][1]
+        assert {"traced", "finite differences"} <= {what for _, _, what in told}

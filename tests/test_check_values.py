@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from partgrad._check import evidence as evidence_module
-from partgrad._check.evidence import Evidence
-from partgrad._check.findings.value import disagreements
+from partgrad._check import values as values_module
+from partgrad._check.evaluation import Own
 from partgrad._check.noise import apart, rounding_noise
-from partgrad._check.numbered import NumberedProgram
+from partgrad._check.program import Program
+from partgrad._check.values import Values
 from tables import examples, table
 
 pytestmark = pytest.mark.internal
@@ -25,17 +25,19 @@ equinox = pytest.mark.skipif(importlib.util.find_spec("equinox") is None, reason
 
 def program(function, *leaves):
     paths = [f"p[{i}]" for i in range(len(leaves))]
-    return NumberedProgram(lambda leaves: function(*leaves), list(map(jnp.asarray, leaves)), paths)
+    return Program(lambda leaves: function(*leaves), list(map(jnp.asarray, leaves)), paths)
 
 
-def evidence_of(function, *leaves):
+def values_of(function, *leaves):
     traced = program(function, *leaves)
     plain = traced.outputs(traced.leaves)
-    return Evidence(traced, plain, np.ones(sum(value.size for value in plain)))
+    own = Own(traced, plain, np.ones(sum(value.size for value in plain)))
+    own.run({})
+    return own, Values(own)
 
 
 def found_in(function, *leaves):
-    return disagreements(evidence_of(function, *leaves))
+    return values_of(function, *leaves)[1].disagreements()
 
 
 def ways(found):
@@ -127,17 +129,17 @@ def test_values_that_are_not_finite():
 
 def test_a_loop_has_no_reverse_derivative():
     loop = lambda x: lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] * x, c[1] + 1), (x, 0))[0]
-    evidence = evidence_of(loop, jnp.float32(1.1))
-    assert isinstance(evidence.missing, ValueError)
-    assert not evidence.gradients
-    assert not disagreements(evidence)
+    own, values = values_of(loop, jnp.float32(1.1))
+    assert isinstance(own.missing, ValueError)
+    assert not own.gradients
+    assert not values.disagreements()
 
 
 def test_a_callback_has_no_derivative():
     call = lambda x: jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct((), np.float32), x)
-    evidence = evidence_of(call, jnp.float32(1.1))
-    assert evidence.missing is not None
-    assert not disagreements(evidence)
+    own, values = values_of(call, jnp.float32(1.1))
+    assert own.missing is not None
+    assert not values.disagreements()
 
 
 def test_prints_and_callbacks_are_not_run_by_the_noise():
@@ -252,10 +254,10 @@ def right(name):
 @pytest.mark.slow
 def test_a_large_ill_conditioned_likelihood_has_no_fault_and_shows_one(x64):
     function, point = likelihood(200 if x64 else 521), jnp.array([3.0, 3.0, 1.0, -1.0])
-    evidence = evidence_of(function, point)
-    assert not disagreements(evidence)
+    own, values = values_of(function, point)
+    assert not values.disagreements()
     for factor in (1 + small(x64), 1 - small(x64)):
-        assert apart(evidence.plain, [factor * value for value in evidence.plain], evidence.noise)
+        assert apart(own.plain, [factor * value for value in own.plain], values.noise)
 
 
 @pytest.mark.slow
@@ -268,20 +270,20 @@ def test_networks_have_no_fault():
         (lambda key: (lambda attend: lambda x: attend(x, x, x))(eqx.nn.MultiheadAttention(2, 8, key=key)), (5, 8)),
     ):
         model = make(jax.random.key(0))
-        evidence = evidence_of(model, jax.random.normal(jax.random.key(1), shape))
-        assert (disagreements(evidence), evidence.missing) == ([], None)
+        own, values = values_of(model, jax.random.normal(jax.random.key(1), shape))
+        assert (values.disagreements(), own.missing) == ([], None)
 
 
 def test_of_a_program_whose_operations_cannot_be_run_the_units_of_the_array_are_let_pass(monkeypatch):
     def fails(*_):
         raise NotImplementedError
 
-    monkeypatch.setattr(evidence_module, "rounding_noise", fails)
-    evidence = evidence_of(lambda x: jnp.sin(x) - x, jnp.ones(3))
-    assert evidence.noise() is None
-    unit = float(jnp.finfo(evidence.plain[0].dtype).eps)
-    assert not apart(evidence.plain, [evidence.plain[0] * (1 + 3 * unit)], evidence.noise)
-    assert apart(evidence.plain, [evidence.plain[0] * 1.01], evidence.noise)
+    monkeypatch.setattr(values_module, "rounding_noise", fails)
+    own, values = values_of(lambda x: jnp.sin(x) - x, jnp.ones(3))
+    assert values.noise() is None
+    unit = float(jnp.finfo(own.plain[0].dtype).eps)
+    assert not apart(own.plain, [own.plain[0] * (1 + 3 * unit)], values.noise)
+    assert apart(own.plain, [own.plain[0] * 1.01], values.noise)
 
 
 def test_each_type_keeps_its_noise(x64):
@@ -325,9 +327,9 @@ def test_the_order_of_a_sum_is_rounding_and_more_is_not(seed, size, spread):
     generator = np.random.default_rng(seed)
     x = jnp.asarray(generator.normal(size=size) * spread ** generator.uniform(size=size), jnp.float32)
     order = generator.permutation(size)
-    evidence = evidence_of(lambda x: sum(x[i] for i in range(size)), x)
+    own, values = values_of(lambda x: sum(x[i] for i in range(size)), x)
     other = sum(x[i] for i in order)
-    noise, plain = evidence.noise, evidence.plain
+    noise, plain = values.noise, own.plain
     assert not apart(plain, [other], noise)
     beyond = 1e-3 * jnp.max(jnp.abs(x))
     assert apart(plain, [other + beyond], noise)

@@ -1,5 +1,7 @@
 """Assertions about gradients, as a test suite uses them."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 
@@ -10,20 +12,22 @@ from partgrad._check.report import GradientReport, LeafRow as Row
 
 pytestmark = pytest.mark.internal
 
-NAN = Finding("nan", "error", "a", "model.py:42", "the gradient is NaN. Expected a number.")
+NAN = Finding("nan", "error", "value", ("a",), "/model.py", 42, "log", details={"first": "NaN"})
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """What `check` was asked, with the findings that it shall report."""
-    calls = {"findings": ()}
+    calls = {"findings": (), "verdict": "ok"}
 
     def check(*args, **options):
         calls["check"] = (args, options)
 
         def run(*args, **kwargs):
             calls["run"] = (args, kwargs)
-            return GradientReport("f", (Row("a", "float", "checked", 1.0),), calls["findings"], {})
+            return GradientReport(
+                "f", (Row("a", "float", "checked", 1.0, None, calls["verdict"]),), calls["findings"], {}
+            )
 
         return run
 
@@ -45,17 +49,22 @@ def test_everything_is_handed_on_to_check(asked):
 
 
 def test_errors_fail_and_show_the_table(asked):
-    asked["findings"] = (NAN,)
-    with pytest.raises(
-        AssertionError, match="(?s)a +float +error +1 +nan at model.py:42\n\n.*the gradient is NaN"
-    ) as caught:
+    asked.update(findings=(NAN,), verdict="error")
+    with pytest.raises(AssertionError, match="(?s)a +float +error +1 +nan at model.py:42\n\n.*is not finite") as caught:
         testing.assert_gradients(f, {"a": 1.0}, 2.0)
     assert isinstance(caught.value, errors.CheckError)
 
 
 def test_warnings_do_not_fail(asked):
-    asked["findings"] = (NAN._replace(severity="warning"),)
+    asked["findings"] = (dataclasses.replace(NAN, severity="warning"),)
     assert testing.assert_gradients(f, {"a": 1.0}, 2.0) is None
+
+
+def test_inconclusive_fails_unless_it_is_allowed(asked):
+    asked["verdict"] = "inconclusive"
+    with pytest.raises(errors.CheckError, match="allow_inconclusive=True"):
+        testing.assert_gradients(f, {"a": 1.0}, 2.0)
+    testing.assert_gradients(f, {"a": 1.0}, 2.0, allow_inconclusive=True)
 
 
 def test_a_right_and_a_singular_gradient():

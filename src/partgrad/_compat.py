@@ -1,7 +1,9 @@
 """Everything that depends on JAX's internals or on the texts of its errors, with reasons and versions."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -138,3 +140,17 @@ def ordinary_name(value: Any, name: str) -> Any:
 
     with _config.remat3(False):
         return checkpoint_name(value, name)
+
+
+# JAX logs the traceback of a callback that raises, and has no switch for that. Read on 0.10.2 and 0.12.
+
+
+@contextlib.contextmanager
+def silent_callbacks() -> Iterator[None]:
+    """A context in which JAX does not log that a callback raised: for trials, of which the user knows nothing."""
+    logger = logging.getLogger("jax._src.callback")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled

@@ -22,9 +22,10 @@ def assert_gradients(
     exhaustive: bool = False,
     seed: int = 0,
     directions: int = 3,
+    allow_inconclusive: bool = False,
     **kwargs: Any,
 ) -> None:
-    """Check the gradient of a function at some arguments, and fail if anything is wrong with it.
+    """Check the gradient of a function at some arguments, and fail unless it is `ok` for every checked leaf.
 
     Warnings do not fail. The options are those of `partgrad.check`, which returns the whole report.
 
@@ -36,15 +37,16 @@ def assert_gradients(
         argnames: Which arguments, by name.
         has_aux: Whether the function returns a pair of the value to differentiate and auxiliary data.
         forward: Whether the derivative is only used in forward mode.
-        intended: What is intentional: rules and functions, lines as `file.py:42`, and paths of leaves.
+        intended: What is intentional: functions, qualified names of rules, lines as `file.py:42`, leaves.
         exhaustive: Whether to compare every entry of the gradient instead of sampled directions.
         seed: The seed for the directions.
         directions: How many directions.
+        allow_inconclusive: Whether a leaf may be inconclusive, as at a jump.
         **kwargs: Its keyword arguments.
 
     Raises:
         ArgumentError: If the function has a parameter with the name of an option.
-        CheckError: If a finding is an error. It is an `AssertionError` and shows the table of the report.
+        CheckError: If a leaf is in error, or inconclusive. It is an `AssertionError` and shows the table of the report.
 
     Example:
         >>> import jax, jax.numpy as jnp, partgrad as pg
@@ -69,11 +71,11 @@ def assert_gradients(
         "directions": directions,
     }
     parameters = parameters_of(f) or {}
-    for name in options:
+    for name in (*options, "allow_inconclusive"):
         if name in parameters:
             raise ArgumentError(
                 f"`{name}` is an option of `assert_gradients`, and a parameter of the function as well.",
                 "Expected names that say which of the two is meant.",
                 fix=f"give the function its own beforehand, `functools.partial(f, {name}=...)`, in a lambda.",
             )
-    check(f, **options, progress=False)(*args, **kwargs).raise_if_failed()
+    check(f, **options, progress=False)(*args, **kwargs).raise_if_failed(allow_inconclusive=allow_inconclusive)

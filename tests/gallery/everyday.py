@@ -94,7 +94,7 @@ def callback_without_a_rule(p):
 X, Y = F(0.3, -1.2, 0.7), np.float32(0.8)
 POINT = ({"x": X, "y": Y},)
 FAULTS = [
-    Fault("rule_for_one_of_two", rule_for_one_of_two, POINT, "mismatch", "error", "['y']", False, words=("`scaled`",)),
+    Fault("rule_for_one_of_two", rule_for_one_of_two, POINT, "mismatch", "error", "['y']", False, words=("scaled`",)),
     Fault("stop_in_a_helper", stop_in_a_helper, POINT, "mismatch", "warning", "['x']", True),
     Fault("ranks", ranks, POINT, "zero", "warning", "['x']", True, words=("`argsort`",)),
     Fault("staircase", staircase, POINT, "zero", "warning", "['x']", True, words=("`floor`",)),

@@ -51,17 +51,18 @@ def check(
         argnames: Which arguments, by name.
         has_aux: Whether `f` returns a pair of the value to differentiate and auxiliary data, which is ignored.
         forward: Whether the derivative is only used in forward mode (`jacfwd`, `jvp`), so that no gradient is needed.
-        intended: What is intentional: rules and functions, lines as `file.py:42`, and paths of leaves. Findings there
-            (stops, rules, zeros, draws, ties, indices) become notes; an entry that matches no finding is a warning.
-        exhaustive: Whether to compare every element of every leaf instead of sampled directions.
+        intended: Causes that are intentional: a function (the rule itself, or one that was running there), the
+            qualified name of a rule as the report prints it, a line as `file.py:42`, or the path of a leaf. Findings of
+            these causes become notes; an entry that matches no finding is a warning.
+        exhaustive: Whether to compare every element of every leaf as well as sampled directions.
         seed: The seed for the directions and the weights.
         directions: How many directions are sampled for each leaf; each takes about ten evaluations.
-        progress: None shows progress on a terminal after two seconds, True at once, False never; a function is called
-            with the number of steps done, the number known so far, and what was done.
+        progress: None shows a bar on a terminal after two seconds if tqdm is installed, True at once, False never; a
+            function is called with the number of steps done, the number known so far, and what was done.
 
     Returns:
         A function of the arguments of `f` that returns a `GradientReport`, which prints as a table with a line for each
-        leaf and has `ok`, `findings`, `rows`, `cost` and `raise_if_failed()`.
+        leaf and has `verdict`, `ok`, `findings`, `rows`, `cost` and `raise_if_failed()`.
 
     Raises:
         SelectionError: When called, if the selector does not fit the argument.
@@ -75,8 +76,8 @@ def check(
         >>> report = pg.check(loss)({"x": jnp.array([0.0, 1.0]), "scale": 2.0, "old": 1.0})
         >>> report.ok
         False
-        >>> [(finding.kind, finding.leaf) for finding in report.findings]
-        [('nan', "['x']"), ('zero', "['old']"), ('zero', "['scale']")]
+        >>> [(finding.kind, finding.leaves) for finding in report.findings]
+        [('nan', ("['x']",)), ('zero', ("['old']",)), ('zero', ("['scale']",))]
     """
     refuse_uncallable("check", f)
     if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:

@@ -1,5 +1,6 @@
 """One check of a function at one point: the questions, in order."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,30 +10,34 @@ import numpy as np
 
 from .._display import status_of
 from .._marks import Layout
-from .._programs import Operands, line
+from .._programs import FOREIGN, Operands, raised_at
 from .._selection import Target
 from .._transforms import OfSelected, selected
 from .._trees import describe, paths
 from ..errors import ArgumentError
-from .derivatives.float64 import widened
-from .derivatives.search import LeafDerivative, derivatives
-from .evidence import Evidence, cotangents_of
-from .finding import Finding
-from .findings.draw import draw, has_implicit_draw
-from .findings.mismatch import mismatch, slack_of_leaves, without_reverse
-from .findings.nan import nan
-from .findings.nondeterminism import nondeterminism
-from .findings.oob import oob
-from .findings.precision import precision
-from .findings.tie import Ties, tie
-from .findings.value import CONCRETIZATION, untraceable, value, value_with_open_marks
-from .findings.zero import zero
+from .compare import Comparison, compared_eagerly
+from .draws import draws, has_implicit_draw
+from .evaluation import Exact, Own, cotangents_of
+from .finding import Finding, merged
+from .float64 import widened
+from .indices import asked, indices
 from .intended import Meant, intended
-from .numbered import NumberedProgram, differentiable
+from .names import finding
+from .nonfinite import nonfinite
+from .outcomes import Outcomes
+from .program import Program, differentiable
 from .progress import Progress
+from .questions import Search
+from .reading import Point
 from .report import GradientReport, LeafRow
+from .rounding import rounding
 from .rules import Rules
+from .values import CONCRETIZATION, Values, untraceable, with_open_marks
+from .verdict import ERROR, INCONCLUSIVE, OK
+from .zeros import zeros
 
+# What JAX adds to its errors.
+_BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JAX transformations require")
 # The steps of progress before and after finite differences.
 _STEPS = 4
 
@@ -73,48 +78,65 @@ def examine(
     generator = np.random.default_rng(options.seed)
     weights = _weights(plain, generator)
     try:
-        program = NumberedProgram(outputs, leaves, _paths(targets), forward=options.forward)
+        program = Program(outputs, leaves, _paths(targets), forward=options.forward)
     except CONCRETIZATION as error:
         gradient = _eager_gradient(outputs, leaves, cotangents_of(weights, plain))
-        return _report(f, targets, gradient, [untraceable(error)], None, {})
-    program.differentiate()
+        return _report(f, targets, gradient, [untraceable(error)], [ERROR] * len(leaves), {})
+    except jax.errors.UnexpectedTracerError as error:
+        found = [no_reverse(None, error)]
+        return _report(f, targets, [], found, [ERROR] * len(leaves), {})
     progress.tick("traced")
-    evidence = Evidence(program, plain, weights)
-    _ = evidence.runs
+    own = Own(program, plain, weights)
+    try:
+        own.run(asked(program))
+    except jax.errors.JaxRuntimeError as error:
+        # What fails when it runs would fail again, and print its traceback again.
+        found = [no_reverse(program, error)]
+        return _report(f, targets, [], found, [ERROR] * len(leaves), {"function": 2})
     progress.tick("values")
-    examination = _Examination(evidence, options, generator, progress)
+    examination = _Examination(own, options, generator, progress)
     if of_selected.level:
         held = differentiated(of_selected.with_marks_held(leaves))
-        examination.findings += value_with_open_marks(plain, held)
+        examination.findings += with_open_marks(plain, held)
     examination.run(again)
-    findings = list(intended(examination.findings, options.intended))
-    evaluations = 0 if examination.compared is None else evidence.point.exact.evaluations
-    cost = {"function": 4, "derivative": 2, "finite differences": evaluations}
-    return _report(f, targets, evidence.gradients, findings, examination.compared, cost)
+    findings, verdicts = examination.concluded()
+    cost = {"function": 4, "derivative": 2, "finite differences": examination.evaluations}
+    return _report(f, targets, own.gradients, findings, verdicts, cost)
 
 
 class _Examination:
     """The questions about a program, and what they found."""
 
-    def __init__(self, evidence: Evidence, options: Options, generator: np.random.Generator, progress: Progress):
-        self._evidence, self._options, self._progress = evidence, options, progress
-        self._generator = generator
-        self._rules, self._ties = Rules(evidence), Ties(evidence)
+    def __init__(self, own: Own, options: Options, generator: np.random.Generator, progress: Progress):
+        self._own, self._options, self._progress = own, options, progress
+        self._program, self._generator = own.program, generator
+        self._rules = Rules(own.program)
+        self._comparison: Comparison | None = None
         self.findings: list[Finding] = []
-        self.compared: list[LeafDerivative] | None = None
+
+    @functools.cached_property
+    def _point(self) -> Point:
+        program = self._program
+        leaves = [widened(leaf) for leaf in program.leaves]
+        return Point(Exact(program), leaves, self._own.weights, Outcomes(program))
+
+    @property
+    def evaluations(self) -> int:
+        """How often the function was evaluated in float64."""
+        return self._point.exact.evaluations if "_point" in self.__dict__ else 0
 
     def run(self, again: Operands) -> None:
         """Ask all questions."""
-        evidence, say = self._evidence, self.findings.extend
-        say(nondeterminism(evidence, again))
+        own, say, values = self._own, self.findings.extend, Values(self._own)
+        say(values.repeated(again))
         is_stable = all(finding.severity == "info" for finding in self.findings)
         if is_stable:
-            say(value(evidence, self._rules))
-        if not self._options.forward:
-            say(without_reverse(evidence))
-        say(nan(evidence))
-        say(oob(evidence))
-        say(draw(evidence))
+            say(values.compared(self._rules))
+        if own.missing is not None and not self._options.forward:
+            self.findings.append(no_reverse(self._program, own.missing))
+        say(nonfinite(own, lambda: self._point))
+        say(indices(own))
+        say(draws(self._program))
         self._progress.tick("operations")
         if is_stable:
             self._compare()
@@ -123,55 +145,95 @@ class _Examination:
 
     def _compare(self) -> None:
         """Compare derivatives with differences; what was already found needs no second explanation."""
-        evidence = self._evidence
+        own, program = self._own, self._program
+        if not own.is_traced:
+            self.findings += compared_eagerly(own, self._point, self._rules, self._generator)
+            return
         # What is not finite has no slope, and that of an implicit draw is not its slope at a fixed key.
-        bad = {finding.leaf for finding in self.findings if finding.kind == "nan" and finding.severity == "error"}
-        everything = enumerate(evidence.program.paths)
-        skipped = {i for i, path in everything if path in bad or has_implicit_draw(evidence, i)}
+        bad = self._in_error("nan")
+        leaves = [
+            leaf
+            for leaf, path in enumerate(program.paths)
+            if path not in bad and own.is_finite and not has_implicit_draw(program, leaf)
+        ]
 
         def tick(now: int, of: int) -> None:
             if now == 1:
                 self._progress.expect(of)
             self._progress.tick("finite differences")
 
-        found = derivatives(
-            evidence.program,
-            evidence.point,
-            self._generator,
-            gradient=evidence.gradients or None,
-            directions=self._options.directions,
-            exhaustive=self._options.exhaustive,
-            skipped=skipped,
-            slack=slack_of_leaves(evidence),
-            tick=tick,
-        )
-        self.compared = found
-        explained = {f.leaf for f in self.findings if f.severity == "error" and f.kind in ("nan", "oob")}
-        new = [*mismatch(evidence, self._rules, self._ties, found), *tie(evidence, self._ties, found)]
-        new = [finding for finding in new if finding.leaf not in explained or finding.kind != "mismatch"]
-        self.findings += new
-        wrong = explained | {finding.leaf for finding in new if finding.severity == "error"}
-        self.findings += [finding for finding in precision(evidence, found) if finding.leaf not in wrong]
+        search = Search(self._point, self._generator, leaves)
+        search.look_around(self._options.directions, self._options.exhaustive, tick)
+        answers = {leaf: search.answer(leaf, own.gradients or None) for leaf in leaves}
+        self._comparison = Comparison(own, search, self._rules, answers)
+        explained = self._in_error("nan", "oob")
+        for found in self._comparison.findings():
+            rest = tuple(leaf for leaf in found.leaves if leaf not in explained)
+            if rest or found.kind != "mismatch":
+                self.findings.append(found)
+        wrong = self._in_error("nan", "oob", "mismatch")
+        for leaf, answer in self._comparison.answers.items():
+            if program.paths[leaf] not in wrong:
+                self.findings += rounding(own, leaf, answer)
+
+    def _in_error(self, *kinds: str) -> set[str]:
+        """The leaves in which there are errors of some kinds."""
+        found = (f for f in self.findings if f.severity == "error" and f.kind in kinds)
+        return {leaf for finding in found for leaf in finding.leaves}
 
     def _add_zeros(self) -> None:
-        for finding in zero(self._evidence, self._is_flat):
-            if any(f.leaf == finding.leaf and f.severity == "error" for f in self.findings):
+        is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
+        wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
+        tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
+        for found in zeros(self._own, is_flat) if self._own.is_finite else ():
+            is_told = found.reason in ("rule", "not chosen") and set(found.leaves) <= tied
+            if set(found.leaves) <= wrong or is_told:
                 continue
             # A zero says more than that part of the derivative is stopped.
-            self.findings = [f for f in self.findings if not _tells_part_of(finding, f)]
-            self.findings.append(finding)
+            self.findings = [f for f in self.findings if not _tells_part_of(found, f)]
+            self.findings.append(found)
 
-    def _is_flat(self, leaf: int, where: str) -> bool:
-        """Whether a line has a tie at which the slopes on both sides equal the derivative."""
-        is_right = self.compared is not None and self.compared[leaf].status == "agree"
-        is_tied = is_right and any(line(tie.chain) == where for tie in self._ties.of(leaf))
-        return is_tied and self._evidence.slope(leaf) is not None
+    def concluded(self) -> tuple[list[Finding], list[str]]:
+        """The findings, each cause once, and the verdict on each leaf."""
+        findings = list(intended(self.findings, self._options.intended))
+        verdicts = [self._verdict(leaf, path, findings) for leaf, path in enumerate(self._program.paths)]
+        return merged(findings), verdicts
+
+    def _verdict(self, leaf: int, path: str, findings: list[Finding]) -> str:
+        own = [finding for finding in findings if path in finding.leaves or not finding.leaves]
+        if any(finding.severity == "error" for finding in own):
+            return ERROR
+        compared = self._comparison.answers.get(leaf) if self._comparison else None
+        if compared is None:
+            # The gradient of an implicit draw is right on average.
+            return OK if has_implicit_draw(self._program, leaf) or not self._own.is_traced else INCONCLUSIVE
+        told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise")]
+        is_excused = bool(told) and all(finding.intended for finding in told)
+        return OK if is_excused else INCONCLUSIVE if compared.row.verdict == INCONCLUSIVE else OK
+
+
+def no_reverse(program: Program | None, error: Exception) -> Finding:
+    """The finding for a function without a gradient that JAX could compute; None if it cannot even be traced."""
+    chains = program.smooth.chains if program else []
+    loops = [c for c in chains if c[-1].primitive.name == "while" and program and program.leaves_into(c)]
+    if loops and isinstance(error, ValueError):
+        return finding("mismatch", "error", "no loop", [], loops[0])
+    foreign = [c for c in chains if c[-1].primitive.name in FOREIGN and program and program.leaves_into(c)]
+    # What went wrong is said last; what was going on then, first.
+    lines = [line.strip() for line in str(error).split("\n")]
+    told = [line for line in lines if line.strip("-") and not line.startswith(_BESIDE_THE_POINT)]
+    text = (told or [type(error).__name__])[-1][:300]
+    more = {"error": type(error).__name__, "text": text}
+    if foreign:
+        return finding("mismatch", "error", "no reverse", [], foreign[0], **more)
+    file, number = raised_at(error)
+    return Finding("mismatch", "error", "no reverse", (), file, number, details=more)
 
 
 def _tells_part_of(zero: Finding, other: Finding) -> bool:
     is_same = other.severity == "warning" or (bool(zero.where) and other.where == zero.where)
     is_milder = (zero.severity, other.severity) == ("info", "warning")
-    return (other.leaf, other.kind) == (zero.leaf, "mismatch") and is_same and not is_milder
+    return other.leaves == zero.leaves and other.kind == "mismatch" and is_same and not is_milder
 
 
 def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:
@@ -233,10 +295,9 @@ def _report(
     targets: list[Target],
     gradient: list[Any],
     findings: list[Finding],
-    compared: list[LeafDerivative] | None,
+    verdicts: list[str],
     cost: dict[str, int],
 ) -> GradientReport:
-    wrong = {finding.leaf for finding in findings if finding.severity == "error"}
     rows, number = [], 0
     for target in targets:
         chosen = frozenset(target.plan.indices)
@@ -245,14 +306,13 @@ def _report(
             if index not in chosen:
                 rows.append(LeafRow(path, describe(leaf), status_of(place, leaf), None))
                 continue
-            own = gradient[number] if gradient else None
-            is_compared = compared is not None and compared[number].status not in ("inconclusive", "absent")
-            status = "checked" if is_compared or path in wrong else "inconclusive"
+            own, verdict = gradient[number] if gradient else None, verdicts[number]
             size, dead = (None, None) if own is None else (_rms(own), int(np.sum(np.asarray(own) == 0)))
-            rows.append(LeafRow(path, describe(leaf), status, size, dead))
+            status = "inconclusive" if verdict == INCONCLUSIVE else "checked"
+            rows.append(LeafRow(path, describe(leaf), status, size, dead, verdict))
             number += 1
     notes = ("matrix products at the highest precision",) if is_rounding_products() else ()
-    return GradientReport(_name(f), tuple(rows), tuple(dict.fromkeys(findings)), cost, notes)
+    return GradientReport(_name(f), tuple(rows), tuple(findings), cost, notes)
 
 
 def is_rounding_products() -> bool:

@@ -1,45 +1,78 @@
-"""What the user declares as intentional: rules, lines and leaves."""
+"""What the user declares as intentional: a cause, by its function, its rule, its line or its leaf."""
 
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .._programs import running
 from .finding import Finding
+from .names import known_as
 
 Meant = str | Callable[..., Any]
 
-# Never intentional: a changed value, NaN, nondeterminism.
-_KINDS = frozenset({"mismatch", "zero", "draw", "tie", "oob", "precision"})
+# Never intentional: a changed value, NaN, nondeterminism, and differences that do not settle.
+_KINDS = frozenset({"mismatch", "zero", "draw", "tie", "oob", "precision", "jump"})
 
 
 def intended(findings: Sequence[Finding], meant: Sequence[Meant]) -> Iterator[Finding]:
     """Turn findings about what is intended into notes, and add a warning for each entry that matches none."""
-    met = set()
-    for finding in findings:
-        about = [i for i, what in enumerate(meant) if finding.kind in _KINDS and _is_about(finding, what)]
-        met.update(about)
-        yield finding._replace(severity="info", message=f"intended: {finding.message}") if about else finding
+    met: set[int] = set()
+    for whole in findings:
+        for finding in _by_leaf(whole, meant):
+            about = [i for i, what in enumerate(meant) if finding.kind in _KINDS and _is_about(finding, what)]
+            met.update(about)
+            yield dataclasses.replace(finding, severity="info", intended=True) if about else finding
     for i, what in enumerate(meant):
         if i not in met:
-            name = what if isinstance(what, str) else getattr(what, "__name__", repr(what))
-            message = (
-                f"`intended` names `{name:.60}`, but no finding matches it. Fix: correct the name, or remove it so "
-                "that it hides nothing later."
-            )
-            yield Finding("intended", "warning", "", "", message)
+            name = what if isinstance(what, str) else getattr(what, "__qualname__", repr(what))
+            yield Finding("intended", "warning", "stale", details={"entry": name})
+
+
+def _by_leaf(finding: Finding, meant: Sequence[Meant]) -> list[Finding]:
+    """A finding whose leaves are not all intended, in parts."""
+    if len(finding.leaves) < 2 or not any(leaf in meant for leaf in finding.leaves):
+        return [finding]
+    return [dataclasses.replace(finding, leaves=(leaf,)) for leaf in finding.leaves]
 
 
 def _is_about(finding: Finding, meant: Meant) -> bool:
     if isinstance(meant, str):
-        return meant in (finding.where, finding.leaf)
-    function = inspect.unwrap(meant)
-    if f"`{getattr(function, '__name__', '')}`" in finding.message:
+        return meant in finding.leaves or _is_name(finding, meant) or _is_line(finding, meant)
+    own = [getattr(meant, name, None) for name in ("jvp", "fwd", "bwd")]
+    if any(own):
+        # A rule is known by its functions: others may have been made by the same lines.
+        ruled = finding.rule.functions if finding.rule else ()
+        return any(function is one for function in ruled for one in own if one is not None)
+    if any(meant is one for one in known_as(finding.operation)):
         return True
+    function = inspect.unwrap(meant)
+    if finding.rule and any(one is function for one in finding.rule.functions):
+        return True
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or not finding.chain:
+        return False
+    site = (code.co_filename, code.co_firstlineno)
+    return any((file, line) == site for file, line, _ in running(finding.chain)) or _holds_line(function, finding)
+
+
+def _is_name(finding: Finding, meant: str) -> bool:
+    return finding.rule is not None and meant == finding.rule.name
+
+
+def _is_line(finding: Finding, meant: str) -> bool:
+    file, _, line = meant.rpartition(":")
+    if not finding.file or line != str(finding.line):
+        return False
+    return os.path.normpath(finding.file).endswith(os.path.normpath(os.sep + file)) or finding.file == file
+
+
+def _holds_line(function: Any, finding: Finding) -> bool:
+    """Whether a line is written inside a function."""
     try:
         lines, first = inspect.getsourcelines(function)
-        file = os.path.basename(inspect.getsourcefile(function) or "")
+        file = inspect.getsourcefile(function)
     except (OSError, TypeError):
         return False
-    name, _, number = finding.where.rpartition(":")
-    return name == file and first <= int(number) < first + len(lines)
+    return finding.file == file and first <= finding.line < first + len(lines)

@@ -26,7 +26,7 @@ from .._programs import (
     opened,
     run,
 )
-from .derivatives.float64 import widened
+from .float64 import widened
 from .quick import quick_jit
 
 SAMPLES = 8

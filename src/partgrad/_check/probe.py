@@ -1,7 +1,7 @@
 """Run a jaxpr once, compiled, and ask its equations questions: at every depth, in every step of every loop."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +17,14 @@ from .._programs import (
     Chain,
     Operands,
     bind,
+    inner_jaxprs,
     is_custom_rule,
     opened,
     primal_jaxpr,
     reenter,
     run,
 )
-from .quick import quick_jit
+from .quick import kept, quick_jit
 
 # Takes an equation with the equations around it, its operands and its results; returns a vector of integers, or None
 # if the question does not apply. A vector is an answer if its first entry is not negative.
@@ -47,16 +48,35 @@ class Answer(NamedTuple):
     order: tuple[int, ...]
 
 
-def probe(jaxpr: ClosedJaxpr, operands: Operands, question: Question) -> list[Answer]:
-    """The answers of a jaxpr's equations to a question, in order of execution; of very many, only the first.
+def probe(
+    jaxpr: ClosedJaxpr, operands: Operands, question: Question, *, purpose: str = ""
+) -> tuple[Operands, list[Answer]]:
+    """The outputs of a jaxpr, and the answers of its equations to a question, in order of execution.
 
-    The question goes to each equation that contains no others, and to each call of a custom rule.
+    The question goes to each equation that contains no others, and to each call of a custom rule. Of very many answers
+    only the first are kept. With a `purpose`, the compiled run is kept for the next jaxpr that is the same: then a
+    question may depend on nothing else.
     """
-    asked = _Run(question)
-    top = lambda *operands: asked.body(*opened(jaxpr), list(operands))
-    jax.block_until_ready(quick_jit(top)(*operands))
-    jax.effects_barrier()
-    return sorted(asked.answers, key=lambda answer: answer.order)
+    body = opened(jaxpr)[0]
+    asked = kept(purpose, [jaxpr], lambda: _Run(question, body)) if purpose else _Run(question, body)
+    outputs, answers = asked(opened(jaxpr)[1], operands)
+    if asked.jaxpr is not body:
+        # The equations of this jaxpr, not those of the one that was compiled.
+        places = {_key(chain): number for number, chain in enumerate(_chains(asked.jaxpr))}
+        chains = list(_chains(body))
+        answers = [answer._replace(chain=chains[places[_key(answer.chain)]]) for answer in answers]
+    return outputs, sorted(answers, key=lambda answer: answer.order)
+
+
+def _chains(jaxpr: Jaxpr, inside: Chain = ()) -> Iterator[Chain]:
+    for equation in jaxpr.eqns:
+        yield (*inside, equation)
+        for inner in inner_jaxprs(equation):
+            yield from _chains(inner, (*inside, equation))
+
+
+def _key(chain: Chain) -> tuple[int, ...]:
+    return tuple(map(id, chain))
 
 
 class _Asked(NamedTuple):
@@ -77,10 +97,18 @@ class _Body(NamedTuple):
 class _Run:
     """One run of a jaxpr, and the answers it collects."""
 
-    def __init__(self, question: Question):
-        self._question = question
+    def __init__(self, question: Question, jaxpr: Jaxpr):
+        self._question, self.jaxpr = question, jaxpr
         self._places: dict[int, int] = {}
-        self.answers: list[Answer] = []
+        self._answers: list[Answer] = []
+        self._staged = quick_jit(lambda consts, operands: self.body(jaxpr, consts, operands))
+
+    def __call__(self, consts: Operands, operands: Operands) -> tuple[Operands, list[Answer]]:
+        """The outputs and the answers."""
+        self._answers = []
+        outputs = jax.block_until_ready(self._staged(consts, operands))
+        jax.effects_barrier()
+        return outputs, self._answers
 
     def body(
         self, jaxpr: Jaxpr, consts: Operands, operands: Operands, inside: Chain = (), steps: tuple[Any, ...] = ()
@@ -103,14 +131,14 @@ class _Run:
             inner, consts = opened(primal_jaxpr(equation))
             results = self._within(body, inner, consts, given, chain)
         elif name not in _OPAQUE:
-            results = reenter(equation, given, functools.partial(self._staged, body, chain), counted=True)
+            results = reenter(equation, given, functools.partial(self._inside, body, chain), counted=True)
         contains = results is not None
         results = bind(equation, given) if results is None else results
         if not contains or is_custom_rule(equation):
             self._ask(body, chain, given, results)
         return results
 
-    def _staged(
+    def _inside(
         self, body: _Body, chain: Chain, jaxpr: Jaxpr, consts: Operands, operands: Operands, step: Any = None
     ) -> Operands:
         return self.body(jaxpr, consts, operands, chain, body.steps if step is None else (*body.steps, step))
@@ -135,9 +163,9 @@ class _Run:
 
     def _record(self, asked: list[_Asked], starts: Any, everything: Any, steps: tuple[int, ...]) -> None:
         for one, start in zip(asked, starts, strict=True):
-            if everything[start] >= 0 and len(self.answers) < _MOST_ANSWERS:
+            if everything[start] >= 0 and len(self._answers) < _MOST_ANSWERS:
                 numbers = everything[start : start + one.length]
-                self.answers.append(Answer(one.chain, steps, numbers, self._order(one, steps)))
+                self._answers.append(Answer(one.chain, steps, numbers, self._order(one, steps)))
 
     def _order(self, one: _Asked, steps: tuple[int, ...]) -> tuple[int, ...]:
         """When an equation was executed: its position in each body around it, with the step numbers in between."""

@@ -1,21 +1,18 @@
-"""The progress of a check: nothing for a short one, a line on standard error for a long one."""
+"""The progress of a check: a bar if tqdm is installed, a function of the user's, or nothing."""
 
+import contextlib
 import sys
-import time
 from collections.abc import Callable
-from types import TracebackType
+from typing import Any
 
-from .._display import columns, fitted, printable
 from ..errors import ArgumentError
 
+# Seconds before a bar appears that nobody asked for.
 _SILENT = 2.0
-# Seconds between two lines in a log, and between two on a terminal, where each replaces the last.
-_LOG, _TERMINAL = 10.0, 0.1
-_COLUMNS = 79
 
 
 class Progress:
-    """Counts steps and reports them as the option of `check` says; a context that clears its line."""
+    """Counts steps and shows them as the option of `check` says; a context that removes the bar."""
 
     def __init__(self, progress: bool | Callable[[int, int, str], object] | None) -> None:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
@@ -24,23 +21,30 @@ class Progress:
                 "Expected None (shown after two seconds), True, False, or a function of (done, total, what).",
                 fix="omit it, or write progress=False.",
             )
-        self._call = progress if callable(progress) else None
-        # How long to stay silent.
-        self._silent = 0.0 if progress is True else _SILENT if progress is None else float("inf")
-        # Nothing is written to a log unless it was asked for.
-        self._is_asked = progress is True
-        self._done = self._total = self._width = 0
-        self._next = 0.0
+        self._progress, self._bar = progress, None
+        self._done = self._total = 0
 
     def __enter__(self) -> "Progress":
-        self._next = time.monotonic() + self._silent
+        self._done = self._total = 0
+        self._bar = None if callable(self._progress) or self._progress is False else self._made_bar()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._width:
-            _write("\r" + " " * self._width + "\r")
+    def __exit__(self, *raised: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _made_bar(self) -> Any:
+        # A bar that nobody asked for is for terminals; a program without a console has no standard error.
+        is_asked = self._progress is True
+        if sys.stderr is None or not (is_asked or sys.stderr.isatty()):
+            return None
+        with contextlib.suppress(ImportError):
+            from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+            return tqdm(total=0, desc="check", leave=False, delay=0.0 if is_asked else _SILENT, file=sys.stderr)
+        if is_asked:
+            sys.stderr.write("check: running; with tqdm installed there is a bar\n")
+        return None
 
     def expect(self, steps: int) -> None:
         """Announce more steps."""
@@ -50,27 +54,9 @@ class Progress:
         """Count a finished step."""
         self._done += 1
         self._total = max(self._total, self._done)
-        if self._call is not None:
-            self._call(self._done, self._total, what)
-        elif time.monotonic() >= self._next and (self._is_asked or _is_terminal()):
-            self._tell(f"check: {self._done:,} of {self._total:,}, {printable(what)}")
-
-    def _tell(self, line: str) -> None:
-        if _is_terminal():
-            line = fitted(line, min(_COLUMNS, max(columns(line), self._width)))
-            self._width = columns(line.rstrip())
-            _write(f"\r{line}")
-        else:
-            _write(f"{line}\n")
-        self._next = time.monotonic() + (_TERMINAL if self._width else _LOG)
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
-def _write(text: str) -> None:
-    # A program without a console has no standard error.
-    if sys.stderr is not None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        if callable(self._progress):
+            self._progress(self._done, self._total, what)
+        elif self._bar is not None:
+            self._bar.total = self._total
+            self._bar.set_postfix_str(what, refresh=False)
+            self._bar.update()

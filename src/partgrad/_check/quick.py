@@ -1,9 +1,14 @@
-"""Programs that are compiled quickly: each runs only a few times, so most of the time goes into compiling."""
+"""Programs that are compiled quickly, as each runs a few times, and kept for the next check of the same program."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import jax
+from jax.extend.core import ClosedJaxpr
+
+from .._programs import Recent, opened, structure_of
+
+R = TypeVar("R")
 
 _QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 if jax.__version_info__ < (0, 11):  # JAX 0.10
@@ -15,3 +20,14 @@ if jax.__version_info__ < (0, 11):  # JAX 0.10
 def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function under `jax.jit`, compiled quickly rather than optimised."""
     return jax.jit(function, compiler_options=_QUICK if jax.default_backend() == "cpu" else None)
+
+
+_kept: Recent[Any] = Recent(128)
+
+
+def kept(purpose: Hashable, jaxprs: Sequence[ClosedJaxpr | None], make: Callable[[], R]) -> R:
+    """What was made of earlier programs if they were the same but for their constants, or is made now."""
+    keys = [None if jaxpr is None else structure_of(opened(jaxpr)[0], exact=False) for jaxpr in jaxprs]
+    is_known = all(key is not None or jaxpr is None for key, jaxpr in zip(keys, jaxprs, strict=True))
+    key = (purpose, jax.config.jax_enable_x64, jax.default_backend(), tuple(keys))
+    return _kept.of(key if is_known else None, make)

@@ -21,8 +21,9 @@ from .._programs import (
     line,
     opened,
 )
-from .evidence import Evidence, at, element, steps_of
-from .probe import Answer
+from .names import element_of, rule_of, steps_of
+from .probe import Answer, probe
+from .program import Program
 
 _VALUE, _DERIVATIVE = 0, 1
 
@@ -30,19 +31,20 @@ _VALUE, _DERIVATIVE = 0, 1
 class Blame(NamedTuple):
     """A custom rule that computes another value than its function, or else another derivative.
 
-    The place is the element that is furthest off, for the message.
+    The element is the one that is furthest off, in some steps of the loops around it.
     """
 
     chain: Chain
     of_value: bool
-    place: str
+    element: tuple[int, ...]
+    steps: list[tuple[int, ...]]
 
 
 class Rules:
     """The custom rules in a program, each compared once with the derivative of its own function."""
 
-    def __init__(self, evidence: Evidence):
-        self._evidence = evidence
+    def __init__(self, program: Program):
+        self._program = program
         self._incomparable: list[Chain] = []
 
     def wrong_values(self) -> list[Blame]:
@@ -54,7 +56,7 @@ class Rules:
         wrong = [
             blame
             for blame in self._blamed
-            if leaf in self._evidence.leaves_into(blame.chain) and not _is_librarys_own(blame.chain)
+            if leaf in self._program.leaves_into(blame.chain) and not _is_librarys_own(blame.chain)
         ]
         # A rule is wrong if a rule inside it is.
         outer = {id(equation) for blame in wrong for equation in blame.chain[:-1]}
@@ -64,15 +66,22 @@ class Rules:
     def incomparable_for(self, leaf: int) -> list[Chain]:
         """The rules on the path of a leaf that cannot be compared, as for a callback, if nothing else is to blame."""
         _ = self._blamed
-        own = [c for c in self._incomparable if line(c) and leaf in self._evidence.leaves_into(c)]
-        return [blame.chain for blame in _unlike([Blame(chain, False, "") for chain in own])]
+        own = [c for c in self._incomparable if line(c) and leaf in self._program.leaves_into(c)]
+        return [blame.chain for blame in _unlike([Blame(chain, False, (), []) for chain in own])]
+
+    def ruled_for(self, leaf: int) -> list[Chain]:
+        """The rules on the path of a leaf, whether or not they can be compared."""
+        program = self._program
+        return [
+            c for c in program.value.chains if is_custom_rule(c[-1]) and leaf in program.leaves_into(c, program.value)
+        ]
 
     @functools.cached_property
     def _blamed(self) -> list[Blame]:
-        if not any(is_custom_rule(chain[-1]) for chain in self._evidence.smooth.chains):
+        if not any(is_custom_rule(chain[-1]) for chain in self._program.smooth.chains):
             return []
         grouped: dict[tuple[Any, ...], list[Answer]] = {}
-        for answer in self._evidence.answers(self._question):
+        for answer in probe(self._program.jaxpr, self._program.leaves, self._question)[1]:
             grouped.setdefault((*map(id, answer.chain), answer.numbers[1]), []).append(answer)
         return [_blame(answers) for answers in grouped.values()]
 
@@ -91,13 +100,15 @@ class Rules:
 def _blame(answers: list[Answer]) -> Blame:
     (worst, kind, array), equation = answers[0].numbers, answers[0].chain[-1]
     atoms = equation.invars if kind == _DERIVATIVE and _is_reverse(equation) else equation.outvars
-    place = element(int(worst), atoms[array].aval.shape) + steps_of([answer.steps for answer in answers])
-    return Blame(answers[0].chain, kind == _VALUE, place)
+    place = element_of(int(worst), atoms[array].aval.shape)
+    return Blame(answers[0].chain, kind == _VALUE, place, steps_of(answers))
 
 
 def _unlike(blames: list[Blame]) -> list[Blame]:
-    """One rule of each name and line, which a message could not tell apart."""
-    return list({at(blame.chain): blame for blame in reversed(blames)}.values())[::-1]
+    """One call of each rule at each line."""
+    ruled = lambda chain: rule.functions if (rule := rule_of(chain)) else ()
+    named = lambda blame: (line(blame.chain), rule_of(blame.chain), tuple(map(id, ruled(blame.chain))))
+    return list({named(blame): blame for blame in reversed(blames)}.values())[::-1]
 
 
 def _is_librarys_own(chain: Chain) -> bool:

@@ -46,7 +46,10 @@ from .lines import (
     is_of_jax_random as is_of_jax_random,
     is_users as is_users,
     line as line,
+    place as place,
+    placed as placed,
     raised_at as raised_at,
+    running as running,
     running_line as running_line,
     sampler_of as sampler_of,
 )

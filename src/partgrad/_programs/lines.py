@@ -61,11 +61,11 @@ def as_where(file: str, line: int | None) -> str:
     return f"{os.path.basename(file)}:{line}"
 
 
-def raised_at(error: BaseException) -> str:
-    """The innermost line of the user's code from which an error came, or ""."""
+def raised_at(error: BaseException) -> tuple[str, int]:
+    """The file and the number of the innermost line of the user's code from which an error came; empty if none is."""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
     users = [frame for frame in frames if is_users(frame[0])]
-    return as_where(*users[-1]) if users else ""
+    return users[-1] if users else ("", 0)
 
 
 def running_line() -> str:
@@ -76,7 +76,13 @@ def running_line() -> str:
 
 
 def line(chain: Chain) -> str:
-    """Where an equation comes from, as `file.py:42`: the innermost line of the user's own code.
+    """Where an equation comes from, as `file.py:42`; empty if no line is known."""
+    file, number = place(chain)
+    return as_where(file, number) if file else ""
+
+
+def place(chain: Chain) -> tuple[str, int]:
+    """Where an equation comes from: the file and the number of the innermost line of the user's own code.
 
     A function of a library that is compiled is traced once and then used from a cache, together with the lines from
     which it was called the first time. So what is inside a call is believed only if the innermost call that it is in is
@@ -87,8 +93,14 @@ def line(chain: Chain) -> str:
         chain: The equation, and before it those that it is inside, from the outermost in.
 
     Returns:
-        The base name of the file and the number of the line; empty if no line is the user's.
+        The file, empty if no line is the user's, and the number of the line.
     """
+    file, number, _ = placed(chain)
+    return file, number
+
+
+def placed(chain: Chain) -> tuple[str, int, int]:
+    """`place`, and which equation of the chain it is the line of."""
     for number in reversed(range(len(chain))):
         frames = _frames(chain[number], is_users)
         call = next((outer for outer in reversed(chain[:number]) if outer.primitive.name in CALLS), None)
@@ -98,12 +110,12 @@ def line(chain: Chain) -> str:
             or _leads_through(frames, call)
             or _was_running_inside(chain[number], call)
         ):
-            return as_where(*frames[-1])
+            return *frames[-1], number
     # Everything is in libraries: the line of one other than JAX is the best there is.
     outside_jax = [frame for equation in chain[:1] for frame in _frames(equation, _is_outside_jax)]
     # A function that partgrad itself calls has only the line where it is defined.
     defined = [site for equation in chain for site in _sites(equation) if is_users(site[0])]
-    return next((as_where(*frame) for frame in [*outside_jax[-1:], *defined[-1:]]), "")
+    return *next((frame for frame in [*outside_jax[-1:], *defined[-1:]]), ("", 0)), 0
 
 
 def is_in_library(chain: Chain) -> bool:
@@ -139,6 +151,24 @@ def _sites(call: JaxprEqn) -> list[_Frame]:
     """Where the functions inside an equation begin."""
     parts = [written(jaxpr).file.rpartition(":") for jaxpr in inner_jaxprs(call)]
     return [(file, int(number)) for file, _, number in parts if number.isdigit()]
+
+
+def running(chain: Chain) -> list[tuple[str, int, str]]:
+    """The functions that were running when an equation was traced: file, first line and name, innermost first.
+
+    What ran outside a function that JAX keeps compiled is told by its call: the frames inside are those of its first
+    caller.
+    """
+    found: list[tuple[str, int, str]] = []
+    for number in reversed(range(len(chain))):
+        trace = chain[number].source_info.traceback
+        call = next((outer for outer in reversed(chain[:number]) if outer.primitive.name in CALLS), None)
+        sites = [] if call is None else _sites(call)
+        for frame in trace.frames if trace is not None else []:
+            found.append((frame.file_name, frame.function_start_line, frame.function_name))
+            if (frame.file_name, frame.function_start_line) in sites:
+                break
+    return found
 
 
 def _was_running_inside(equation: JaxprEqn, call: JaxprEqn) -> bool:

@@ -10,25 +10,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from ..._programs import (
+from .._programs import (
     CALLS,
     CHECKPOINTS,
     CUSTOM_RULES,
     FOREIGN,
+    Chain,
     Operands,
     bind,
     expanded,
+    is_floating,
     opened,
     primal_jaxpr,
     reenter,
+    scan_parts,
     solve_jaxpr,
     step_through,
+    while_parts,
 )
 
-# Takes an equation and its operands; returns other results for it, or None to compute its own.
-Rule = Callable[[JaxprEqn, Operands], Operands | None]
+# Takes an equation, after those that it is inside, and its operands; returns other results, or None to compute its own.
+Rule = Callable[[Chain, Operands], Operands | None]
+# How often the body of a loop that runs on runs at most.
+_MOST_STEPS = 300
 
 
 # Their jaxprs compute their results; everything else about them serves derivatives and compilers.
@@ -48,32 +55,55 @@ _CONSTANTS = np.array(
 _REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError, KeyError)
 
 
-def promoted(jaxpr: ClosedJaxpr, rule: Rule = lambda equation, operands: None) -> Callable[..., Operands]:
+def promoted(
+    jaxpr: ClosedJaxpr,
+    rule: Rule = lambda chain, operands: None,
+    runs_on: Callable[[Chain], bool] = lambda chain: False,
+    x64: bool | None = None,
+) -> Callable[..., Operands]:
     """A function that computes the outputs of a jaxpr in float64 and complex128, under `jax.enable_x64(True)`.
 
     Integers keep their dtypes, and random bits their values. What works on the bits of a number runs at the width of
     that number and is widened afterwards. So does an operation that does not support float64.
+
+    Args:
+        jaxpr: The jaxpr.
+        rule: It may replace the results of equations.
+        runs_on: Which loops do not end where they end, but where another step changes nothing.
+        x64: Whether the jaxpr was traced with 64 bits; None if it was traced as JAX is configured now.
     """
-    evaluation = _Evaluation(bool(jax.config.jax_enable_x64), rule)
+    evaluation = _Evaluation(bool(jax.config.jax_enable_x64) if x64 is None else x64, rule, runs_on)
     return lambda *operands: evaluation.run(*opened(jaxpr), list(operands))
+
+
+def exactly(equation: JaxprEqn, operands: Operands) -> Operands:
+    """The results of one equation in float64, of operands in float64, under `jax.enable_x64(True)`."""
+    evaluation = _Evaluation(False, lambda chain, operands: None, lambda chain: False)
+    return evaluation.step(equation, operands)
 
 
 class _Evaluation:
     """An evaluation of a jaxpr that was traced with or without 64 bits."""
 
-    def __init__(self, x64: bool, rule: Rule):
-        self.x64, self.rule = x64, rule
+    def __init__(self, x64: bool, rule: Rule, runs_on: Callable[[Chain], bool]):
+        self.x64, self.rule, self.runs_on = x64, rule, runs_on
+        self._inside: Chain = ()
 
     def run(self, jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
         """The outputs of a jaxpr."""
-        wide = lambda variables, results: [_as_wide(r, v.aval) for v, r in zip(variables, results, strict=True)]
-        step = lambda equation, given: wide(equation.outvars, self._results(equation, given))
-        literal = lambda atom: _exact(_as_wide(atom.val, atom.aval), atom.aval)
-        return step_through(jaxpr, wide(jaxpr.constvars, consts), wide(jaxpr.invars, operands), step, literal)
+        return step_through(jaxpr, _wide(jaxpr.constvars, consts), _wide(jaxpr.invars, operands), self.step, exact)
+
+    def step(self, equation: JaxprEqn, operands: Operands) -> Operands:
+        """The results of an equation."""
+        outside, self._inside = self._inside, (*self._inside, equation)
+        try:
+            return _wide(equation.outvars, self._results(equation, operands))
+        finally:
+            self._inside = outside
 
     def _results(self, equation: JaxprEqn, operands: Operands) -> Operands:
         name = equation.primitive.name
-        results = self.rule(equation, operands)
+        results = self.rule(self._inside, operands)
         if results is not None:
             return results
         if name in _ENTERED_IN_PLACE:
@@ -88,7 +118,7 @@ class _Evaluation:
             return self.run(*opened(solve), given)
         results = reenter(equation, operands, self.run)
         if results is not None:
-            return results
+            return self._run_on(equation, operands, results) if self.runs_on(self._inside) else results
         with jax.enable_x64(self.x64):
             inside = expanded(equation)
         if inside is not None:
@@ -96,6 +126,33 @@ class _Evaluation:
         if name in _OF_OWN_WIDTH or not any(map(_changes, (*equation.invars, *equation.outvars))):
             return _at_own_width(equation, operands)
         return self._at_double_width(equation, operands)
+
+    def _run_on(self, equation: JaxprEqn, operands: Operands, carry: Operands) -> Operands:
+        """The results of a loop whose body runs on as long as that changes something, to what is finite."""
+        name = equation.primitive.name
+        if name == "while":
+            parts = while_parts(equation)
+            body, consts = parts.body, operands[parts.test_consts :][: parts.body_consts]
+        elif name == "scan" and (scanned := scan_parts(equation)).consts + scanned.carried == len(equation.invars):
+            body, consts = scanned.body, operands[: scanned.consts]
+            if scanned.carried < len(equation.outvars):
+                return carry
+        else:
+            return carry
+        is_float = [is_floating(variable.aval) for variable in equation.outvars]
+
+        def step(state: Any) -> Any:
+            count, old, _ = state
+            new = self.run(*opened(body), [*consts, *old])
+            floats = [(n, o) for n, o, floating in zip(new, old, is_float, strict=True) if floating]
+            is_finite = jnp.stack([True, *(jnp.isfinite(n).all() for n, _ in floats)]).all()
+            is_new = jnp.stack([False, *((n != o).any() for n, o in floats)]).any()
+            kept = [jnp.where(is_finite, n, o) if f else n for n, o, f in zip(new, old, is_float, strict=True)]
+            return count + 1, kept, is_finite & is_new
+
+        goes_on = lambda state: (state[0] < _MOST_STEPS) & state[2]
+        start = (jnp.zeros((), jnp.int32), [jnp.asarray(value) for value in carry], jnp.ones((), bool))
+        return list(lax.while_loop(goes_on, step, start)[1])
 
     def _at_double_width(self, equation: JaxprEqn, operands: Operands) -> Operands:
         try:
@@ -119,6 +176,18 @@ class _Evaluation:
     def _traced(self, jaxpr: Jaxpr, consts: Operands) -> ClosedJaxpr:
         inputs = [jax.ShapeDtypeStruct(v.aval.shape, wide_dtype(v.aval.dtype)) for v in jaxpr.invars]
         return jax.make_jaxpr(lambda *operands: self.run(jaxpr, consts, list(operands)))(*inputs)
+
+
+def _wide(variables: Any, results: Operands) -> Operands:
+    return [_as_wide(result, variable.aval) for variable, result in zip(variables, results, strict=True)]
+
+
+def exact(literal: Any) -> Any:
+    """What stands for a number that a jaxpr spells out: rounded, so that what is equal there is equal here."""
+    value = literal.val
+    if isinstance(value, int | float | complex) and jnp.issubdtype(literal.aval.dtype, jnp.inexact):
+        value = np.asarray(value).astype(literal.aval.dtype)
+    return _exact(_as_wide(value, literal.aval), literal.aval)
 
 
 def wide_dtype(dtype: Any) -> Any:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from partgrad._check.derivatives.differences import JUMP, KINK, SMOOTH, UNSURE, slope
+from partgrad._check.slopes import JUMP, KINK, SMOOTH, UNSURE, slope
 
 pytestmark = pytest.mark.internal
 
@@ -15,14 +15,16 @@ sizes = st.floats(1e-3, 1e3).flatmap(lambda size: st.sampled_from([size, -size])
 def one(function, **options):
     """The slope of a function of one output, as numbers."""
     found = slope(lambda t: np.array([function(t)]), **options)
-    return found._replace(**{name: getattr(found, name)[0] for name in ("derivative", "error", "verdict")})
+    return found._replace(
+        **{name: getattr(found, name)[0] for name in ("derivative", "error", "kind", "right", "left")}
+    )
 
 
 @given(st.lists(sizes, min_size=1, max_size=6))
 def test_is_exact_for_polynomials(coefficients):
     found = one(np.polynomial.Polynomial(coefficients))
     size = max(map(abs, coefficients))
-    assert found.verdict == SMOOTH
+    assert found.kind == SMOOTH
     assert abs(found.derivative - [*coefficients, 0.0][1]) <= 1e-11 * size
 
 
@@ -42,7 +44,7 @@ def test_is_within_its_aim_for_smooth_functions(name, x):
     function, derivative = SMOOTH_FUNCTIONS[name]
     found = one(lambda t: function(x + t * x))
     expected = x * derivative(x)
-    assert found.verdict == SMOOTH
+    assert found.kind == SMOOTH
     assert abs(found.derivative - expected) <= 1e-9 * max(abs(expected), 0.1)
     assert abs(found.derivative - expected) <= 3 * found.error
 
@@ -78,7 +80,7 @@ KINKS = [
 def test_is_never_certain_of_a_wrong_slope(case):
     function, expected = case
     found = one(function)
-    if found.verdict == SMOOTH:
+    if found.kind == SMOOTH:
         size = abs(function(0.0)) + abs(found.derivative)
         assert expected is not None
         assert found.error <= 1e-6 * size
@@ -89,10 +91,10 @@ def test_is_never_certain_of_a_wrong_slope(case):
 @given(st.floats(-3, 3), st.floats(0.1, 10), st.sampled_from([-100, -1, 0.01, 1, 10]))
 def test_a_kink_and_a_jump_at_the_point_are_told(offset, scale, size):
     smooth = lambda t: np.cos(scale * t + offset)
-    assert one(lambda t: smooth(t) + size * abs(t)).verdict == KINK
-    assert one(lambda t: smooth(t) + size * max(t, 0)).verdict == KINK
-    assert one(lambda t: smooth(t) + size * (t >= 0)).verdict == JUMP
-    assert one(lambda t: smooth(t) + size * np.sign(t)).verdict == JUMP
+    assert one(lambda t: smooth(t) + size * abs(t)).kind == KINK
+    assert one(lambda t: smooth(t) + size * max(t, 0)).kind == KINK
+    assert one(lambda t: smooth(t) + size * (t >= 0)).kind == JUMP
+    assert one(lambda t: smooth(t) + size * np.sign(t)).kind == JUMP
 
 
 @settings(max_examples=50)
@@ -102,7 +104,7 @@ def test_a_kink_or_a_jump_nearby_does_not_matter(exponent, side, offset):
     for broken, beyond in ((np.abs, 1), (lambda t: np.maximum(t, 0), 0), (np.floor, None)):
         found = one(lambda t, broken=broken: np.sin(t + offset) + broken(t - at))
         expected = np.cos(offset) + (0 if beyond is None else (side < 0) - beyond * (side > 0))
-        assert found.verdict == SMOOTH
+        assert found.kind == SMOOTH
         assert abs(found.derivative - expected) <= 1e-7
 
 
@@ -114,13 +116,13 @@ def test_takes_more_evaluations_only_where_they_help():
 
     smooth = lambda t: np.array([np.sin(t), t**2])
     assert evaluations(smooth) in (7, 9)
-    assert evaluations(lambda t: np.array([abs(t)])) < 15
+    assert evaluations(lambda t: np.array([abs(t)])) <= 2 * 11 + 1
     assert evaluations(smooth, np.zeros(2)) == evaluations(smooth) - 1
 
 
 def test_shrinks_its_steps_into_the_domain():
     found = one(lambda t: np.log(1e-3 + t) if t > -1e-3 else np.nan)
-    assert found.verdict == SMOOTH
+    assert found.kind == SMOOTH
     np.testing.assert_allclose(found.derivative, 1000, rtol=1e-7)
 
 
@@ -131,7 +133,6 @@ def test_shrinks_its_steps_into_the_domain():
         np.cbrt,
         lambda t: np.nan,
         lambda t: np.inf,
-        lambda t: float(np.float32(np.sin(1 + t))),
         lambda t: float(np.random.default_rng(abs(hash(t))).normal()),
         lambda t: np.round((1 + t) * 1e5) / 1e5,
         lambda t: np.sin(1 / t) if t else 0.0,
@@ -139,28 +140,63 @@ def test_shrinks_its_steps_into_the_domain():
     ],
 )
 def test_is_not_certain_of_what_has_no_slope(function):
-    assert one(function).verdict in (JUMP, UNSURE)
+    assert one(function).kind in (JUMP, UNSURE)
+
+
+def test_of_what_is_rounded_it_knows_the_slope_as_far_as_it_says():
+    found = one(lambda t: float(np.float32(np.sin(1 + t))))
+    assert found.kind == UNSURE or abs(found.derivative - np.cos(1)) <= 3 * found.error
+
+
+SIDES = {
+    "abs": (abs, 1, -1),
+    "relu": (lambda t: max(t, 0.0), 1, 0),
+    "two curves": (lambda t: np.exp(t) if t > 0 else 1 - 2 * t + t**2, 1, -2),
+    "a root on one side": (lambda t: np.sqrt(max(t, 0.0)) + min(t, 0.0), np.inf, 1),
+}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_the_slopes_on_the_sides_of_a_kink(name):
+    function, right, left = SIDES[name]
+    found = one(function)
+    assert found.kind == KINK
+    np.testing.assert_allclose([found.right, found.left], [right, left], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1e-3, 1e-5, 1e-6])
+def test_a_rounded_corner_is_no_kink(width):
+    assert one(lambda t: np.sqrt(t * t + width**2)).kind != KINK
+
+
+@pytest.mark.parametrize("steps", [10, 20, 30])
+def test_what_is_steep_does_not_jump(steps):
+    def iterated(t, x=0.3):
+        x += t
+        for _ in range(steps):
+            x = 3.9 * x * (1 - x)
+        return x
+
+    assert one(iterated).kind in (SMOOTH, UNSURE)
 
 
 def test_a_constant_has_slope_zero():
     found = slope(lambda t: np.array([0.0, 3.0, 1e300, -1e-300]))
     np.testing.assert_array_equal(found.derivative, 0)
-    np.testing.assert_array_equal(found.verdict, SMOOTH)
+    np.testing.assert_array_equal(found.kind, SMOOTH)
 
 
 def test_judges_each_output_by_itself():
     found = slope(lambda t: np.array([t, abs(t), np.floor(t), np.nan]))
-    np.testing.assert_array_equal(found.verdict, [SMOOTH, KINK, JUMP, UNSURE])
+    np.testing.assert_array_equal(found.kind, [SMOOTH, KINK, JUMP, UNSURE])
     assert found.derivative[0] == pytest.approx(1, rel=1e-12)
 
 
 def test_many_outputs_are_judged_as_one_is():
     x = np.linspace(-3, 3, 70001)
     found = slope(lambda t: np.maximum(np.sin(x) + t, 0))
-    assert (found.verdict[np.abs(np.sin(x)) > 1e-5] == SMOOTH).all()
-    np.testing.assert_allclose(
-        found.derivative[found.verdict == SMOOTH], (np.sin(x) > 0)[found.verdict == SMOOTH], atol=1e-7
-    )
+    assert (found.kind[np.abs(np.sin(x)) > 1e-5] == SMOOTH).all()
+    np.testing.assert_allclose(found.derivative[found.kind == SMOOTH], (np.sin(x) > 0)[found.kind == SMOOTH], atol=1e-7)
 
 
 def test_no_outputs():
@@ -169,7 +205,7 @@ def test_no_outputs():
 
 def test_complex_outputs():
     found = slope(lambda t: np.array([np.exp(1j * (1 + t)), t + 1j * abs(t)]))
-    np.testing.assert_array_equal(found.verdict, [SMOOTH, KINK])
+    np.testing.assert_array_equal(found.kind, [SMOOTH, KINK])
     np.testing.assert_allclose(found.derivative[0], 1j * np.exp(1j), rtol=1e-10)
 
 

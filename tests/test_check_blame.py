@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from partgrad._check.evidence import Evidence
-from partgrad._check.findings.draw import draw as draw_findings
-from partgrad._check.findings.zero import zero
-from partgrad._check.numbered import NumberedProgram
+from partgrad._check.draws import draws
+from partgrad._check.program import Program
 
 pytestmark = pytest.mark.internal
 
@@ -22,14 +20,15 @@ F = lambda *values: jnp.array(values, jnp.float32)
 
 
 def findings(function, *args):
-    return {(f.kind, f.severity, f.leaf): f for f in pg.check(function, progress=False)(*args).findings}
+    report = pg.check(function, progress=False)(*args)
+    return {(f.kind, f.severity, leaf): f for f in report.findings for leaf in f.leaves or ("",)}
 
 
 def line(name):
     """The line of this file that ends in a fault's name."""
     lines = inspect.getsource(sys.modules[__name__]).splitlines()
     (found,) = [number for number, text in enumerate(lines, 1) if text.endswith(f"  # fault: {name}")]
-    return f"test_check_findings.py:{found}"
+    return f"test_check_blame.py:{found}"
 
 
 @eqx.filter_jit
@@ -45,7 +44,7 @@ def test_the_line_inside_a_function_that_a_library_compiles():
     # Called from here, it is traced with this line.
     jax.grad(loss)(point)
     (finding,) = pg.check(loss, progress=False)(point).findings
-    assert (finding.leaf, finding.where) == ("['x']", line("wrapped"))
+    assert (finding.leaves, finding.where) == (("['x']",), line("wrapped"))
 
 
 def test_of_several_that_stop_a_leaf_the_last_is_named():
@@ -55,7 +54,7 @@ def test_of_several_that_stop_a_leaf_the_last_is_named():
 
     found = findings(argmax_of_softmax, {"logits": F(0.1, 0.5, 0.2), "values": F(1, 2, 3)})
     finding = found["zero", "warning", "['logits']"]
-    assert "`argmax`" in finding.message
+    assert finding.operation == "argmax"
     assert finding.where == line("last")
 
 
@@ -75,33 +74,28 @@ def test_what_makes_one_factor_zero_is_not_blamed_for_the_other():
 
     found = findings(dead, {"inner": F(1, 2), "outer": jnp.ones((2, 2), jnp.float32)})
     assert found["zero", "warning", "['inner']"].where == line("dead")
-    assert "matmul" in found["zero", "info", "['outer']"].message
+    assert found["zero", "info", "['outer']"].operation == "@"
 
 
-@pytest.mark.internal
 @pytest.mark.parametrize(
-    ("draw", "severity", "word"),
+    ("draw", "severity", "reason"),
     [
         (lambda key, a: jax.random.lognormal(key, a), "info", "pathwise"),
         (lambda key, a: jax.random.triangular(key, 0.0, a, 5.0), "info", "pathwise"),
         (lambda key, a: jax.random.choice(key, a * F(1, 2, 3)), "info", "pathwise"),
-        (lambda key, a: jax.random.binomial(key, 5, a), "warning", "silently zero"),
-        (lambda key, a: jax.random.multinomial(key, 5, jnp.stack([a, 1 - a])), "warning", "silently zero"),
+        (lambda key, a: jax.random.binomial(key, 5, a), "warning", "discrete"),
+        (lambda key, a: jax.random.multinomial(key, 5, jnp.stack([a, 1 - a])), "warning", "discrete"),
     ],
     ids=["lognormal", "triangular", "choice", "binomial", "multinomial"],
 )
-def test_a_sampler_that_jax_does_not_compile(draw, severity, word, request):
+def test_a_sampler_that_jax_does_not_compile(draw, severity, reason, request):
     key = jax.random.key(0)
-    program = NumberedProgram(lambda leaves: jnp.sum(draw(key, leaves[0])) * leaves[1], [S(0.4), S(2.0)], ["a", "b"])
     # Without a derivative, which takes long to compile for some of these.
-    evidence = Evidence(program, [S(1.0)], np.ones(1))
-    evidence.gradients = []
-    (finding,) = draw_findings(evidence)
-    assert (finding.severity, finding.leaf) == (severity, "a")
-    assert f"`{request.node.callspec.id}`" in finding.message
-    assert word in finding.message
-    assert finding.where.startswith("test_check_findings.py")
-    assert not list(zero(evidence))
+    function = lambda leaves: jnp.sum(draw(key, leaves[0])) * leaves[1]
+    (finding,) = draws(Program(function, [S(0.4), S(2.0)], ["a", "b"], forward=True))
+    assert (finding.severity, finding.reason, finding.leaves) == (severity, reason, ("a",))
+    assert finding.operation == request.node.callspec.id
+    assert finding.where.startswith("test_check_blame.py")
 
 
 @pytest.mark.parametrize(("is_used", "kind"), [(False, "zero"), (True, "mismatch")])
@@ -112,7 +106,7 @@ def test_a_draw_that_the_user_fixed_is_no_warning(is_used, kind):
     report = pg.check(f, progress=False)(2.0)
     (finding,) = report.findings
     assert (finding.kind, finding.severity, finding.where) == (kind, "info", line("fixed"))
-    assert f"the draw at {line('fixed')} has gradient='fixed'" in finding.message
+    assert finding.reason == "fixed draw"
     assert report.ok
 
 
@@ -134,7 +128,7 @@ def test_every_kind_of_tie():
 
     found = findings(tied, {"max": F(1, 1), "clip": F(0, 0.5), "sort": F(2, 2), "floor": S(2.0)})
     assert set(found) == {("tie", "warning", f"['{leaf}']") for leaf in ("max", "clip", "sort", "floor")}
-    assert "an exact tie of `floor`" in found["tie", "warning", "['floor']"].message
+    assert found["tie", "warning", "['floor']"].operation == "floor"
 
 
 def test_every_reason_for_a_zero():
@@ -145,39 +139,37 @@ def test_every_reason_for_a_zero():
         return p["x"] ** 2 + counted + taken + stepped
 
     point = {"x": 2.0, "cast": S(1.5), "compared": F(1, 2), "factor": 3.0, "branch": 1.0, "stepped": 2.5}
-    messages = {leaf: f"{severity}: {f.message}" for (_, severity, leaf), f in findings(constant, point).items()}
-    for leaf, words in {
-        "cast": "warning: the gradient is zero: it is cast to int32",
-        "compared": "warning: the gradient is zero: it is only compared, by `>`",
-        "factor": "info: the gradient is truly zero here: the derivative of `mul`",
-        "branch": "info: the gradient is zero here: its terms cancel, or a factor is zero",
-        "stepped": "warning: the gradient is zero: `floor`",
-    }.items():
-        assert messages[f"['{leaf}']"].startswith(words)
+    reasons = {leaf: (severity, f.reason, f.operation) for (_, severity, leaf), f in findings(constant, point).items()}
+    assert reasons == {
+        "['cast']": ("warning", "cast", "astype"),
+        "['compared']": ("warning", "compared", ">"),
+        "['factor']": ("info", "truly zero", "*"),
+        "['branch']": ("info", "cancels", ""),
+        "['stepped']": ("warning", "rounded", "floor"),
+    }
 
 
 def test_an_index_out_of_bounds_of_what_no_derivative_goes_through():
     found = findings(lambda x: x * jnp.arange(3)[jnp.array(7)], 2.0)
-    assert found["oob", "warning", ""].message.endswith("No leaf's derivative goes through it, only the value.")
+    assert found["oob", "warning", ""].reason == "value only"
 
 
 def test_a_function_that_asks_whether_it_is_traced():
     found = findings(lambda x: x**2 if isinstance(x, jax.core.Tracer) else x**2 + 1.0, 2.0)
-    assert "Python takes another path while it is traced" in found["value", "error", ""].message
+    assert found["value", "error", ""].reason == "python"
 
 
 def test_digits_that_cancel():
     found = findings(lambda x: (1.0 - jnp.cos(x)) / x**2, 1e-3)
-    assert "digits cancel. Fix: rewrite what cancels" in found["precision", "warning", ""].message
-    assert "because the point is at a jump" in found["mismatch", "info", ""].message
+    assert set(found) == {("precision", "warning", "")}
+    assert found["precision", "warning", ""].where.startswith("test_check_blame.py")
 
 
 def test_the_safe_function_to_call_is_that_of_what_is_written():
     infinite = lambda p: jnp.log(jnp.sum(jnp.exp(p["lse"]))) + jnp.sqrt(jnp.sum(jnp.sin(p["sum"])))
     found = findings(infinite, {"lse": jnp.full(3, -jnp.inf), "sum": F(0, 0)})
-    messages = {leaf: f.message for (_, _, leaf), f in found.items()}
-    assert "`partgrad.safe.logsumexp` has one" in messages["['lse']"]
-    assert "`partgrad.safe.sqrt` has one" in messages["['sum']"]
+    remedies = {leaf: f.fix.by if f.fix else f.details["by"] for (_, _, leaf), f in found.items() if "by" in f.details}
+    assert remedies == {"['lse']": "partgrad.safe.logsumexp", "['sum']": "partgrad.safe.sqrt"}
 
 
 @pytest.mark.slow
@@ -190,13 +182,14 @@ def test_a_clipped_minimum_is_an_error_where_its_derivative_disagrees():
     # Nor is it blamed for a read that disagrees.
     both = lambda p: clipped(p) + p["v"].at[jnp.array([9])].get(mode="promise_in_bounds")[0]
     found = pg.check(both, progress=False)(point).findings
-    assert [(f.kind, f.severity, f.leaf) for f in found].count(("oob", "error", "['v']")) == 1 + is_wrong
+    assert [(f.kind, f.severity) for f in found if "['v']" in f.leaves].count(("oob", "error")) == 1 + is_wrong
 
 
 @pytest.mark.slow
 def test_how_jax_counts_is_no_read_out_of_bounds():
     found = findings(lambda p: jnp.sum(p["t"][jnp.triu_indices(2, 1)] ** 2), {"t": F(1, 2, 3, 4).reshape(2, 2)})
-    assert [f.message for f in found.values()] == ["the gradient is zero in 3 of its 4 elements."]
+    ((_, finding),) = found.items()
+    assert (finding.reason, finding.details) == ("elements", {"dead": 3, "size": 4})
 
 
 def test_a_random_callback_is_not_taken_for_rounding():
@@ -217,7 +210,7 @@ def test_a_rule_with_another_value_is_named_for_leaves_beside_it():
 
     wave.defjvp(lambda p, t: (1.01 * jnp.sin(p[0]), jnp.cos(p[0]) * t[0]))
     found = findings(lambda p: wave(p["x"]) * p["scale"], {"x": S(0.7), "scale": S(2.0)})
-    assert "`wave`" in found["mismatch", "error", "['scale']"].message
+    assert found["mismatch", "error", "['scale']"].operation == "wave"
 
 
 def test_a_linear_leaf_has_no_finding():
@@ -236,7 +229,7 @@ def test_two_wrong_rules_on_one_line_are_both_named():
     wrong.defjvp(lambda p, t: (p[0] * p[0], 3 * p[0] * t[0]))
     worse.defjvp(lambda p, t: (jnp.cos(p[0]), jnp.sin(p[0]) * t[0]))
     found = pg.check(lambda x: wrong(x) * worse(x), progress=False)(S(0.7)).findings
-    assert [name for f in found for name in ("`wrong`", "`worse`") if name in f.message] == ["`wrong`", "`worse`"]
+    assert [f.operation for f in found] == ["wrong", "worse"]
     assert len({f.where for f in found}) == 1
 
 
@@ -253,7 +246,7 @@ def test_a_rule_that_is_checked_by_itself_has_the_line_of_its_function():
 def test_a_function_that_is_flat_on_both_sides_of_a_tie_is_honestly_zero():
     sinc = lambda x: jnp.where(x == 0, 1.0, jnp.sin(x) / jnp.where(x == 0, 1.0, x))
     (finding,) = findings(sinc, S(0.0)).values()
-    assert (finding.severity, "truly zero" in finding.message) == ("info", True)
+    assert (finding.severity, finding.reason) == ("info", "truly zero")
 
 
 def test_a_conversion_beside_a_leaf_is_what_its_gradient_lost_digits_to():
@@ -267,19 +260,21 @@ def test_a_conversion_beside_a_leaf_is_what_its_gradient_lost_digits_to():
 
 def test_of_a_value_that_is_not_finite_nothing_is_compared():
     found = findings(lambda p: jnp.where(p["x"] > 0, -p["x"], -jnp.inf), {"x": S(-2.0)})
-    assert {kind for kind, _, _ in found} == {"nan", "zero"}
+    assert {kind for kind, _, _ in found} == {"nan"}
 
 
 def test_a_function_that_is_singular_on_one_side_of_a_tie_is_not_honestly_zero():
     inverse = pg.double_where(lambda x: jnp.where(jnp.abs(x) > 0, 1 / x, 0.0))
-    assert ("zero", "warning", "") in findings(inverse, S(0.0))
+    report = pg.check(inverse, progress=False)(S(0.0))
+    assert report.verdict == "inconclusive"
+    assert [f.kind for f in report.findings] == ["jump"]
 
 
 def test_the_wrong_derivative_of_a_complex_number_is_shown_along_a_direction():
     norm = jax.custom_vjp(lambda z: jnp.abs(z) ** 2)
     norm.defvjp(lambda z: (jnp.abs(z) ** 2, z), lambda z, c: (2 * c * z,))  # JAX's convention is the conjugate.
     (finding,) = findings(lambda z: norm(z) * 1.5, jnp.complex64(1 + 2j)).values()
-    assert "j" not in finding.message.partition(";")[0].partition("it is")[2]
+    assert isinstance(finding.figures.derivative, float)
 
 
 @pytest.mark.slow
@@ -294,4 +289,4 @@ def test_a_solver_of_a_library_that_stopped_early_is_a_warning():
     with jax.enable_x64(True):
         (finding,) = findings(best, {"a": jnp.array(1.2)}).values()
     assert (finding.kind, finding.severity) == ("precision", "warning")
-    assert "tighten its tolerance" in finding.message
+    assert finding.reason == "unconverged"

@@ -19,7 +19,7 @@ KEY = jax.random.key(0)
 
 def findings(function, *args, **options):
     report = pg.check(function, progress=False, **options)(*args)
-    return {(f.kind, f.severity, f.leaf): f.message for f in report.findings}
+    return {(f.kind, f.severity, leaf): f for f in report.findings for leaf in f.leaves or ("",)}
 
 
 def forward_rule(function, derivative):
@@ -49,10 +49,12 @@ def test_without_a_gradient_the_forward_derivative_is_judged():
         ("mismatch", "error", "['solved']"),
         ("oob", "warning", "['read']"),
     }
-    assert found["mismatch", "error", "['wrong']"].startswith("the forward derivative is wrong: it is 3.9")
+    figures = found["mismatch", "error", "['wrong']"].figures
+    assert figures.reverse is None
+    assert figures.forward == pytest.approx(3.9)
+    assert figures.slope == pytest.approx(2.6)
     # Another iteration would explain as much, but not a rule that differs from its function.
-    message = found["mismatch", "error", "['solved']"]
-    assert "the rule of `<lambda>`" in message or "a custom rule" in message
+    assert found["mismatch", "error", "['solved']"].reason == "rule"
 
 
 @pytest.mark.parametrize("loop", [root, lambda x: lax.fori_loop(0, jnp.int32(x), lambda _, y: y * 2, x)])
@@ -66,11 +68,9 @@ def test_a_number_that_a_rule_returns_whatever_it_is_given():
     constant = jax.custom_vjp(lambda x: x**2)
     constant.defvjp(lambda x: (x**2, None), lambda _, cotangent: (jnp.full((), jnp.nan),))
     found = findings(lambda p: constant(p["x"]) + jnp.sqrt(p["y"]), {"x": S(1.3), "y": S(0)})
-    message = found["nan", "error", "['x']"]
-    assert "a derivative rule returns it, whatever it is given" in message
-    assert "`sqrt`" not in message
-    assert "test_check_rare.py" in message
-    assert "`sqrt`" in found["nan", "error", "['y']"]
+    assert found["nan", "error", "['x']"].reason == "rule"
+    assert found["nan", "error", "['x']"].where.startswith("test_check_reasons.py")
+    assert found["nan", "error", "['y']"].operation == "sqrt"
 
 
 def test_what_decides_together_with_a_random_number():
@@ -82,8 +82,8 @@ def test_what_decides_together_with_a_random_number():
         return through + jnp.where(threshold > 0, threshold**2, 0.0)
 
     found = findings(function, {"through": S(0.3), "threshold": S(0.4)})
-    assert "(straight-through)" in found["draw", "info", "['through']"]
-    assert found["draw", "info", "['threshold']"].endswith("If the alternatives agree there, all is well.")
+    assert found["draw", "info", "['through']"].reason == "straight-through"
+    assert found["draw", "info", "['threshold']"].reason == "threshold"
 
 
 def test_what_is_left_out_of_an_array_is_not_stopped_or_drawn_there():
@@ -93,8 +93,8 @@ def test_what_is_left_out_of_an_array_is_not_stopped_or_drawn_there():
 
     found = findings(function, {"x": F(1.5, 2.3), "unused": F(1, 2)})
     assert set(found) == {("zero", "warning", "['x']"), ("zero", "warning", "['unused']")}
-    assert "`floor`" in found["zero", "warning", "['x']"]
-    assert found["zero", "warning", "['unused']"].startswith("no path to the output")
+    assert found["zero", "warning", "['x']"].operation == "floor"
+    assert found["zero", "warning", "['unused']"].reason == "no path"
 
 
 def test_a_leaf_that_is_only_tested():
@@ -106,9 +106,12 @@ def test_a_leaf_that_is_only_tested():
     names = ("equal", "drawn", "finite", "branch")
     found = findings(function, {name: S(1.3) for name in ("y", *names)})
     assert set(found) == {("zero", "warning", f"['{name}']") for name in names}
-    assert "it is only compared, by `!=`" in found["zero", "warning", "['equal']"]
-    assert "it is only compared, by `is_finite`" in found["zero", "warning", "['finite']"]
-    assert "`round`" in found["zero", "warning", "['branch']"]
+    compared = {leaf: found["zero", "warning", f"['{leaf}']"] for leaf in ("equal", "finite")}
+    assert {leaf: (f.reason, f.operation) for leaf, f in compared.items()} == {
+        "equal": ("compared", "!="),
+        "finite": ("compared", "isfinite"),
+    }
+    assert found["zero", "warning", "['branch']"].operation == "round"
 
 
 def test_a_stop_is_told_of_a_gradient_that_is_zero_elsewhere():
@@ -128,7 +131,7 @@ def test_a_stop_is_told_of_a_gradient_that_is_zero_elsewhere():
         ("zero", "info", "['part']"),
         ("zero", "info", "['at_zero']"),
     }
-    assert all("`stop_gradient`" in message for (kind, _, _), message in found.items() if kind == "mismatch")
+    assert {f.operation for (kind, _, _), f in found.items() if kind == "mismatch"} == {"stop_gradient"}
 
 
 def test_inside_a_shard_map():
@@ -138,9 +141,9 @@ def test_inside_a_shard_map():
         lambda p: sharded(jnp.sqrt)(p["root"]).sum() + sharded(lambda x: x * stop_gradient(x))(p["stopped"]).sum(),
         {"root": F(0, 2), "stopped": F(1.5, 2.3)},
     )
-    assert "in the derivative of `shard_map`" in found["nan", "error", "['root']"]
+    assert found["nan", "error", "['root']"].where.startswith("test_check_reasons.py")
     # What is stopped inside cannot be held.
-    assert "the `stop_gradient`s on its path" in found["mismatch", "error", "['stopped']"]
+    assert found["mismatch", "error", "['stopped']"].reason == "unexplained"
 
 
 def test_what_low_precision_explains():
@@ -158,18 +161,17 @@ def test_what_low_precision_explains():
         ("precision", "info", "['tenth']"),
         ("mismatch", "error", "['hidden']"),
     }
-    assert "it goes through bfloat16" in found["precision", "warning", "['halved']"]
-    assert "which constants of low precision may explain" in found["precision", "info", "['tenth']"]
-    assert "it is 2e-07 in element [0]" in found["mismatch", "error", "['hidden']"]
+    assert found["precision", "warning", "['halved']"].details["through"] == "bfloat16"
+    assert found["precision", "info", "['tenth']"].reason == "constants"
+    assert found["mismatch", "error", "['hidden']"].figures.element == (0,)
 
 
 def test_a_mismatch_that_no_element_shows_by_itself():
     with jax.enable_x64(True):
         difference = jax.custom_jvp(lambda x: x[0] - x[1])
         difference.defjvp(lambda x, t: (difference(*x), (1 + 8e-9) * t[0][0] - t[0][1]))
-        (message,) = findings(difference, jnp.ones(2)).values()
-    assert message.startswith("the forward derivative is wrong")
-    assert "element" not in message
+        (finding,) = findings(difference, jnp.ones(2)).values()
+    assert (finding.kind, finding.severity, finding.figures.element) == ("mismatch", "error", None)
 
 
 def test_arrays_without_elements_and_writes_of_extremes():
@@ -184,7 +186,7 @@ def test_arrays_without_elements_and_writes_of_extremes():
 
     found = findings(function, {"read": F(1, 2), "rule": S(1.3), "written": F(1)})
     assert set(found) == {("mismatch", "error", "['rule']"), ("oob", "warning", "['written']")}
-    assert "It is dropped" in found["oob", "warning", "['written']"]
+    assert found["oob", "warning", "['written']"].reason == "dropped"
 
 
 @pytest.mark.parametrize(
@@ -194,9 +196,9 @@ def test_arrays_without_elements_and_writes_of_extremes():
 )
 def test_a_function_that_raises_beside_the_point(raises):
     function = lambda x: jnp.abs(eqx.error_if(x, raises(x), "not here") - S(0.1))
-    ((key, message),) = findings(function, S(0.1)).items()
-    assert key == ("mismatch", "info", "")
-    assert "or raises beside the point" in message
+    report = pg.check(function, progress=False)(S(0.1))
+    assert report.verdict == "inconclusive"
+    assert [f.kind for f in report.findings] == ["noise"]
 
 
 def test_what_has_no_source_is_intended_by_name_only():
@@ -206,4 +208,4 @@ def test_what_has_no_source_is_intended_by_name_only():
 
 
 def test_a_tie_of_a_clamp():
-    assert "`clamp`" in findings(lambda x: lax.clamp(0.0, x, 1.0), S(1))["tie", "warning", ""]
+    assert findings(lambda x: lax.clamp(0.0, x, 1.0), S(1))["tie", "warning", ""].operation == "clamp"

@@ -1,0 +1,300 @@
+"""From what was found of each leaf to findings: what explains a disagreement, and which operation is to blame."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .._programs import (
+    CALLS,
+    TRANSPARENT,
+    Chain,
+    Dependence,
+    by_value,
+    is_custom_rule,
+    is_in_library,
+    line,
+    name_of,
+    opened,
+    run,
+)
+from .evaluation import Own, compiled, is_finite
+from .finding import Figures, Finding
+from .float64 import widened
+from .names import element_of, finding, operation_of
+from .outcomes import Crossing, is_discrete
+from .program import Program
+from .questions import Answer, Search, Seen
+from .reading import ROUNDING, Point
+from .rules import Blame, Rules
+from .stops import (
+    explaining_factorization,
+    explaining_loops,
+    explaining_stops,
+    is_fixed_draw,
+    is_of_partgrad,
+    is_solver,
+    mark_of,
+    solvers_of,
+)
+from .verdict import OK, row_of
+
+# The relative mismatch that a stop without consequences may leave, and that of an iteration that has converged.
+_SLIGHT = 1e-3
+# How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
+_OF_SOLVERS = 3e-2
+_OF_LIBRARIES = 0.2
+
+
+# How far a gradient that exists in its own precision only may be off.
+_OF_OWN = 1e-3
+
+
+def compared_eagerly(own: Own, point: Point, rules: Rules, generator: np.random.Generator) -> Iterator[Finding]:
+    """Findings for a gradient that cannot be traced, as of a rule that closes over a traced value."""
+    program = own.program
+    for leaf, path in enumerate(program.paths):
+        direction = [np.zeros_like(x) for x in point.leaves]
+        direction[leaf] = generator.uniform(0.5, 1.5, point.leaves[leaf].shape) * (np.abs(point.leaves[leaf]) + 1)
+        found = point.slope(direction)
+        got = float((widened(own.gradients[leaf]) * direction[leaf]).real.sum())
+        meant = float((own.weights * found.derivative).real.sum())
+        if found.kind.any() or abs(got - meant) <= _OF_OWN * max(abs(got), abs(meant)):
+            continue
+        relative = abs(got - meant) / max(abs(got), abs(meant))
+        figures = Figures(path, None, got, None, meant, meant, float(found.error.sum()), found.steps, relative)
+        unknown = rules.ruled_for(leaf)
+        chain = unknown[0] if unknown else ()
+        yield finding("mismatch", "error", "closed over" if chain else "unexplained", [path], chain, figures=figures)
+
+
+class Comparison:
+    """The answers for the leaves that were compared, with what explains them."""
+
+    def __init__(self, own: Own, search: Search, rules: Rules, answers: dict[int, Answer]):
+        self._own, self._search, self._rules = own, search, rules
+        self._program: Program = own.program
+        self._excuses: dict[int, tuple[Chain, ...]] = {}
+        self.answers = {leaf: self._excused(leaf, answer) for leaf, answer in answers.items()}
+
+    def verdict(self, leaf: int) -> str:
+        """The verdict on a leaf that was compared."""
+        return self.answers[leaf].row.verdict
+
+    def is_flat(self, leaf: int) -> bool:
+        """Whether the slopes beside a selection that changes near the point are zero, as the derivative is."""
+        answer = self.answers.get(leaf)
+        if answer is None or answer.row.name not in ("zero", "agrees") or answer.seen is None:
+            return False
+        return bool(self._search.crossings(leaf, answer.seen))
+
+    def findings(self) -> Iterator[Finding]:
+        """What there is to tell."""
+        for leaf, answer in self.answers.items():
+            match answer.row.name:
+                case "not finite" | "zero" | "agrees":
+                    pass
+                case "unconverged":
+                    yield self._of_solver(leaf, answer)
+                case "stopped" | "symmetric":
+                    yield self._of_excuse(leaf, answer)
+                case "kink":
+                    yield self._of_kink(leaf, answer)
+                case "jump" | "noise":
+                    yield self._of_unsettled(leaf, answer)
+                case _:
+                    yield from self._of_mismatch(leaf, answer)
+            if answer.status == ROUNDING and answer.row.verdict == OK and answer.seen is not None:
+                figures = self._figures(leaf, answer)
+                yield finding("precision", "info", "constants", [self._path(leaf)], figures=figures)
+
+    # --- excuses -----------------------------------------------------------------------------------------------------
+
+    def _excused(self, leaf: int, answer: Answer) -> Answer:
+        """The answer, with what explains it."""
+        seen, name = answer.seen, answer.row.name
+        if seen is None or (answer.row.verdict == OK or name == "not finite"):
+            return answer
+        place = self._search.point if answer.is_here or name in ("jump", "noise") else self._search.near
+        direction = self._search.direction([(leaf, seen.indices)], seen.toward)
+        slack = max(self._search.slack, 0.0)
+        excuse, chains = "none", tuple[Chain, ...]()
+        if (solver := explaining_loops(place, leaf, direction, slack)) is not None or (
+            name in ("wrong", "modes") and (solver := self._approximate(leaf, seen)) is not None
+        ):
+            excuse, chains = "solver", (solver,)
+        elif name in ("wrong", "modes") and (chains := explaining_stops(place, direction, slack)):
+            excuse = "stop"
+        elif name == "wrong" and (chain := explaining_factorization(place, leaf, direction, slack)) is not None:
+            excuse, chains = "symmetric", (chain,)
+        self._excuses[leaf] = chains
+        evidence = answer.evidence._replace(excuse=excuse)
+        return answer._replace(evidence=evidence, row=row_of(evidence))
+
+    def _approximate(self, leaf: int, seen: Seen) -> Chain | None:
+        """The solver whose rule is exact in the limit only, if all that is off is little and of such rules."""
+        blamed = self._rules.to_blame_for(leaf)
+        solvers = [b.chain for b in blamed if not b.of_value and is_solver(b.chain)]
+        if len(solvers) < len(blamed):
+            return None
+        solvers = solvers or solvers_of(self._program, leaf)
+        most = _OF_LIBRARIES if solvers and all(map(is_in_library, solvers)) else _OF_SOLVERS
+        return solvers[0] if solvers and seen.reading.shown.relative <= most else None
+
+    def _of_solver(self, leaf: int, answer: Answer) -> Finding:
+        figures, chain = self._figures(leaf, answer), self._excuses[leaf][0]
+        severity = "info" if figures is None or figures.relative <= _SLIGHT else "warning"
+        return finding("precision", severity, "unconverged", [self._path(leaf)], chain, figures=figures, rule=None)
+
+    def _of_excuse(self, leaf: int, answer: Answer) -> Finding:
+        path, figures, chains = self._path(leaf), self._figures(leaf, answer), self._excuses[leaf]
+        chain = chains[0]
+        if answer.row.name == "symmetric":
+            return finding("mismatch", "warning", "symmetric", [path], chain, figures=figures)
+        drawn = lambda stop: any(self._program.drawn.into(stop)) and not mark_of(stop)
+        is_decided = lambda stop: any(self._decided(leaf).into(stop))
+        # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
+        severity = "info" if figures is not None and figures.relative <= _SLIGHT else "warning"
+        if all(map(is_fixed_draw, chains)):
+            return finding("mismatch", "info", "fixed draw", [path], chain, figures=figures)
+        if all(is_of_partgrad(stop) or (drawn(stop) and not is_decided(stop)) for stop in chains):
+            return finding("draw", "info", "score", [path], chain, figures=figures)
+        if (mark := mark_of(chain)) is not None:
+            return finding("mismatch", severity, "mark", [path], chain, figures=figures, mark=mark)
+        # A straight-through estimate, of which the findings about draws tell.
+        severity = "info" if all(drawn(stop) and is_decided(stop) for stop in chains) else severity
+        others = [where for where in dict.fromkeys(map(line, chains)) if where]
+        return finding("mismatch", severity, "stop", [path], chain, figures=figures, lines=others)
+
+    def _decided(self, leaf: int) -> Dependence:
+        """What depends on something discrete that a leaf decides."""
+        program = self._program
+        jaxpr = program.jaxpr.jaxpr
+        decides = lambda chain: is_discrete(chain) and leaf in program.leaves_into(chain, program.value)
+        return by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(decides(chain)))
+
+    # --- kinks and jumps ---------------------------------------------------------------------------------------------
+
+    def _crossing(self, leaf: int, answer: Answer) -> Crossing | None:
+        """The selection that decides at the point; a user's line rather than one in a library."""
+        if answer.seen is None:
+            return None
+        found = self._search.crossings(leaf, answer.seen)
+        return min(found, key=lambda c: not line(c.chain), default=None)
+
+    def _of_kink(self, leaf: int, answer: Answer) -> Finding:
+        answer = answer._replace(seen=self._at_kink(leaf, answer))
+        crossing = self._crossing(leaf, answer)
+        figures = self._figures(leaf, answer)
+        path = [self._path(leaf)]
+        if crossing is None:
+            chain = self._safe_rule(leaf)
+            severity = "info" if chain else "warning"
+            return finding("tie", severity, "convention" if chain else "kink", path, chain, figures=figures)
+        is_chosen = operation_of(crossing.chain).startswith("safe.") or self._is_mended(leaf, crossing)
+        severity = "info" if is_chosen else "warning"
+        more = {"figures": figures, "~element": element_of(*crossing.element)}
+        return finding("tie", severity, "tie", path, crossing.chain, steps=[s for s in [crossing.steps] if s], **more)
+
+    def _at_kink(self, leaf: int, answer: Answer) -> Seen | None:
+        """A reading of the part of a leaf that is at the kink."""
+        seen = answer.seen
+        while seen is not None and seen.indices.size > 1:
+            halves = [seen._replace(indices=half) for half in np.array_split(seen.indices, 2)]
+            read = [self._search.again(leaf, half, self._search.point) for half in halves]
+            kinked = [half for half in read if half.reading.kinks]
+            if not kinked:
+                break
+            seen = kinked[0]
+        return seen
+
+    def _safe_rule(self, leaf: int) -> Chain:
+        chains = self._program.smooth.chains
+        ruled = (c for c in chains if is_custom_rule(c[-1]) and leaf in self._program.leaves_into(c))
+        return next((chain for chain in ruled if operation_of(chain).startswith("safe.")), ())
+
+    def _is_mended(self, leaf: int, crossing: Crossing) -> bool:
+        """Whether `double_where` is what makes the derivative finite at the selection, as its user wanted."""
+        if not any(name_of(equation) in TRANSPARENT for equation in crossing.chain):
+            return False
+        program = self._program
+        unwrapped = lambda leaves: run(*opened(program.jaxpr), list(leaves), lambda chain, given: None, in_place=CALLS)
+        plain = Program(unwrapped, program.leaves, program.paths)
+        if plain.cotangent is None:
+            return False
+        operands = [*program.leaves, *self._own.cotangents]
+        return not is_finite(compiled(plain.cotangent)(plain.cotangent.consts, operands)[leaf])
+
+    def _of_unsettled(self, leaf: int, answer: Answer) -> Finding:
+        crossing, figures, path = self._crossing(leaf, answer), self._figures(leaf, answer), [self._path(leaf)]
+        if answer.row.name == "jump" and crossing is not None:
+            more = {"~element": element_of(*crossing.element)}
+            steps = [s for s in [crossing.steps] if s]
+            return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, steps=steps, **more)
+        chain = () if crossing is None else crossing.chain
+        return finding("noise", "info", "noise", path, chain, figures=figures)
+
+    # --- what is wrong -----------------------------------------------------------------------------------------------
+
+    def _of_mismatch(self, leaf: int, answer: Answer) -> Iterator[Finding]:
+        """One finding for each rule to blame, or a single one if there is none."""
+        figures, path = self._figures(leaf, answer), [self._path(leaf)]
+        blamed = self._rules.to_blame_for(leaf)
+        if answer.evidence.nearby == "equal":
+            # Right beside the point: only a rule of the user's own can be to blame rather than a selection.
+            blamed = [blame for blame in blamed if not is_in_library(blame.chain)]
+            crossing = None if blamed else self._crossing(leaf, answer)
+            if crossing is not None:
+                yield finding("mismatch", "error", "removable", path, crossing.chain, figures=figures)
+                return
+        for blame in blamed:
+            reason = "rule value" if blame.of_value else "rule"
+            yield self._of_rule(reason, path, blame, figures)
+        if blamed:
+            return
+        if answer.row.name == "modes":
+            yield finding("mismatch", "error", "modes", path, figures=figures)
+        elif wrong := self._rules.wrong_values():
+            yield self._of_rule("rule value", path, wrong[0], figures)
+        elif unknown := self._rules.incomparable_for(leaf):
+            yield finding("mismatch", "error", "unknown rule", path, unknown[0], figures=figures)
+        else:
+            yield finding("mismatch", "error", "unexplained", path, figures=figures)
+
+    def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:
+        more = {"element": blame.element, "steps": blame.steps}
+        return finding("mismatch", "error", reason, path, blame.chain, figures=figures, **more)
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def _path(self, leaf: int) -> str:
+        return self._program.paths[leaf]
+
+    def _figures(self, leaf: int, answer: Answer) -> Figures | None:
+        seen = answer.seen
+        if seen is None:
+            return None
+        reading, shape = seen.reading, self._program.leaves[leaf].shape
+        by: complex = 1.0
+        element = None
+        if seen.indices.size == 1:
+            by = seen.toward[leaf].reshape(-1)[int(seen.indices[0])].item()
+            # A complex number has a slope only along a direction.
+            by = abs(by) if isinstance(by, complex) else by
+            element = element_of(int(seen.indices[0]), shape)
+        scaled: Callable[[Any], Any] = lambda value: None if value is None else value / by + 0.0
+        right, left = (
+            (reading.right, reading.left) if not isinstance(by, float) or by > 0 else (reading.left, reading.right)
+        )
+        return Figures(
+            self._path(leaf),
+            element,
+            scaled(reading.pulled),
+            scaled(reading.pushed),
+            scaled(right),
+            scaled(left),
+            abs(reading.noise / by),
+            reading.steps,
+            reading.shown.relative,
+            nearby=not answer.is_here and answer.row.name in ("wrong", "modes"),
+        )

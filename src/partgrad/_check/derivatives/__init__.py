@@ -1,1 +1,0 @@
-"""Both derivatives of a program against finite differences, in float64."""

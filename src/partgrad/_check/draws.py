@@ -1,0 +1,156 @@
+"""Random draws that depend on a leaf, and what the gradient through each of them means."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from .._programs import (
+    CALLS,
+    COMPARISONS,
+    Chain,
+    by_value,
+    holds_users_function,
+    is_custom_rule,
+    is_of_jax_random,
+    line,
+    reaching,
+    running,
+    sampler_of,
+    smoothly,
+    union,
+)
+from .finding import Finding
+from .names import finding
+from .program import Program
+
+# Tests for NaN, which make no decision.
+_TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
+# Samplers that `jax.random` differentiates wrongly: `wald` chooses between two roots, and drops the derivative of the
+# choice.
+_BIASED = frozenset({"wald"})
+_OWN_DRAWS = f"{__file__.rpartition('_check')[0]}_random"
+# What a logarithm of a probability is made with.
+_LOGARITHMS = frozenset({"log", "log1p", "log2", "lgamma"})
+
+
+def draws(program: Program) -> Iterator[Finding]:
+    """One finding for each line with a draw and each meaning of its gradient."""
+    for meaning, groups in ((_of_draw, _samplers(program)), (_of_decision, _decisions(program))):
+        for chains in groups:
+            for leaf, path in enumerate(program.paths):
+                own = [chain for chain in chains if program.is_into(leaf, chain)]
+                if own:
+                    severity, reason, more = meaning(program, leaf, chains)
+                    yield finding("draw", severity, reason, [path], own[0], **more)
+
+
+def implicit_draws(program: Program) -> list[Chain]:
+    """The draws with an implicit derivative, which is not the difference at a fixed key."""
+    return [chain for chain in program.smooth.chains if chain[-1].primitive.name == "random_gamma"]
+
+
+def has_implicit_draw(program: Program, leaf: int) -> bool:
+    """Whether a draw with an implicit derivative depends on a leaf."""
+    return any(program.is_into(leaf, chain) for chain in implicit_draws(program))
+
+
+def _samplers(program: Program) -> list[list[Chain]]:
+    """The equations of each call of a function of `jax.random`, without the calls it makes itself."""
+    groups: dict[Any, list[Chain]] = {}
+    for chain in program.smooth.chains:
+        name = _sampler(chain[-1])
+        if name is not None and not any(map(_sampler, chain[:-1])):
+            groups.setdefault((tuple(map(id, chain[:-1])), name, line(chain)), []).append(chain)
+    reached = reaching(program.jaxpr.jaxpr, [chain for group in groups.values() for chain in group])
+    known = set(map(id, reached))
+    return [group for group in groups.values() if any(id(chain) in known for chain in group)]
+
+
+def _sampler(equation: JaxprEqn) -> str | None:
+    """The name of a function of `jax.random` that is a call in the jaxpr or, like `binomial`, several equations."""
+    if equation.primitive.name in CALLS and is_of_jax_random(equation):
+        return str(equation.params["name"]).strip("_").removeprefix("random_")
+    return sampler_of(equation) or ("gamma" if equation.primitive.name == "random_gamma" else None)
+
+
+def _decisions(program: Program) -> list[list[Chain]]:
+    """Where a random number and a leaf together decide something discrete, outside the samplers of `jax.random`."""
+    found = []
+    for chain in program.smooth.chains:
+        if (
+            chain[-1].primitive.name in _TESTS
+            or any(smoothly(chain, program.smooth.into(chain)))
+            or program.smooth.is_entered(chain)
+            or any(map(_sampler, chain))
+            # What it means was said with `partgrad.draw`.
+            or any(file.startswith(_OWN_DRAWS) for file, _, _ in running(chain))
+        ):
+            continue
+        if any(program.smooth.into(chain)) and any(program.drawn.into(chain)):
+            found.append(chain)
+    return [[chain] for chain in reaching(program.jaxpr.jaxpr, found)]
+
+
+def _of_draw(program: Program, leaf: int, chains: list[Chain]) -> tuple[str, str, dict[str, Any]]:
+    """The severity, the reason, and more."""
+    name = _sampler(chains[0][-1])
+    inside = [c for c in implicit_draws(program) if any(c[: len(chain)] == chain for chain in chains)]
+    own = {id(chain[-1]) for chain in chains}
+    used = {id(atom) for other in program.siblings(chains[0]) if id(other) in own for atom in other.invars}
+    # The equations whose results the sampler itself does not use: the draw.
+    last = [chain for chain in chains if not any(id(result) in used for result in chain[-1].outvars)]
+    is_out = any(union(program.smooth.out_of(chain)) >> leaf & 1 for chain in last)
+    more = {"operation": name}
+    if name in _BIASED:
+        return "warning", "biased", more
+    if any(program.is_into(leaf, other) for other in inside):
+        return "info", "implicit", more
+    if is_out:
+        return "info", "pathwise", more
+    return ("info", "score", more) if is_scored(program, leaf, last) else ("warning", "discrete", more)
+
+
+def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
+    """Whether a logarithm that depends on a leaf is evaluated at what was drawn: an estimator by the score."""
+    jaxpr = program.jaxpr.jaxpr
+    keys = {tuple(map(id, chain)) for chain in drawn}
+    of_draw = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(tuple(map(id, chain)) in keys))
+    logs = [c for c in program.smooth.chains if c[-1].primitive.name in _LOGARITHMS and program.is_into(leaf, c)]
+    keys_of_logs = {tuple(map(id, chain)) for chain in logs}
+    of_log = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(tuple(map(id, chain)) in keys_of_logs))
+
+    def meets(chain: Chain) -> bool:
+        if not (any(of_draw.into(chain)) and any(of_log.into(chain)) and program.is_into(leaf, chain)):
+            return False
+        # The draw on one side, and the smooth logarithm on another; or the logarithm is taken of both.
+        pairs = list(zip(of_draw.into(chain), of_log.into(chain), strict=True))
+        return any(drawn and not log for drawn, log in pairs) and any(log and not drawn for drawn, log in pairs)
+
+    is_after = lambda chain: any(of_draw.into(chain)) and tuple(map(id, chain)) in keys_of_logs
+    return any(meets(chain) or is_after(chain) for chain in program.smooth.chains)
+
+
+def _is_users_stop(chain: Chain) -> bool:
+    """Whether an equation is a `stop_gradient` written by the user rather than by a library."""
+    is_call = lambda equation: equation.primitive.name in CALLS
+    return chain[-1].primitive.name == "stop_gradient" and all(
+        holds_users_function(outer) for outer in chain[:-1] if is_call(outer) or is_custom_rule(outer)
+    )
+
+
+def _of_decision(program: Program, leaf: int, chains: list[Chain]) -> tuple[str, str, dict[str, Any]]:
+    chain = chains[0]
+    operands = list(zip(program.smooth.into(chain), program.drawn.into(chain), strict=True))
+    # A random number on one side and the leaf on the other make a draw by hand. A threshold for a value that depends on
+    # both may be a kink like any other.
+    apart = any(drawn and not mask for mask, drawn in operands) and any(mask and not drawn for mask, drawn in operands)
+    # A leaf without another path to the output has no continuous one.
+    is_only = not union(program.smooth.outputs) >> leaf & 1
+    is_threshold = chain[-1].primitive.name in COMPARISONS and not (apart or is_only)
+    stops = [other for other in program.smooth.chains if _is_users_stop(other) and program.is_into(leaf, other)]
+    if stops and not (is_only or apart):
+        return "info", "straight-through", {}
+    if is_scored(program, leaf, chains):
+        return "info", "score", {}
+    return ("info", "threshold", {}) if is_threshold else ("warning", "decision", {})

@@ -1,0 +1,313 @@
+"""A program and its derivatives, compiled: in its own precision, and in float64.
+
+There are two compilations: the value together with the gradient, as the program has them, and one float64 program that
+computes the value, the forward or the reverse derivative. Both are kept for the next check of the same program.
+"""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from .._compat import silent_callbacks
+from .._programs import Chain, Operands, evaluate, inner_jaxprs, is_floating, opened
+from .float64 import leaves_jax, promoted, widened
+from .probe import Answer, Question, probe
+from .program import Array, Program
+from .quick import kept, quick_jit
+
+Leaves = list[Array]
+Vector = Array
+
+# The axis that holds a point that has moved, and the point it has moved from.
+_BOTH = "partgrad.both"
+_VALUE, _FORWARD, _REVERSE = range(3)
+
+
+class Own:
+    """A program as the user runs it: its value and its gradient, in its own precision.
+
+    Args:
+        program: The program.
+        plain: Its outputs, run as the user wrote it.
+        weights: One for each element of the outputs; the gradient is that of the weighted sum.
+    """
+
+    def __init__(self, program: Program, plain: Operands, weights: Array):
+        self.program, self.plain, self.weights = program, plain, weights
+        self.cotangents = cotangents_of(weights, plain)
+        # Why there is no gradient; None if there is one.
+        self.missing = program.missing.get("reverse")
+        # Whether the gradient could be traced; if not, it was computed eagerly.
+        self.is_traced = True
+        self._answers: dict[str, list[Answer]] = {}
+
+    def run(self, questions: dict[str, Question]) -> None:
+        """Run the program twice, compiled; the questions are asked in the first run."""
+        jaxpr, operands = self.program.value_and_cotangent, [*self.program.leaves, *self.cotangents]
+        if jaxpr is None:
+            jaxpr, operands = self.program.numbered, self.program.leaves
+        try:
+            self.runs = [self._run(jaxpr, operands, questions if first else {}) for first in (True, False)]
+        except jax.errors.UnexpectedTracerError as error:
+            self._run_eagerly(error)
+
+    def _run_eagerly(self, error: Exception) -> None:
+        """Run a program whose rule closes over what is traced: JAX can differentiate it only as it goes."""
+        program = self.program
+        program.forget_derivatives(error)
+        try:
+            outputs, pull = jax.vjp(program.outputs, program.leaves)
+            self.runs = [jax.device_get([*outputs, *pull(self.cotangents)[0]])] * 2
+            self.missing, self.is_traced = None, False
+        except jax.errors.UnexpectedTracerError as own:
+            self.missing = own
+            self.runs = [self._run(program.numbered, program.leaves, {})] * 2
+
+    def _run(self, jaxpr: ClosedJaxpr, operands: Operands, questions: dict[str, Question]) -> Operands:
+        if not questions:
+            return jax.device_get(compiled(jaxpr)(opened(jaxpr)[1], operands))
+        ((name, question),) = questions.items()
+        outputs, answers = probe(jaxpr, operands, question, purpose=name)
+        self._answers[name] = answers
+        return jax.device_get(outputs)
+
+    def answers(self, name: str) -> list[Answer]:
+        """The answers to a question that was asked while the program ran."""
+        return self._answers.get(name, [])
+
+    @property
+    def values(self) -> list[Operands]:
+        """The outputs of both runs."""
+        return [run[: len(self.plain)] for run in self.runs]
+
+    @functools.cached_property
+    def gradients(self) -> list[Array]:
+        """The gradient for each leaf; empty if there is no reverse derivative."""
+        return [np.asarray(gradient) for gradient in self.runs[0][len(self.plain) :]]
+
+    @functools.cached_property
+    def is_finite(self) -> bool:
+        """Whether the value is finite."""
+        return all(map(is_finite, self.plain))
+
+    def gradients_of(self, function: Any) -> list[Array] | None:
+        """The gradients of another function of the leaves, with the same weights; None if it has none."""
+        pulled = lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0]
+        return tried(pulled, self.program.leaves, self.cotangents)
+
+
+def compiled(jaxpr: ClosedJaxpr) -> Callable[[Operands, Operands], Operands]:
+    """A function of the constants and operands of a jaxpr without custom rules."""
+    body = opened(jaxpr)[0]
+    return kept("run", [jaxpr], lambda: quick_jit(functools.partial(evaluate, body)))
+
+
+def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
+    """The result of a remedy, or None if it fails in any way."""
+    try:
+        with silent_callbacks():
+            return [np.asarray(result) for result in quick_jit(function)(*operands)]
+    except Exception:  # It contains the user's code, which may raise anything.
+        return None
+
+
+def cotangents_of(weights: Array, plain: Operands) -> Operands:
+    """Weights, one per element, in the shapes and dtypes of the outputs."""
+    ends = np.cumsum([value.size for value in plain], dtype=int)
+    parts = [weights[end - value.size : end].reshape(value.shape) for end, value in zip(ends, plain, strict=True)]
+    real = lambda part, value: part if jnp.iscomplexobj(value) else part.real
+    return [real(*pair).astype(pair[1].dtype) for pair in zip(parts, plain, strict=True)]
+
+
+def is_finite(value: Any) -> bool:
+    """Whether every element of an array is finite."""
+    return bool(np.isfinite(widened(value)).all())
+
+
+class Exact:
+    """A program and its two derivatives in float64. The outputs are one vector, complex if any output is.
+
+    `unit` is the precision of the steps that run outside JAX, in their own dtype; zero if there are none. Some loops,
+    of the value and of both derivatives, may run on until another step changes nothing.
+    """
+
+    def __init__(self, program: Program, runs_on: Callable[[Chain], bool] | None = None):
+        self.program = program
+        self.sizes = [int(np.prod(aval.shape)) for aval in program.out_avals]
+        self.unit = _unit(program.jaxpr.jaxpr)
+        self.evaluations = 0
+        self._shapes = [aval.shape for aval in program.out_avals]
+        self._is_complex = [jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in program.out_avals]
+        self._inputs = [(leaf.shape, jnp.iscomplexobj(leaf)) for leaf in program.leaves]
+        self._jaxprs = [program.numbered, program.tangent, program.cotangent]
+        made = lambda: self._staged(runs_on)
+        self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
+
+    def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
+        given = {} if runs_on is None else {"runs_on": runs_on, "rule": _without_callbacks}
+        value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
+        is_complex = any(self._is_complex)
+        outputs = np.zeros(sum(self.sizes))
+        gradient = np.zeros(sum(int(np.prod(shape)) * (1 + c) for shape, c in self._inputs))
+        wide = lambda vector: vector.astype(jnp.complex128 if is_complex else jnp.float64)
+
+        def of_value(consts: Any, moved: Any, other: Any, weights: Any) -> Any:
+            return wide(_joined(value(consts[_VALUE], self._parted(moved)))), wide_real(gradient)
+
+        def of_forward(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
+            tangents = forward(consts[_FORWARD], [*self._parted(point), *self._parted(direction)])
+            return wide(_joined(tangents)), wide_real(gradient)
+
+        def of_reverse(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
+            pulled = reverse(consts[_REVERSE], [*self._parted(point), *weights])
+            return wide(outputs), _as_real(pulled)
+
+        branches = [
+            of_value if jaxpr is None else branch
+            for jaxpr, branch in zip(self._jaxprs, (of_value, of_forward, of_reverse), strict=True)
+        ]
+        return quick_jit(lambda which, *operands: lax.switch(which, branches, *operands))
+
+    def _parted(self, vector: Any) -> Leaves:
+        """The leaves of a vector: passing one operand is much faster than passing hundreds."""
+        parts = lax.split(vector, [int(np.prod(shape)) * (1 + is_complex) for shape, is_complex in self._inputs])
+        return [
+            lax.complex(part[::2], part[1::2]).reshape(shape) if is_complex else part.reshape(shape)
+            for part, (shape, is_complex) in zip(parts, self._inputs, strict=True)
+        ]
+
+    def _called(self, which: int, point: Vector, other: Vector, weights: Leaves) -> tuple[Vector, Vector]:
+        consts = [[] if jaxpr is None else opened(jaxpr)[1] for jaxpr in self._jaxprs]
+        with jax.enable_x64(True), silent_callbacks():
+            try:
+                return jax.device_get(self._run(which, consts, point, other, weights))
+            except (jax.errors.JaxRuntimeError, ValueError):  # The function rejects the point.
+                missing = lambda size, dtype: np.full(size, np.nan, dtype)
+                kind = np.complex128 if any(self._is_complex) else np.float64
+                return missing(sum(self.sizes), kind), missing(point.size, np.float64)
+
+    # --- the same function with something changed --------------------------------------------------------------------
+
+    def with_reverse_of(self, program: Program) -> "Exact":
+        """The same function with the reverse derivative of another program, and without a forward derivative."""
+        changed = copy.copy(self)
+        changed._jaxprs = [self._jaxprs[_VALUE], None, program.cotangent]
+        changed._run = changed._staged(None)
+        return changed
+
+    def holding(self, held: Callable[[Chain], bool]) -> "Exact":
+        """The same, except that some equations keep their results while the point moves along a direction."""
+
+        def rule(chain: Chain, operands: Operands) -> Operands | None:
+            if held(chain):
+                return [lax.all_gather(operand, _BOTH)[1] for operand in operands]
+            # Callbacks to Python cannot run at many points at once.
+            return _without_callbacks(chain, operands)
+
+        value = _of_constants(self._jaxprs[_VALUE], rule=rule)
+
+        def of_value(which: Any, consts: Any, moved: Any, point: Any, weights: Any) -> Any:
+            at = lambda vector: _joined(value(consts[_VALUE], self._parted(vector)))
+            return jax.vmap(at, axis_name=_BOTH)(jnp.stack([moved, point]))[0], jnp.zeros(0)
+
+        changed, own, staged = copy.copy(self), self._run, quick_jit(of_value)
+        changed._run = lambda which, *rest: (staged if which == _VALUE else own)(which, *rest)
+        return changed
+
+    # --- what it computes --------------------------------------------------------------------------------------------
+
+    def value(self, point: Leaves, direction: Leaves, step: float, nudge: Vector | float = 0.0) -> Vector:
+        """The outputs at a point moved along a direction; what moves gets a nudge too, relative to its size."""
+        self.evaluations += 1
+        start, along = _vector(point), _vector(direction)
+        moved = start + nudge * np.abs(start) * (along != 0) + step * along
+        return np.asarray(self._called(_VALUE, moved, start, self.cotangents(np.zeros(sum(self.sizes))))[0])
+
+    def forward(self, point: Leaves, direction: Leaves) -> Vector | None:
+        """The tangents of the outputs along a direction, or None if there is no forward derivative."""
+        if self._jaxprs[_FORWARD] is None:
+            return None
+        zeros = self.cotangents(np.zeros(sum(self.sizes)))
+        return np.asarray(self._called(_FORWARD, _vector(point), _vector(direction), zeros)[0])
+
+    def reverse(self, point: Leaves, weights: Vector) -> Leaves | None:
+        """The cotangents of the leaves for given weights of the outputs, or None if there is no reverse derivative."""
+        if self._jaxprs[_REVERSE] is None:
+            return None
+        start = _vector(point)
+        pulled = np.asarray(self._called(_REVERSE, start, np.zeros_like(start), self.cotangents(weights))[1])
+        parts = np.split(pulled, np.cumsum([int(np.prod(s)) * (1 + c) for s, c in self._inputs])[:-1])
+        return [
+            (part.view(np.complex128) if is_complex else part).reshape(shape)
+            for part, (shape, is_complex) in zip(parts, self._inputs, strict=True)
+        ]
+
+    @property
+    def has_forward(self) -> bool:
+        """Whether there is a forward derivative."""
+        return self._jaxprs[_FORWARD] is not None
+
+    def parts(self, outputs: Vector) -> list[Vector]:
+        """Split a vector of outputs into the outputs."""
+        ends = np.cumsum(self.sizes, dtype=int)
+        return [outputs[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
+
+    def cotangents(self, weights: Vector) -> Leaves:
+        """Arrange weights, one per element, in the shapes of the outputs."""
+        parts = zip(self.parts(weights), self._shapes, self._is_complex, strict=True)
+        return [(part.astype(complex) if c else part.real.astype(float)).reshape(shape) for part, shape, c in parts]
+
+
+def _of_constants(jaxpr: ClosedJaxpr | None, **how: Any) -> Callable[[Operands, Operands], Operands]:
+    """A jaxpr in float64 as a function of its constants and its operands; of nothing if there is none."""
+    if jaxpr is None:
+        return lambda consts, operands: []
+    body = opened(jaxpr)[0]
+    x64 = bool(jax.config.jax_enable_x64)
+    return lambda consts, operands: promoted(ClosedJaxpr(body, list(consts)), x64=x64, **how)(*operands)
+
+
+def _without_callbacks(chain: Chain, operands: Operands) -> Operands | None:
+    """What code outside JAX returns is unknown: where it matters, nothing is known."""
+    if not leaves_jax(chain[-1]):
+        return None
+    return [jnp.full(v.aval.shape, jnp.nan if is_floating(v.aval) else 0) for v in chain[-1].outvars]
+
+
+def wide_real(vector: Any) -> Any:
+    """A real vector in float64, under `jax.enable_x64(True)`."""
+    return vector.astype(jnp.float64)
+
+
+def _as_real(arrays: Operands) -> Any:
+    """Arrays as one real vector; real and imaginary parts alternate."""
+    parts = [
+        jnp.ravel(jnp.stack([a.real, a.imag], axis=-1)) if jnp.iscomplexobj(a) else jnp.ravel(a)
+        for a in map(jnp.asarray, arrays)
+    ]
+    return wide_real(jnp.concatenate([*parts, jnp.zeros(0)]))
+
+
+def _unit(jaxpr: Jaxpr) -> float:
+    """The largest relative rounding error of the steps that are not evaluated in float64."""
+    largest = 0.0
+    for equation in jaxpr.eqns:
+        made = [v.aval.dtype for v in equation.outvars if leaves_jax(equation) and is_floating(v.aval)]
+        largest = max([largest, *(float(jnp.finfo(d).eps) for d in made), *map(_unit, inner_jaxprs(equation))])
+    return largest if largest > np.finfo(np.float64).eps else 0.0
+
+
+def _vector(leaves: Leaves) -> Vector:
+    parts = [np.ascontiguousarray(leaf).reshape(-1).view(np.float64) for leaf in leaves]
+    return np.concatenate([*parts, np.zeros(0)])
+
+
+def _joined(outputs: list[Any]) -> Any:
+    return jnp.concatenate([jnp.ravel(output) for output in outputs]) if outputs else jnp.zeros(0)

@@ -1,0 +1,228 @@
+"""What an operation is called by those who wrote it, and which rule it is."""
+
+import functools
+import itertools
+import sys
+from collections.abc import Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy as jsp
+import jax.scipy.ndimage
+import jax.scipy.sparse.linalg
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from .. import safe
+from .._programs import (
+    CALLS,
+    TRANSPARENT,
+    Chain,
+    holds_users_function,
+    is_custom_rule,
+    is_of_jax,
+    is_users,
+    opened,
+    place,
+    placed,
+    primal_jaxpr,
+    written,
+)
+from .._trees import held_by
+from .finding import Finding, Rule
+
+_SPOKEN = {
+    "acos": "arccos",
+    "asin": "arcsin",
+    "atan2": "arctan2",
+    "div": "/",
+    "gt": ">",
+    "ge": ">=",
+    "lt": "<",
+    "le": "<=",
+    "lt_to": "<",
+    "le_to": "<=",
+    "eq": "==",
+    "ne": "!=",
+    "select_n": "where",
+    "pow": "power",
+    "integer_pow": "power",
+    "logistic": "sigmoid",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_sum": "sum",
+    "dot_general": "matmul",
+    "reduce_window_max": "max_pool",
+    "reduce_window_min": "min_pool",
+    "convert_element_type": "astype",
+    "rem": "mod",
+    "mul": "*",
+    "add": "+",
+    "sub": "-",
+    "neg": "-",
+    "is_finite": "isfinite",
+    "max": "maximum",
+    "min": "minimum",
+}
+_OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@", "neg": "-"}
+_OPERATORS |= {"add": "+", "sub": "-", "mul": "*"}
+# These run the user's own functions.
+_RUNS = frozenset({"cond", "switch", "scan", "while_loop", "fori_loop", "map", "associative_scan", "custom_root"})
+_MODULES = (
+    jsp.sparse.linalg,
+    jnp,
+    jax.lax,
+    jax.nn,
+    jnp.linalg,
+    jnp.fft,
+    jsp.special,
+    jsp.linalg,
+    jsp.stats,
+    jsp.ndimage,
+    jax.ops,
+    safe,
+)
+_SAFE = safe.__name__.rpartition(".")[2]
+_SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
+_OWN = f"{_SAFE_FILES.removesuffix('/').rpartition('/')[0]}/"
+_MOST_HELD = 500
+
+
+def operation_of(chain: Chain) -> str:
+    """What is called on the user's line from which an equation comes, as it is written there."""
+    if not chain:
+        return ""
+    begin = placed(chain)[2]
+    for equation in chain[begin:]:
+        if is_custom_rule(equation):
+            is_own = is_users(written(opened(primal_jaxpr(equation))[0]).file.rpartition(":")[0])
+            return (not is_own and _called(chain[begin])) or _of_rule(equation)
+        name = str(equation.params.get("name", "")) if equation.primitive.name in CALLS else ""
+        if name and name not in TRANSPARENT and not holds_users_function(equation):
+            return _called(chain[begin]) or _public(name) or spoken(chain[-1])
+    return _called(chain[begin]) or spoken(chain[-1])
+
+
+def spoken(equation: JaxprEqn) -> str:
+    """The name of a primitive as users know it, or that of a function with a custom rule."""
+    if is_custom_rule(equation):
+        return _of_rule(equation)
+    return _SPOKEN.get(equation.primitive.name, equation.primitive.name)
+
+
+def _of_rule(equation: JaxprEqn) -> str:
+    name, file = written(opened(primal_jaxpr(equation))[0])
+    if file.startswith(_SAFE_FILES):
+        name = f"{_SAFE}.{name.strip('_')}"
+    return name if name.replace(".", "").isidentifier() else "a custom rule"
+
+
+def _public(name: str) -> str:
+    name = name.strip("_")
+    return name if any(hasattr(module, name) for module in _MODULES) or hasattr(jax.random, name) else ""
+
+
+def _called(equation: JaxprEqn) -> str:
+    """The function that the user's innermost line called; empty if it is an operator or unknown."""
+    trace = equation.source_info.traceback
+    frames = [(f.function_name, f.file_name) for f in trace.frames] if trace is not None else []
+    inside = list(itertools.takewhile(lambda frame: not is_users(frame[1]), frames))
+    if len(inside) == len(frames):
+        return ""
+    for name, file in reversed(inside):
+        last = name.rpartition(".")[2]
+        if last.startswith("_operator_"):
+            name = last.removeprefix("_operator_")
+            return _OPERATORS.get(name) or _OPERATORS.get(name.removeprefix("r"), "")
+        if file.startswith(_SAFE_FILES) and not last.startswith("_") and hasattr(safe, last):
+            return f"{_SAFE}.{last}"
+        if is_of_jax(file) and last in ("_astype", "astype"):
+            return "astype"
+        if (
+            "<locals>" in name
+            or last.startswith("_")
+            or not last.isidentifier()
+            or file.startswith(_OWN)
+            or last in _RUNS
+        ):
+            continue
+        if not is_of_jax(file) or _public(last) == last:
+            return last
+    return ""
+
+
+def known_as(operation: str) -> list[Any]:
+    """The public functions of JAX and partgrad that an operation is the name of."""
+    name = operation.removeprefix(f"{_SAFE}.")
+    modules = (safe,) if name != operation else _MODULES
+    return [getattr(module, name) for module in modules if hasattr(module, name)]
+
+
+def rule_of(chain: Chain) -> Rule | None:
+    """The custom rule of an equation; None if it has none."""
+    if not chain or not is_custom_rule(chain[-1]):
+        return None
+    equation = chain[-1]
+    name, site = written(opened(primal_jaxpr(equation))[0])
+    functions = tuple(_functions_in([v for k, v in equation.params.items() if not hasattr(opened(v)[0], "eqns")]))
+    file, _, line = site.rpartition(":")
+    named = f"{_module_of(file)}.{name}" if name.isidentifier() else f"{_module_of(file)}.{name}:{line}"
+    users = [function for function in functions if is_users(function.__code__.co_filename)]
+    if is_of_jax(file) and users:
+        named = f"{users[0].__module__}.{users[0].__qualname__}"
+    return Rule(named, functions)
+
+
+def _functions_in(values: list[Any]) -> list[FunctionType]:
+    """The Python functions that make up a rule: what they themselves close over is not part of it."""
+    pending, seen, found = list(values), dict[int, Any](), list[FunctionType]()
+    while pending and len(seen) < _MOST_HELD:
+        value = pending.pop(0)
+        if id(value) in seen or isinstance(value, str | int | float | type | ModuleType | jax.Array):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, FunctionType) and not is_of_jax(value.__code__.co_filename):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            pending += value
+        elif isinstance(value, dict):
+            pending += value.values()
+        else:
+            pending += [held for _, held in held_by(value)]
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _module_of(file: str) -> str:
+    names = [n for n, module in list(sys.modules.items()) if getattr(module, "__file__", None) == file]
+    name = min(names, key=len) if names else file.rpartition("/")[2].removesuffix(".py")
+    return name.replace("._src", "")
+
+
+def finding(kind: str, severity: str, reason: str, leaves: Sequence[str], chain: Chain = (), **more: Any) -> Finding:
+    """A finding about an equation: with its line, what is called there, and its rule.
+
+    Args:
+        kind: As of `Finding`, like the next ones.
+        severity: Its severity.
+        reason: Its reason.
+        leaves: The paths of the leaves that it concerns.
+        chain: The equation, after those that it is inside; none if there is none.
+        **more: Figures and a fix; everything else is a detail.
+    """
+    file, line = place(chain) if chain else ("", 0)
+    own = {name: more.pop(name) for name in ("figures", "fix", "rule", "operation") if name in more}
+    own = {"operation": operation_of(chain), "rule": rule_of(chain), **own}
+    return Finding(kind, severity, reason, tuple(leaves), file, line, **own, details=more, chain=chain)
+
+
+def steps_of(answers: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The steps of loops in which something happened, each once; empty outside loops."""
+    return [steps for steps in dict.fromkeys(answer.steps for answer in answers) if steps]
+
+
+def element_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Which element of an array; an empty tuple for a scalar."""
+    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()

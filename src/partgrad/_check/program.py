@@ -1,0 +1,254 @@
+"""The function under check as jaxprs of the selected leaves: itself and its derivatives, and what flows where in it.
+
+Every equation of the function gets a number, which the equations that JAX derives from it carry in their name stacks.
+So a fault in a derivative leads back to the operation that it is the derivative of.
+"""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from .._double_where import double_where, is_double_where
+from .._programs import (
+    CALLS,
+    CUSTOM_LINEAR,
+    CUSTOM_RULES,
+    ENTERED,
+    HIGH_LINEAR,
+    TRANSPARENT,
+    Chain,
+    Dependence,
+    EquationRule,
+    Operands,
+    any_equation,
+    bind,
+    by_value,
+    differentiably,
+    inner_jaxprs,
+    is_floating,
+    name_of,
+    of_cotangents,
+    of_draws,
+    opened,
+    primal_jaxpr,
+    run,
+    union,
+)
+
+Array = np.ndarray[Any, Any]
+
+_NUMBER = re.compile(r"partgrad\.(\d+)")
+
+
+class Program:
+    """A function of some leaves, traced at a point, and differentiated in both modes or `forward` alone.
+
+    `outputs` is the function as the user wrote it, from a list of leaves to the list of its floating and complex
+    outputs. In `jaxpr`, a function under `double_where` is a call, so that its operations are visible.
+    """
+
+    def __init__(
+        self, function: Callable[[list[Any]], Any], leaves: list[Any], paths: list[str], *, forward: bool = False
+    ):
+        self.leaves, self.paths, self._forward = list(leaves), paths, forward
+        self.outputs = lambda leaves: differentiable(function(list(leaves)))
+        self.jaxpr = _with_open_wrappers(jax.make_jaxpr(self.outputs)(self.leaves), self.leaves)
+        self._equations: list[JaxprEqn] = []
+        self._numbers: dict[int, int] = {}
+        self._number(self.jaxpr.jaxpr)
+        # Why there is no derivative in a mode, if there is none.
+        self.missing: dict[str, Exception] = {}
+        # This comes before anything that may fail: JAX remembers how a `custom_vjp` was traced last, and cannot use it
+        # again if that trace failed.
+        self.tangent = self._derivative("forward", self._traced_forward)
+        self.value_and_cotangent = self._derivative("reverse", self._traced_reverse)
+
+    @property
+    def out_avals(self) -> list[Any]:
+        """Shapes and dtypes of the outputs."""
+        return list(self.jaxpr.out_avals)
+
+    # --- derivatives -------------------------------------------------------------------------------------------------
+
+    def _derivative(self, mode: str, trace: Callable[[Any], ClosedJaxpr]) -> ClosedJaxpr | None:
+        """The derivative of the numbered equations, or else of the function: a rule may close over a traced value."""
+        for function in (self.run, self.outputs):
+            try:
+                traced = trace(function)
+                self.missing.pop(mode, None)
+                return traced
+            except Exception as error:  # A derivative rule is the user's code and may raise anything.
+                self.missing[mode] = error
+        return None
+
+    def _traced_forward(self, function: Callable[[Operands], Operands]) -> ClosedJaxpr:
+        """From the leaves and their tangents to the tangents of the outputs."""
+        forward = lambda leaves, tangents: jax.jvp(function, (leaves,), (tangents,))[1]
+        jaxpr = jax.make_jaxpr(forward)(self.leaves, self.leaves)
+        # Where `jax.jvp` would refuse a `custom_vjp`, its trace leaves an equation that only reverse mode can use.
+        if any_equation(jaxpr.jaxpr, lambda equation: equation.primitive.name in CUSTOM_LINEAR | HIGH_LINEAR):
+            raise TypeError("A function with a `custom_vjp` has no forward derivative.")
+        return jaxpr
+
+    def _traced_reverse(self, function: Callable[[Operands], Operands]) -> ClosedJaxpr:
+        """From leaves and cotangents of the outputs to the outputs, as reverse mode has them, and the gradient."""
+        if self._forward:
+            raise ValueError("Only the forward derivative is asked for.")
+
+        def reverse(leaves: Operands, cotangents: Operands) -> tuple[Operands, Operands]:
+            outputs, pull = jax.vjp(function, leaves)
+            return outputs, pull(cotangents)[0]
+
+        return jax.make_jaxpr(reverse)(self.leaves, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.out_avals])
+
+    def forget_derivatives(self, error: Exception) -> None:
+        """There are none that can run."""
+        self.missing = {"forward": error, "reverse": error}
+        self.tangent = self.value_and_cotangent = None
+
+    @functools.cached_property
+    def cotangent(self) -> ClosedJaxpr | None:
+        """The reverse derivative: from the leaves and the cotangents of the outputs to the cotangents of the leaves."""
+        if self.value_and_cotangent is None:
+            return None
+        jaxpr, consts = opened(self.value_and_cotangent)
+        debug_info = jaxpr.debug_info._replace(result_paths=None) if jaxpr.debug_info else None
+        return ClosedJaxpr(jaxpr.replace(outvars=jaxpr.outvars[len(self.out_avals) :], debug_info=debug_info), consts)
+
+    # --- running it with numbers -------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        leaves: Operands,
+        rule: EquationRule = lambda chain, operands: None,
+        *,
+        into_rules: bool = False,
+    ) -> Operands:
+        """The outputs, computed by equations that carry their numbers; a rule may replace the results of some.
+
+        The rule is applied at every depth, but inside custom rules only if these are entered and so lost.
+        """
+        # Calls are entered in place, so that the equations inside carry the number of the call too.
+        in_place = CALLS | CUSTOM_RULES if into_rules else CALLS
+        numbered = functools.partial(run, in_place=in_place, scope=self._scope)
+
+        def change(chain: Chain, operands: Operands) -> Operands | None:
+            results = rule(chain, operands)
+            if results is None and name_of(chain[-1]) in TRANSPARENT and not into_rules:
+                jaxpr, consts = opened(primal_jaxpr(chain[-1]))
+                body = lambda *given: numbered(jaxpr, consts, list(given), change, inside=chain)
+                results = list(double_where(body)(*operands))
+            return results
+
+        return numbered(*opened(self.jaxpr), list(leaves), change)
+
+    @functools.cached_property
+    def numbered(self) -> ClosedJaxpr:
+        """The function as one jaxpr without custom rules, whose equations carry their numbers."""
+        return jax.make_jaxpr(lambda leaves: self.run(leaves, into_rules=True))(self.leaves)
+
+    def _scope(self, chain: Chain) -> Any:
+        number = self._numbers.get(id(chain[-1]))
+        return contextlib.nullcontext() if number is None else jax.named_scope(f"partgrad.{number}")
+
+    def origin(self, derived: Iterable[JaxprEqn]) -> Chain:
+        """The equation of the function that an equation of a derivative was derived from; empty if there is none."""
+        numbers: list[int] = []
+        for equation in derived:
+            for text in _NUMBER.findall(str(equation.source_info.name_stack)):
+                # A name stack may name a call twice, as in `transpose(jvp(f))/jvp(f)`.
+                if int(text) not in numbers:
+                    numbers.append(int(text))
+        chain = tuple(self._equations[number] for number in numbers)
+        # JAX moves what every step of a loop computes alike out of the loop.
+        return chain if not chain or self.value.knows(chain) else self._whole.get(id(chain[-1]), chain)
+
+    @functools.cached_property
+    def _whole(self) -> dict[int, Chain]:
+        return {id(chain[-1]): chain for chain in reversed(self.value.chains)}
+
+    def _number(self, jaxpr: Jaxpr) -> None:
+        for equation in jaxpr.eqns:
+            if id(equation) in self._numbers:
+                continue
+            self._numbers[id(equation)] = len(self._equations)
+            self._equations.append(equation)
+            if equation.primitive.name in ENTERED | CUSTOM_RULES:
+                for inner in inner_jaxprs(equation):
+                    self._number(inner)
+
+    # --- what flows where --------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def smooth(self) -> Dependence:
+        """What the derivative of everything may depend on: one bit for each leaf."""
+        return differentiably(self.jaxpr.jaxpr, self._bits())
+
+    @functools.cached_property
+    def value(self) -> Dependence:
+        """What the value of everything depends on: one bit for each leaf."""
+        return by_value(self.jaxpr.jaxpr, self._bits())
+
+    @functools.cached_property
+    def drawn(self) -> Dependence:
+        """What depends on a random draw inside the function."""
+        return of_draws(self.jaxpr.jaxpr)
+
+    @functools.cached_property
+    def pulled(self) -> Dependence:
+        """What depends on the cotangents in the reverse derivative."""
+        assert self.cotangent is not None
+        return of_cotangents(self.cotangent.jaxpr, len(self.out_avals))
+
+    def _bits(self) -> list[int]:
+        return [1 << leaf for leaf in range(len(self.leaves))]
+
+    def leaves_into(self, chain: Chain, flow: Dependence | None = None) -> list[int]:
+        """The leaves that go, differentiably, into an equation or into the equations around it."""
+        flow = flow or self.smooth
+        while chain and not flow.knows(chain):
+            chain = chain[:-1]
+        mask = union(flow.into(chain)) if chain else 0
+        return [leaf for leaf in range(len(self.leaves)) if mask >> leaf & 1]
+
+    def is_into(self, leaf: int, chain: Chain, flow: Dependence | None = None) -> bool:
+        """Whether a leaf flows differentiably into an operand of an equation that has a tangent."""
+        operands = zip(chain[-1].invars, (flow or self.smooth).into(chain), strict=True)
+        return any(mask >> leaf & 1 and is_floating(atom.aval) for atom, mask in operands)
+
+    def siblings(self, chain: Chain) -> list[JaxprEqn]:
+        """The equations of the body that contains an equation, in order."""
+        bodies = inner_jaxprs(chain[-2]) if len(chain) > 1 else [self.jaxpr.jaxpr]
+        return next((list(body.eqns) for body in bodies if any(e is chain[-1] for e in body.eqns)), [])
+
+
+def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:
+    """A jaxpr in which each function under `double_where` is a call that shows its operations."""
+    if not any_equation(jaxpr.jaxpr, is_double_where):
+        return jaxpr
+    (name,) = TRANSPARENT
+
+    def opening(chain: Chain, operands: Operands) -> Operands | None:
+        if not is_double_where(chain[-1]):
+            # An equation without one inside stays the same object, which tells whose function it is.
+            is_wrapped = any(any_equation(body, is_double_where) for body in inner_jaxprs(chain[-1]))
+            return None if is_wrapped else list(bind(chain[-1], operands))
+        inner, consts = opened(primal_jaxpr(chain[-1]))
+        body = lambda *given: run(inner, consts, list(given), opening)
+        body.__name__ = name
+        return list(jax.jit(body)(*operands))
+
+    return jax.make_jaxpr(lambda *leaves: run(*opened(jaxpr), list(leaves), opening))(*leaves)
+
+
+def differentiable(tree: Any) -> list[Any]:
+    """The floating and complex leaves of an output, as arrays."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype") or isinstance(leaf, float | complex)]
+    return [jnp.asarray(leaf) for leaf in leaves if not hasattr(leaf, "dtype") or is_floating(leaf)]

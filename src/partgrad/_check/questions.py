@@ -1,0 +1,339 @@
+"""What is asked of each leaf: does its derivative agree with differences, along directions and nearby.
+
+A direction moves all elements of a leaf, each in proportion to its size. Where something is off, the direction is split
+until the elements to blame are found, and asked again at a generic point nearby.
+"""
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .evaluation import Leaves
+from .float64 import wide_dtype, widened
+from .outcomes import Crossing
+from .program import Array, Program
+from .reading import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, ROUNDING, Point, Reading, coarsely
+from .verdict import Evidence, Row, row_of
+
+# With more leaves than this, they are first moved together, in this many groups.
+_ALONE = 64
+_GROUPS = 32
+# How many readings the elements of one leaf may take in all, before one is clean, and nearby.
+_PARTINGS = 40
+_PARTINGS_IN_VAIN = 6
+_NEARBY_READINGS = 4
+# The smallest size of an element, relative to the largest of its leaf; and the distance of the point nearby.
+_SMALLEST = 1e-3
+_NEARBY = 1e-3
+# How far an element moves relative to its size: no two alike, so that exchanged elements are noticed.
+_STRIDES = (0.5, 1.5)
+# A disagreement, relative to the slope, that constants of low precision may explain, and that of a single element that
+# they do not.
+SLACK_OF_CONSTANTS = 1e-6
+_BADLY = 1e-3
+# Another ratio of steps, for a second opinion, and larger steps.
+_OTHER_STEPS = 0.73
+_LARGER_STEPS = 12.0
+
+# A leaf, and flat indices of its elements.
+Part = tuple[int, Array]
+
+
+class Seen(NamedTuple):
+    """A reading of part of a leaf along a direction."""
+
+    reading: Reading
+    indices: Array
+    toward: Leaves
+
+    @property
+    def status(self) -> str:
+        """The status of the reading."""
+        return self.reading.status
+
+
+class Answer(NamedTuple):
+    """What was found of a leaf.
+
+    Attributes:
+        row: The row of the table that decided.
+        evidence: What it was decided by.
+        seen: The reading that shows it best; None if none was taken.
+        is_here: Whether the derivative is off at the point itself, and not only nearby.
+        precision: The relative error of the gradient in the precision of the program, compared with float64; None if
+            there is none, or if it consists of rounding errors only (`cancels`).
+    """
+
+    row: Row
+    evidence: Evidence
+    seen: Seen | None
+    is_here: bool
+    status: str
+    precision: float | None
+    cancels: bool
+
+
+class Search:
+    """The derivatives of a program at a point and near it, and the readings taken so far."""
+
+    def __init__(self, point: Point, generator: np.random.Generator, compared: Collection[int]):
+        self.point, self._generator, self._compared = point, generator, list(compared)
+        self.program: Program = point.exact.program
+        self._scales = [_scale(leaf) for leaf in point.leaves]
+        self._shift = [v * generator.uniform(_NEARBY / 2, _NEARBY, v.shape) for v in self._toward()]
+        self._seen: list[list[Seen]] = [[] for _ in point.leaves]
+        inexact = [v.aval.dtype for v in (*self.program.jaxpr.jaxpr.invars, *self.program.jaxpr.jaxpr.outvars)]
+        self.slack = SLACK_OF_CONSTANTS if any(wide_dtype(dtype) != dtype for dtype in inexact) else 0.0
+
+    def look_around(self, directions: int, exhaustive: bool, tick: Callable[[int, int], None]) -> None:
+        """Read the sampled directions, and if asked for every element on its own."""
+        parts = [(turn, part) for turn in range(directions) for part in self._groups() if not turn or self._turns(part)]
+        if exhaustive:
+            single = [(0, [(i, np.array([k]))]) for i in self._compared for k in range(self._scales[i].size)]
+            parts += [part for part in single if self._scales[part[1][0][0]].size > 1]
+        toward = [self._toward() for _ in range(directions)]
+        for done, (turn, part) in enumerate(parts):
+            self._look(part, toward[turn])
+            tick(done + 1, len(parts))
+
+    @functools.cached_property
+    def near(self) -> Point:
+        """A generic point nearby."""
+        moved = [x + by for x, by in zip(self.point.leaves, self._shift, strict=True)]
+        return Point(self.point.exact, moved, self.point.weights, self.point.outcomes)
+
+    def _groups(self) -> list[list[Part]]:
+        whole = [(i, np.arange(self._scales[i].size)) for i in self._compared]
+        together = 1 if len(whole) <= _ALONE else -(-len(whole) // _GROUPS)
+        return [whole[i : i + together] for i in range(0, len(whole), together)]
+
+    def _turns(self, group: list[Part]) -> bool:
+        """Whether there are directions other than forwards and backwards."""
+        return sum(indices.size for _, indices in group) > 1 or np.iscomplexobj(self.point.leaves[group[0][0]])
+
+    def _toward(self) -> Leaves:
+        """A random direction in which each element moves by about its own size."""
+        return [
+            scale * _signs(self._generator, leaf) * self._generator.uniform(*_STRIDES, leaf.shape)
+            for scale, leaf in zip(self._scales, self.point.leaves, strict=True)
+        ]
+
+    def _look(self, group: list[Part], toward: Leaves) -> None:
+        reading = self.read(self.point, group, toward)
+        if len(group) > 1 and not reading.is_clean:
+            middle = len(group) // 2
+            self._look(group[:middle], toward)
+            self._look(group[middle:], toward)
+            return
+        for leaf, indices in group:
+            self._seen[leaf].append(Seen(reading, indices, toward))
+
+    def direction(self, group: list[Part], toward: Leaves) -> Leaves:
+        """The direction that moves some elements only."""
+        moved = [np.zeros_like(v) for v in toward]
+        for leaf, indices in group:
+            moved[leaf].reshape(-1)[indices] = toward[leaf].reshape(-1)[indices]
+        return moved
+
+    def read(self, place: Point, group: list[Part], toward: Leaves) -> Reading:
+        """Compare along a direction, twice if the first reading is not clear."""
+        direction = self.direction(group, toward)
+        reading = place.read(direction, slack=self.slack)
+        if reading.unsure or reading.jumps or reading.status == INCONCLUSIVE:
+            return self._beyond(place, group, direction, reading) or coarsely(reading)
+        if MISMATCH not in (reading.forward.status, reading.reverse.status):
+            return reading
+        # Another ratio of steps has to confirm it.
+        other = place.read(direction, slack=self.slack, shrink=_OTHER_STEPS)
+        is_wrong = lambda found, mode: getattr(found, mode).status == MISMATCH
+        refuted = [mode for mode in ("forward", "reverse") if is_wrong(reading, mode) and not is_wrong(other, mode)]
+        return reading._replace(**{mode: getattr(reading, mode)._replace(status=INCONCLUSIVE) for mode in refuted})
+
+    def _beyond(self, place: Point, group: list[Part], direction: Leaves, reading: Reading) -> Reading | None:
+        """The slopes that larger steps see, if a selection changes between the point and them, and not at once.
+
+        If none changes, noise may hide the slope at small steps: then larger ones may confirm it, but not refute it.
+        """
+        crossings: list[Crossing] = []
+        if reading.unsure or reading.jumps:
+            probes = [(step, place.moved(direction, side * step)) for step in reading.steps for side in (-1, 1)]
+            leaf = group[0][0] if len(group) == 1 else None
+            crossings = place.outcomes.crossings(leaf, place.leaves, probes)
+        if crossings and crossings[0].distance <= min(reading.steps):
+            return None
+        if crossings:
+            smallest = 2 * crossings[0].distance
+            found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
+            return None if found.unsure or found.jumps else found
+        larger = (place.read(direction, slack=self.slack, shrink=_LARGER_STEPS**power) for power in (1, 2, 3, 4))
+        return next((found for found in larger if found.is_clean), None)
+
+    # --- what was found ----------------------------------------------------------------------------------------------
+
+    def answer(self, i: int, gradient: Leaves | None) -> Answer:
+        """What was found of a leaf, read in parts and at a point nearby if it is not clear."""
+        seen = self._seen[i]
+        blamed = _most_wrong(seen) or self._hidden(i, seen)
+        unsettled = [s for s in seen if not s.reading.is_settled]
+        if unsettled and blamed is None:
+            seen = [*seen, *self._parted(i, unsettled[0])]
+            blamed = _most_wrong(seen)
+        if blamed is not None:
+            blamed = self._narrowed(i, blamed)
+        unclear = [s for s in seen if not s.reading.is_clean and s.status != MISMATCH]
+        near = [self.again(i, s, self.near) for s in ([blamed] if blamed else unclear[:_NEARBY_READINGS])]
+        shown = blamed or self._elsewhere(i, near) or max(seen, key=lambda s: s.reading.shown.relative, default=None)
+        evidence = self._evidence(i, seen, blamed, near)
+        if blamed is None and evidence.nearby != "off":
+            # The one at the kink or jump.
+            telling = {"jump": "jumps", "noise": "unsure", "differ": "kinks"}.get(evidence.sides)
+            shown = next((s for s in seen if telling and getattr(s.reading, telling)), shown)
+        cancels = self._cancels(i, gradient)
+        return Answer(
+            row=row_of(evidence),
+            evidence=evidence,
+            seen=shown,
+            is_here=blamed is not None,
+            status=_worst(seen),
+            precision=None if cancels else self._precision(i, gradient),
+            cancels=cancels,
+        )
+
+    def _evidence(self, i: int, seen: list[Seen], blamed: Seen | None, near: list[Seen]) -> Evidence:
+        readings = [blamed.reading] if blamed else [s.reading for s in seen]
+        shown = [reading.shown for reading in readings]
+        is_finite = blamed is None or bool(np.isfinite(shown[0].got))
+        wrong_modes = any(r.modes.status == MISMATCH for r in readings)
+        jumps, unsure, kinks = (any(getattr(r, name) for r in readings) for name in ("jumps", "unsure", "kinks"))
+        # Along some directions little is left of the slopes; one that shows all elements is enough.
+        whole = (s for s in seen if s.indices.size == self._scales[i].size)
+        unsure = unsure and not any(s.reading.is_clean for s in whole)
+        beside = _worst(near)
+        match = "off" if any(MISMATCH in (r.forward.status, r.reverse.status) for r in readings) else "equal"
+        if match == "equal" and kinks:
+            match = "between"
+        elif match == "equal" and all(a.got == 0 for a in shown):
+            match = "zero"
+        if match == "equal" and readings and all(r.status == INCONCLUSIVE for r in readings):
+            match, unsure = "unknown", True
+        return Evidence(
+            "finite" if is_finite else "not finite",
+            "disagree" if wrong_modes and match != "off" else "agree",
+            "jump" if jumps else "noise" if unsure else "differ" if kinks else "equal",
+            match,
+            {MISMATCH: "off", AGREE: "equal", ROUNDING: "equal"}.get(beside, "unknown"),
+        )
+
+    def _elsewhere(self, i: int, near: list[Seen]) -> Seen | None:
+        wrong = _most_wrong(near)
+        return None if wrong is None else self._bisected(i, wrong, self.near, _most_wrong)
+
+    def again(self, i: int, seen: Seen, place: Point) -> Seen:
+        """The same part along the same direction, at another point."""
+        return seen._replace(reading=self.read(place, [(i, seen.indices)], seen.toward))
+
+    def _narrowed(self, i: int, blamed: Seen) -> Seen | None:
+        """The element most to blame, if there is one; None if only the kinks of several elements together are."""
+        # First nearby, so that a kink is not blamed for the fault of another element.
+        near = self.again(i, blamed, self.near)
+        if near.status == MISMATCH:
+            apart = self._bisected(i, near, self.near, _most_wrong)
+            here = self.again(i, apart, self.point)
+            if here.status == MISMATCH:
+                return here
+        found = self._bisected(i, blamed, self.point, _most_wrong)
+        is_of_kinks = found.indices.size > 1 and found.reading.kinks
+        return None if is_of_kinks and near.status != MISMATCH else found
+
+    def _bisected(self, i: int, seen: Seen, place: Point, choose: Callable[[list[Seen]], Seen | None]) -> Seen:
+        """Halve a set of elements as long as one half is chosen, and return what is left."""
+        while seen.indices.size > 1:
+            chosen = choose([self.again(i, half, place) for half in _halves(seen)])
+            if chosen is None:
+                break
+            seen = chosen
+        return seen
+
+    def _hidden(self, i: int, seen: list[Seen]) -> Seen | None:
+        """The element that causes all of a slight disagreement, if it is badly wrong itself."""
+        if _worst(seen) != ROUNDING:
+            return None
+        slight = self._bisected(i, _least_right(seen), self.point, _least_right)
+        is_bad = slight.status == MISMATCH and slight.reading.shown.relative > _BADLY
+        return slight if is_bad else None
+
+    def _parted(self, i: int, unclear: Seen) -> list[Seen]:
+        """The parts of a leaf that have slopes, without the elements that have none."""
+        settled: list[Seen] = []
+        parts, readings = [unclear], 0
+        while parts:
+            whole = parts.pop()
+            for half in _halves(whole) if whole.indices.size > 1 else ():
+                part = self.again(i, half, self.point)
+                readings += 1
+                (settled if part.reading.is_settled or part.status == MISMATCH else parts).append(part)
+            if readings >= _PARTINGS or (readings >= _PARTINGS_IN_VAIN and not settled):
+                # There are too many to tell them apart.
+                break
+        return settled
+
+    def crossings(self, i: int, seen: Seen, place: Point | None = None) -> list[Crossing]:
+        """The selections that change nearest to the point, along the direction of a reading."""
+        place = place or self.point
+        direction = self.direction([(i, seen.indices)], seen.toward)
+        steps = seen.reading.steps
+        probes = [(step, place.moved(direction, side * step)) for step in steps for side in (-1, 1)]
+        return place.outcomes.crossings(i, place.leaves, probes)
+
+    # --- in the precision of the program -----------------------------------------------------------------------------
+
+    def _precision(self, i: int, gradient: Leaves | None) -> float | None:
+        """The relative error of the gradient in the precision of the program, compared with float64."""
+        if self.point.gradient is None or gradient is None:
+            return None
+        return distance(widened(gradient[i]), self.point.gradient[i])
+
+    def _cancels(self, i: int, own: Leaves | None) -> bool:
+        error, gradient = self._precision(i, own), self.point.gradient
+        if error is None or not 1e-2 < error < np.inf or gradient is None:
+            return False
+        return bool(np.linalg.norm(gradient[i]) <= 10 * self.point.noise_of_gradient(i))
+
+
+def _halves(seen: Seen) -> list[Seen]:
+    return [seen._replace(indices=half) for half in np.array_split(seen.indices, 2)]
+
+
+def _worst(seen: list[Seen]) -> str:
+    return next((s for s in (MISMATCH, ROUNDING, AGREE, INCONCLUSIVE) if s in {x.status for x in seen}), ABSENT)
+
+
+def _least_right(seen: list[Seen]) -> Seen:
+    differences = lambda s: [abs(a.got - a.expected) for a in (s.reading.forward, s.reading.reverse)]
+    return max(seen, key=lambda s: max(differences(s)))
+
+
+def _most_wrong(seen: list[Seen]) -> Seen | None:
+    wrong = [s for s in seen if s.status == MISMATCH]
+    return max(wrong, key=lambda s: s.reading.shown.relative, default=None)
+
+
+def distance(got: Any, expected: Any) -> float:
+    """The relative distance of one array from another."""
+    size, apart = np.linalg.norm(expected), np.linalg.norm(got - expected)
+    return float(apart / size) if size else float(apart > 0)
+
+
+def _scale(leaf: Array) -> Array:
+    """The size of each element, or that of the others if it is much smaller."""
+    sizes = np.where(np.isfinite(leaf), np.abs(leaf), 0.0)
+    largest = sizes.max(initial=0.0)
+    return np.maximum(sizes, _SMALLEST * largest) if largest else np.ones(leaf.shape)
+
+
+def _signs(generator: np.random.Generator, leaf: Array) -> Array:
+    if np.iscomplexobj(leaf):
+        return np.exp(2j * np.pi * generator.random(leaf.shape))
+    return generator.choice([-1.0, 1.0], leaf.shape)

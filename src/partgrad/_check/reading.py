@@ -1,0 +1,312 @@
+"""Derivatives compared with finite differences along one direction, in float64.
+
+Slopes by differences are judged before they are compared: where the sides differ, the derivative must lie between them;
+where the value jumps or the differences do not settle, there is nothing to compare with.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .evaluation import Exact, Leaves, Vector
+from .outcomes import Outcomes
+from .slopes import JUMP, KINK, SMOOTH, UNSURE, Slope, slope
+
+AGREE, ROUNDING, INCONCLUSIVE, MISMATCH, ABSENT = "agree", "rounding", "inconclusive", "mismatch", "absent"
+
+# Relative disagreements: one that counts as none, and the largest that is no error if finite differences cannot tell.
+_AIM = 1e-8
+_WORST = 1e-4
+# Steps that change only the last digits of a number: where digits cancel, more of them have to.
+_DIGITS = (1e-15, 2e-15, 3e-15, 5e-15, 3e-11, 1e-9)
+# In units of the error of the differences: what still counts as agreement, and what is a mismatch.
+_WITHIN, _BEYOND = 3.0, 10.0
+# How much of a derivative may be its own rounding errors, if it is to agree.
+_MOST_NOISE = 1e-2
+# How exact a slope must be that noise hides, if a derivative is to agree with it.
+_COARSE = 0.05
+# Outputs this small, relative to the others of their array, are zero up to rounding.
+_NOTHING = 1e-6
+
+
+class Agreement(NamedTuple):
+    """Whether a derivative agrees with finite differences, and the numbers where the agreement is worst.
+
+    The status `rounding` means that constants of low precision may explain the difference; `relative` is the
+    difference relative to the sum of the magnitudes.
+    """
+
+    status: str
+    got: Any = 0.0
+    expected: Any = 0.0
+    relative: float = 0.0
+
+
+class Reading(NamedTuple):
+    """Both derivatives compared with finite differences along one direction and, in `modes`, with each other.
+
+    The reverse derivative is that of a weighted sum of the outputs that have slopes; `right` and `left` are the slopes
+    of that sum, `pushed` and `pulled` those by forward and reverse mode, and the numbers of kinks, jumps and unsettled
+    outputs are counted.
+    """
+
+    forward: Agreement
+    reverse: Agreement
+    modes: Agreement
+    kinks: int
+    jumps: int
+    unsure: int
+    right: float
+    left: float
+    noise: float
+    steps: tuple[float, ...]
+    pushed: float | None
+    pulled: float | None
+
+    @property
+    def status(self) -> str:
+        """A mismatch if there is any, or else the worse status of the two."""
+        known = [self.forward.status, self.reverse.status]
+        if MISMATCH in (*known, self.modes.status):
+            return MISMATCH
+        # If the two agree with each other, a status that one of them earned holds for both.
+        order = (
+            [ROUNDING, INCONCLUSIVE, AGREE] if self.modes.status == INCONCLUSIVE else [ROUNDING, AGREE, INCONCLUSIVE]
+        )
+        return next((status for status in order if status in known), ABSENT)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every output is smooth and both derivatives agree with the differences."""
+        return self.status in (AGREE, ROUNDING, ABSENT) and not (self.kinks or self.jumps or self.unsure)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every output has slopes, and the derivatives agree with them."""
+        return self.status in (AGREE, ROUNDING, ABSENT) and not (self.jumps or self.unsure)
+
+    @property
+    def shown(self) -> Agreement:
+        """The most telling agreement."""
+        order = (MISMATCH, ROUNDING, AGREE, INCONCLUSIVE, ABSENT)
+        return min((self.forward, self.reverse, self.modes), key=lambda a: (order.index(a.status), -a.relative))
+
+
+class Point:
+    """A point at which the derivatives of a program are read, with a weight for each output."""
+
+    def __init__(self, exact: Exact, leaves: Leaves, weights: Vector, outcomes: Outcomes):
+        self.exact, self.leaves, self.weights, self.outcomes = exact, leaves, weights, outcomes
+
+    def of(self, exact: Exact) -> "Point":
+        """The same point of another program."""
+        return Point(exact, self.leaves, self.weights, self.outcomes)
+
+    @functools.cached_property
+    def start(self) -> Vector:
+        """The outputs."""
+        return self.exact.value(self.leaves, [np.zeros_like(leaf) for leaf in self.leaves], 0.0)
+
+    @functools.cached_property
+    def gradient(self) -> Leaves | None:
+        """The reverse derivative of the weighted sum of all outputs."""
+        return self.exact.reverse(self.leaves, self.weights)
+
+    def slope(self, direction: Leaves, shrink: float = 1.0, smallest: float = 0.0) -> Slope:
+        """The slopes of the outputs along a direction by finite differences."""
+        value = functools.cache(lambda step: self.exact.value(self.leaves, direction, step))
+        largest = np.zeros(self.start.shape)
+
+        def noise(step: float) -> Vector:
+            """How far the outputs move with the last digits of a probe: more than their rounding if terms cancel."""
+            nonlocal largest
+            for side, by in ((1, self._unit), (-1, 3 * self._unit), (1, -2 * self._unit)):
+                moved = self.exact.value(self.leaves, direction, side * step, self._nudge(by))
+                with np.errstate(all="ignore"):
+                    off = np.abs(moved - value(side * step))
+                largest = np.fmax(largest, np.where(np.isfinite(off), off, 0.0))
+            return largest
+
+        return slope(value, self.start, shrink=shrink, noise=noise, smallest=smallest)
+
+    @property
+    def _unit(self) -> float:
+        return 2 * self.exact.unit or 1e-15
+
+    def _nudge(self, by: float) -> Vector:
+        size = sum(leaf.size * (1 + np.iscomplexobj(leaf)) for leaf in self.leaves)
+        return by * np.where(np.arange(size) * 7 % 3 == 0, -1.0, 1.0)
+
+    def moved(self, direction: Leaves, step: float) -> Leaves:
+        """The point moved along a direction."""
+        return [x + step * v for x, v in zip(self.leaves, direction, strict=True)]
+
+    def read(self, direction: Leaves, *, slack: float = 0.0, shrink: float = 1.0, smallest: float = 0.0) -> Reading:
+        """Compare along a direction; `slack` is the relative disagreement that has another explanation."""
+        found = self.slope(direction, shrink, smallest)
+        tangents = self.exact.forward(self.leaves, direction)
+
+        def agreements(off: tuple[Any, float]) -> tuple[Agreement, Agreement, Agreement]:
+            return (
+                self._forward(tangents, found, slack, off[0]),
+                self._reverse(direction, found, slack, off[1]),
+                self._modes(tangents, direction, slack, off),
+            )
+
+        each = agreements((0.0, 0.0))
+        if any(agreement.status == MISMATCH for agreement in each):
+            excused = agreements(self._noise_of_derivatives(direction))
+            is_excused = all(agreement.status != MISMATCH for agreement in excused)
+            # Beside a selection that changes at once, the last digits say nothing of the point itself.
+            each = (*each[:2], excused[2]) if is_excused and self._is_isolated() else excused
+        kinks, jumps, unsure = (int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE))
+        settled = (found.kind == SMOOTH) | (found.kind == KINK)
+        total = lambda slopes: float((self.weights * np.where(settled, slopes, 0)).real.sum())
+        noise = float(np.sqrt(np.sum((np.abs(self.weights) * np.where(settled, found.error, 0.0)) ** 2)))
+        pushed = None if tangents is None else total(tangents)
+        pulled = each[1].got if each[1].status != ABSENT and settled.any() else None
+        right, left = total(found.right), total(found.left)
+        return Reading(*each, kinks, jumps, unsure, right, left, noise, found.steps, pushed, pulled)
+
+    def _is_isolated(self) -> bool:
+        beside = [self._beside(by) for side in (-1.0, 1.0) for by in (side * _DIGITS[0], side * _DIGITS[-1])]
+        return bool(self.outcomes.crossings(None, self.leaves, [(1.0, other) for other in beside]))
+
+    def _beside(self, by: float) -> Leaves:
+        return [x + by * np.abs(x) for x in self.leaves]
+
+    def _noise_of_derivatives(self, direction: Leaves) -> tuple[Any, float]:
+        """How far both derivatives move with the last digits of the point, on two sides: a tie may lie between them."""
+        forward, reverse = np.zeros(self.start.shape), 0.0
+        for side in (-1.0, 1.0):
+            points = [self._beside(side * by) for by in _DIGITS]
+            gradients = [self.exact.reverse(point, self.weights) for point in points]
+            reverse = max(reverse, float(_range([_product(g, direction)[0] for g in gradients if g is not None])))
+            tangents = [self.exact.forward(point, direction) for point in points]
+            if tangents[0] is not None:
+                forward = np.maximum(forward, _range(tangents))
+        return forward, reverse
+
+    def noise_of_gradient(self, leaf: int) -> float:
+        """How far the gradient of a leaf moves with the last digits of the point: its norm."""
+        largest = 0.0
+        for side in (-1.0, 1.0):
+            gradients = [self.exact.reverse(self._beside(side * by), self.weights) for by in _DIGITS]
+            largest = max(largest, float(np.linalg.norm(_range([g[leaf] for g in gradients if g is not None]))))
+        return largest
+
+    def _forward(self, tangents: Vector | None, found: Slope, slack: float, off: Any) -> Agreement:
+        if tangents is None:
+            return Agreement(ABSENT)
+        settled = (found.kind == SMOOTH) | (found.kind == KINK)
+        magnitude = np.maximum(np.abs(tangents), np.maximum(_size(found.right), _size(found.left)))
+        finite = np.where(np.isfinite(magnitude) & settled, magnitude, 0.0)
+        of_arrays = self.exact.parts(finite)
+        largest = np.concatenate([np.zeros(0), *(np.full(p.shape, np.max(p, initial=0.0)) for p in of_arrays)])
+        magnitude = np.maximum(finite, _NOTHING * largest)
+        rounding = np.broadcast_to(off, settled.shape)
+        given = (tangents, found.left, found.right, found.error + rounding, magnitude, rounding)
+        return _agreement(slack, *(values[settled] for values in given))
+
+    def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:
+        settled = (found.kind == SMOOTH) | (found.kind == KINK)
+        if not settled.any():
+            return Agreement(ABSENT if self.gradient is None else INCONCLUSIVE)
+        weights = np.where(settled, self.weights, 0.0)
+        gradient = self.gradient if settled.all() else self.exact.reverse(self.leaves, weights)
+        if gradient is None:
+            return Agreement(ABSENT)
+        got, magnitude = _product(gradient, direction)
+        sides = [(weights * np.where(settled, side, 0.0)).real for side in (found.left, found.right)]
+        low, high = np.minimum(*sides), np.maximum(*sides)
+        if np.iscomplexobj(found.derivative):
+            # Only how far the sides are apart is known of a complex output, in whatever direction.
+            half = np.abs(weights) * np.abs(np.where(settled, found.right - found.left, 0.0)) / 2
+            low, high = (low + high) / 2 - half, (low + high) / 2 + half
+        error = np.sqrt(np.sum((np.abs(weights) * np.where(settled, found.error, 0.0)) ** 2)) + off
+        size = np.maximum(_size(low), _size(high))
+        magnitude = max(magnitude, _size(low.sum()), _size(high.sum()), _NOTHING * size.sum())
+        return _agreement(slack, *(np.atleast_1d(v) for v in (got, low.sum(), high.sum(), error, magnitude, off)))
+
+    def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
+        if tangents is None or self.gradient is None:
+            return Agreement(ABSENT)
+        got, magnitude = _product(self.gradient, direction)
+        products = (self.weights * tangents).real
+        magnitude = max(magnitude, _NOTHING * float(np.abs(products).sum()))
+        if not np.isfinite(magnitude) or not np.isfinite(products).all():
+            return Agreement(INCONCLUSIVE, got, products.sum())
+        error = np.linalg.norm(self.weights * off[0]) + off[1]
+        pushed = products.sum()
+        return _agreement(slack, *(np.atleast_1d(v) for v in (got, pushed, pushed, error, magnitude, error)))
+
+
+def _agreement(
+    slack: float, got: Vector, left: Vector, right: Vector, error: Vector, magnitude: Vector, off: Vector
+) -> Agreement:
+    """Whether numbers lie between others."""
+    if not got.size:
+        return Agreement(INCONCLUSIVE)
+    with np.errstate(all="ignore"):
+        middle = np.where(np.isfinite(left), np.where(np.isfinite(right), (left + right) / 2, left), right)
+        beyond = np.maximum(np.minimum(left, right) - got, got - np.maximum(left, right))
+        if np.iscomplexobj(left):
+            beyond = np.abs(got - middle) - np.abs(right - left) / 2
+        difference = np.where(np.isfinite(got), np.maximum(beyond, 0.0), np.inf)
+        # The error of a finite difference may only explain away so much.
+        agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
+        # Both are zero up to rounding.
+        agrees |= magnitude <= _WITHIN * off
+        # The derivative itself has lost digits, in float64.
+        agrees |= (difference <= _WITHIN * off) & (off <= _MOST_NOISE * magnitude)
+        differs = ~agrees & (difference > _BEYOND * error)
+        is_slight = difference <= slack * magnitude
+        relative = np.where(difference > 0, difference / np.maximum(magnitude, np.finfo(float).tiny), 0.0)
+    by_status = {
+        MISMATCH: differs & ~is_slight,
+        ROUNDING: differs & is_slight,
+        AGREE: agrees,
+        INCONCLUSIVE: np.ones(got.shape, bool),
+    }
+    status, of_status = next(item for item in by_status.items() if item[1].any())
+    worst = int(np.argmax(np.where(of_status, relative, -1.0)))
+    # No negative zeros.
+    numbers = got[worst].item() + 0.0, middle[worst].item() + 0.0
+    return Agreement(status, *numbers, float(relative[worst]))
+
+
+def _size(slopes: Any) -> Any:
+    """The sizes of slopes; nothing for an infinite one."""
+    return np.where(np.isfinite(slopes), np.abs(slopes), 0.0)
+
+
+def _range(values: list[Any]) -> Any:
+    if not values:
+        return 0.0
+    with np.errstate(all="ignore"):
+        apart = np.max([np.abs(value - values[0]) for value in values], axis=0)
+    # Values that are not finite are not noise.
+    return np.where(np.isfinite(apart), apart, 0.0)
+
+
+def _product(gradient: Leaves, direction: Leaves) -> tuple[float, float]:
+    """The slope along a direction according to a gradient, and the sum of the magnitudes of its terms."""
+    moved = [(g.ravel(), v.ravel()) for g, v in zip(gradient, direction, strict=True) if np.any(v)]
+    # An infinite derivative does not matter where the direction is zero.
+    terms = [np.zeros(1), *((g[v != 0] * v[v != 0]).real for g, v in moved)]
+    joined = np.concatenate(terms)
+    return float(joined.sum()), float(np.abs(joined).sum())
+
+
+def coarsely(reading: Reading) -> Reading:
+    """The reading; if all that is known of the slope is a digit or two, that is what the derivative may agree with."""
+    confirms = lambda a: (
+        a.status == INCONCLUSIVE
+        and abs(a.got - a.expected) <= _WITHIN * reading.noise
+        and reading.noise <= _COARSE * abs(a.expected)
+    )
+    agreed = {
+        name: a._replace(status=AGREE) for name in ("forward", "reverse") if confirms(a := getattr(reading, name))
+    }
+    return reading._replace(**agreed)

@@ -1,0 +1,187 @@
+"""Why a derivative may rightly differ from the slope of the function.
+
+A `stop_gradient` explains it if the derivative is the slope of the function in which the stopped values stay as they
+were at the point. So does a factorization that assumes a symmetric matrix, such as `jax.scipy.linalg.cho_factor`, which
+reads one triangle, or a lineax solver that is told so: its rule needs a symmetric tangent, and the tangent of a single
+element is not symmetric. And so does a solver that has not converged: if its loops run on until nothing changes, the
+two agree.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from .._marks import EXPLICIT, mark_in
+from .._programs import (
+    FIXED_DRAW,
+    HIGH,
+    Chain,
+    Operands,
+    any_equation,
+    bind,
+    inner_jaxprs,
+    is_custom_rule,
+    is_floating,
+    is_in_library,
+    opened,
+    running,
+    union,
+    while_parts,
+)
+from .evaluation import Exact, Leaves
+from .program import Program
+from .reading import AGREE, ROUNDING, Point
+
+# Each attempt costs a compilation.
+_MOST_TRIED = 12
+_FACTORIZATIONS = frozenset({"cholesky", "eigh", "linear_solve"})
+ITERATIONS = HIGH | {"while", "custom_linear_solve"}
+# How far the value may move if a loop runs on.
+_FURTHEST = 0.5
+
+
+def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Chain, ...]:
+    """The fewest `stop_gradient` equations that explain a mismatch along a direction; none if they do not."""
+    stops = {id(chain[-1]): chain for chain in stops_of(point.exact.program)}
+    if not stops:
+        return ()
+
+    def explain(held: set[int]) -> bool:
+        try:
+            program = point.exact.program
+            exact = point.exact.holding(lambda chain: any(id(e) in held for e in program.origin(chain)[-1:]))
+            return _agrees(point.of(exact), direction, slack)
+        except (TypeError, ValueError, NotImplementedError, AssertionError):
+            # Some programs cannot be evaluated at two points at once.
+            return False
+
+    tried = list(stops)[:_MOST_TRIED]
+    needed = set(stops) if explain(set(stops)) else set()
+    if len(stops) > 1:
+        for one in tried:
+            if explain({one}):
+                return (stops[one],)
+    for one in tried:
+        if len(needed) > 1 and explain(needed - {one}):
+            needed -= {one}
+    return tuple(chain for one, chain in stops.items() if one in needed)
+
+
+def explaining_factorization(point: Point, leaf: int, direction: Leaves, slack: float) -> Chain | None:
+    """The first factorization a leaf flows into, if both derivatives agree when its matrix moves symmetrically."""
+    program = point.exact.program
+    flow = program.smooth
+    into = (c for c in flow.chains if c[-1].primitive.name in _FACTORIZATIONS and union(flow.into(c)) >> leaf & 1)
+    first = next(into, None)
+    if first is None:
+        return None
+    symmetrised = Program(lambda leaves: program.run(leaves, _with_symmetric_parts), program.leaves, program.paths)
+    return first if _agrees(point.of(Exact(symmetrised)), direction, slack) else None
+
+
+def explaining_loops(point: Point, leaf: int, direction: Leaves, slack: float) -> Chain | None:
+    """The solver whose tolerance explains a mismatch: both derivatives agree if its loops run on until they stand."""
+    program = point.exact.program
+    solvers = solvers_of(program, leaf)
+    if not solvers:
+        return None
+    inside = {id(solver[-1]) for solver in solvers}
+    running_on = point.of(Exact(program, lambda chain: any(id(outer) in inside for outer in program.origin(chain))))
+    with np.errstate(all="ignore"):
+        change = np.max(np.abs(running_on.start - point.start), initial=0.0)
+    is_near = bool(change <= _FURTHEST * np.max(np.abs(point.start), initial=0.0))
+    return solvers[0] if is_near and _agrees(running_on, direction, slack) else None
+
+
+def solvers_of(program: Program, leaf: int) -> list[Chain]:
+    """The rules and solvers on the path of a leaf that contain an iteration, the user's lines first."""
+    found = [c for c in program.smooth.chains if is_solver(c) and leaf in program.leaves_into(c)]
+    # The outermost, whose rule is responsible.
+    inner = {id(chain[-1]) for chain in found for other in found if chain[: len(other)] == other and chain != other}
+    return [chain for chain in found if id(chain[-1]) not in inner]
+
+
+def is_solver(chain: Chain) -> bool:
+    """Whether an equation iterates, or is a rule for a function that does."""
+    name = chain[-1].primitive.name
+    if name == "while":
+        return is_until(chain[-1]) or any(is_solver(chain[:length]) for length in range(1, len(chain)))
+    return name in ITERATIONS or (is_custom_rule(chain[-1]) and _contains(chain[-1], ITERATIONS | {"scan"}))
+
+
+def _contains(equation: JaxprEqn, names: frozenset[str]) -> bool:
+    return any(any_equation(inner, lambda e: e.primitive.name in names) for inner in inner_jaxprs(equation))
+
+
+def is_until(equation: JaxprEqn) -> bool:
+    """Whether an equation is a loop that ends on more than a count."""
+    if equation.primitive.name != "while":
+        return False
+    test = opened(while_parts(equation).test)[0]
+    asked = [atom for inner in test.eqns for atom in inner.invars] or test.outvars
+    return not all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in asked)
+
+
+def _agrees(point: Point, direction: Leaves, slack: float) -> bool:
+    return point.read(direction, slack=slack).status in (AGREE, ROUNDING)
+
+
+def stops_of(program: Program) -> list[Chain]:
+    """The `stop_gradient` equations written by the user, or by a library outside its derivative rules."""
+    chains = program.value.chains
+    # A stop beside a solve is another way to the same derivative.
+    solving = {tuple(map(id, chain[:-1])) for chain in chains if chain[-1].primitive.name == "custom_linear_solve"}
+
+    def is_candidate(chain: Chain) -> bool:
+        outer = [chain[:length] for length in range(len(chain))]
+        ruled = [inside for inside in outer if inside and is_custom_rule(inside[-1])]
+        return (
+            chain[-1].primitive.name == "stop_gradient"
+            and not any(tuple(map(id, inside)) in solving for inside in outer)
+            # Inside a library's rule: what the user stopped in a function passed to that library.
+            and all(map(is_in_library, ruled))
+            and not (ruled and is_in_library(chain))
+        )
+
+    return [chain for chain in chains if is_candidate(chain)]
+
+
+def mark_of(chain: Chain) -> str | None:
+    """The mark behind a `stop_gradient`: a field, or the name of a wrapper."""
+    mark = mark_in(str(chain[-1].source_info.name_stack))
+    return None if mark == EXPLICIT else mark
+
+
+def is_fixed_draw(chain: Chain) -> bool:
+    """Whether a `stop_gradient` is that of a draw whose gradient the user fixed."""
+    return FIXED_DRAW in str(chain[-1].source_info.name_stack)
+
+
+def is_of_partgrad(chain: Chain) -> bool:
+    """Whether partgrad itself stops here, as its estimators and safe functions do, and no mark of the user's."""
+    return any(f"{_OWN}{room}" in file for file, _, _ in running(chain[-1:]) for room in ("_random", "safe"))
+
+
+_OWN = f"{__file__.rpartition('_check')[0]}"
+
+
+def is_of_score(program: Program, chain: Chain) -> bool:
+    """Whether what is stopped was drawn, and a logarithm or a square of a smooth number meets it later."""
+    return chain[-1].primitive.name == "stop_gradient" and any(program.drawn.into(chain))
+
+
+def _with_symmetric_parts(chain: Chain, operands: Operands) -> Operands | None:
+    """Run a factorization on the symmetric part of a matrix that only its tangent makes asymmetric."""
+    if chain[-1].primitive.name not in _FACTORIZATIONS:
+        return None
+    return bind(chain[-1], list(map(_symmetric_part, operands)))
+
+
+def _symmetric_part(operand: Any) -> Any:
+    shape = jnp.shape(operand)
+    if len(shape) < 2 or shape[-1] != shape[-2] or not is_floating(operand):
+        return operand
+    other = jnp.conj(jnp.swapaxes(operand, -1, -2))
+    return jnp.where(jnp.allclose(operand, other, rtol=1e-2), (operand + other) / 2, operand)

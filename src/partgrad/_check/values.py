@@ -1,0 +1,142 @@
+"""A function has one value: two runs, `jit`, differentiation and open marks must not change it."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._programs import FOREIGN, Chain, Operands, arriving, line, raised_at
+from .evaluation import Own, compiled
+from .finding import Finding
+from .float64 import widened
+from .names import finding
+from .noise import Apart, apart, distance, rounding_noise
+from .program import Array
+from .rules import Rules
+from .stops import is_until
+
+CONCRETIZATION = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+# How far off an iteration until convergence may be.
+_OF_LOOPS = 1e-3
+
+
+class Values:
+    """The values of a function in different ways of running it.
+
+    Args:
+        own: The function, after it ran.
+    """
+
+    def __init__(self, own: Own):
+        self._own = own
+
+    @functools.cached_property
+    def _noise(self) -> list[Array] | None:
+        program = self._own.program
+        try:
+            return rounding_noise(program.jaxpr, program.leaves)
+        except (TypeError, ValueError, NotImplementedError, KeyError, AssertionError, jax.errors.JaxRuntimeError):
+            # An operation that cannot run on its own must not end the check.
+            return None
+
+    def noise(self) -> list[Array] | None:
+        """How far rounding may move the outputs, if that can be determined."""
+        return self._noise
+
+    def repeated(self, again: Operands) -> Iterator[Finding]:
+        """One finding if two runs differ; an error if they differ by more than rounding."""
+        own = self._own
+        foreign = [chain for chain in own.program.smooth.chains if chain[-1].primitive.name in FOREIGN]
+        # A change made by a callback could pass for rounding.
+        noise = None if foreign else self.noise
+        count, (first, second) = len(own.plain), own.runs
+        pairs = {
+            "the function": (own.plain, again, noise),
+            "the function under `jit`": (first[:count], second[:count], noise),
+            "the gradient": (first[count:], second[count:], None),
+        }
+        unlike = {way: runs for way, runs in pairs.items() if not _is_bitwise_equal(*runs[:2])}
+        if not unlike:
+            return
+        worst = max(((found.absolute, way) for way, runs in unlike.items() for found in apart(*runs)), default=None)
+        if worst is None:
+            largest = max(_largest_difference(*runs[:2]) for runs in unlike.values())
+            yield finding("nondeterminism", "info", "rounding", [], difference=largest)
+            return
+        chain: Chain = next((chain for chain in foreign if line(chain)), ())
+        yield finding("nondeterminism", "error", "runs", [], chain, difference=worst[0], way=worst[1])
+
+    def compared(self, rules: Rules) -> Iterator[Finding]:
+        """Findings if different ways to evaluate the function disagree: one for each rule to blame, or else one."""
+        found = list(self._unexplained())
+        if not found:
+            return
+        program = self._own.program
+        worst = max((apart for _, apart in found), key=lambda apart: apart.absolute)
+        said: dict[str, Any] = {
+            "plain": worst.first,
+            "other": worst.second,
+            "ways": list(dict.fromkeys(way for way, _ in found)),
+        }
+        wrong = rules.wrong_values()
+        for blame in wrong:
+            leaves = [program.paths[leaf] for leaf in program.leaves_into(blame.chain)]
+            yield finding("value", "error", "rule", leaves, blame.chain, **said)
+        if not wrong:
+            yield finding("value", "error", "python", [], **said)
+
+    def disagreements(self) -> list[tuple[str, Apart]]:
+        """The ways to evaluate the function that change its value: `jit`, or differentiating it."""
+        own = self._own
+        compare = lambda way, other: [(way, found) for found in apart(own.plain, other, self.noise)]
+        found = compare("jit" if own.missing else "vjp", own.values[0])
+        if found and not own.missing:
+            jaxpr = own.program.numbered
+            found = [*compare("jit", jax.device_get(compiled(jaxpr)(jaxpr.consts, own.program.leaves))), *found]
+        return found
+
+    def _unexplained(self) -> Iterator[tuple[str, Apart]]:
+        """The disagreements that one step more or less of an iteration until convergence does not explain."""
+        all_found = self.disagreements()
+        program = self._own.program
+        loops = [chain for chain in program.value.chains if is_until(chain[-1])] if all_found else []
+        reached = arriving(program.jaxpr.jaxpr, loops) if loops else []
+        for way, found in all_found:
+            is_slight = found.absolute <= _OF_LOOPS * abs(found.first)
+            if not (is_slight and reached and reached[found.output]):
+                yield way, found
+
+
+def with_open_marks(plain: Operands, held: Operands) -> Iterator[Finding]:
+    """One finding if opening the marks that `wrt` names changes the value of the function."""
+    for found in apart(plain, held):
+        yield finding("value", "error", "open marks", [], plain=found.first, other=found.second)
+
+
+def untraceable(error: Exception) -> Finding:
+    """The finding for a function that needs concrete values while it is traced."""
+    is_numpy = isinstance(error, jax.errors.TracerArrayConversionError)
+    file, line = raised_at(error)
+    return Finding(
+        "value", "error", "numpy" if is_numpy else "branch", (), file, line, details={"error": type(error).__name__}
+    )
+
+
+def _is_bitwise_equal(first: Operands, second: Operands) -> bool:
+    return len(first) == len(second) and all(
+        np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _largest_difference(first: Operands, second: Operands) -> float:
+    gaps = [distance(widened(a), widened(b)) for a, b in zip(first, second, strict=False) if np.shape(a) == np.shape(b)]
+    return max((float(np.max(gap[np.isfinite(gap)], initial=0.0)) for gap in gaps), default=0.0)

@@ -1,0 +1,187 @@
+"""A gradient of zeros: no path, a stop, a mark, an integer, a saturated operation, or truly zero."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._programs import (
+    TESTS,
+    Chain,
+    Dependence,
+    Operands,
+    arriving,
+    differentiably,
+    is_custom_rule,
+    is_floating,
+    is_in_library,
+    is_mutating,
+    last_of,
+    sampler_of,
+    smoothly,
+    union,
+)
+from .evaluation import Own
+from .finding import Finding
+from .names import finding, steps_of
+from .probe import Answer, probe
+from .program import Program
+from .stops import is_fixed_draw, mark_of
+
+_SATURATING = frozenset({"tanh", "logistic", "erf", "erfc", "exp", "exp2", "expm1", "log1p", "atan"})
+# Operations that take one of several values: by their size or a condition, and by their position.
+_CHOOSING = frozenset({"select_n", "max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "sort"})
+_CHOOSING |= {"scatter-min", "scatter-max"}
+_PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
+
+
+def zeros(own: Own, is_flat: Callable[[int], bool] = lambda leaf: False) -> Iterator[Finding]:
+    """One finding for each leaf whose gradient is zero.
+
+    Args:
+        own: The function, after it ran.
+        is_flat: Whether the slopes on both sides of a selection are zero too, for a leaf.
+    """
+    program = own.program
+    reached, smooth = union(program.value.outputs), union(program.smooth.outputs)
+    killed: list[tuple[Answer, int]] | None = None
+    for leaf, path in enumerate(program.paths):
+        if not reached >> leaf & 1:
+            yield finding("zero", "warning", "no path", [path])
+        elif not smooth >> leaf & 1:
+            yield from _blocked(program, leaf)
+        elif program.cotangent is None:
+            continue
+        elif own.gradients and not own.gradients[leaf].any() and own.gradients[leaf].size:
+            killed = _where_cotangents_die(own) if killed is None else killed
+            yield _vanishing(program, leaf, killed, is_flat)
+        elif own.gradients and (dead := int(np.sum(own.gradients[leaf] == 0))):
+            yield finding("zero", "info", "elements", [path], dead=dead, size=own.gradients[leaf].size)
+
+
+def _is_no_test_for_nan(chain: Chain) -> bool:
+    return chain[-1].primitive.name not in ("ne", "is_finite")
+
+
+def blockers(
+    program: Program,
+    leaf: int,
+    flow: Dependence | None = None,
+    wanted: Callable[[Chain], bool] = _is_no_test_for_nan,
+) -> list[Chain]:
+    """The equations through which the value of a leaf reaches the output, but not its derivative.
+
+    Of several in a row, the last counts: a `softmax` stops its maximum on the way to an `argmax`.
+    """
+    flow = flow or program.smooth
+    found = [
+        chain
+        for chain in flow.chains
+        if wanted(chain)
+        and not flow.is_entered(chain)
+        and program.is_into(leaf, chain, flow)
+        # For example `argsort`, whose values have a derivative and whose indices have none. What a slice leaves out is
+        # not stopped there.
+        and not all(mask >> leaf & 1 for mask in smoothly(chain, flow.into(chain)))
+    ]
+    return last_of(program.jaxpr.jaxpr, found)
+
+
+def _in_rules_of_libraries(program: Program, leaf: int) -> list[Chain]:
+    """What the user's code blocks in a function passed to a library, whose own rule differentiates it."""
+    jaxpr = program.jaxpr.jaxpr
+    flow = differentiably(jaxpr, [1 << number for number in range(len(jaxpr.invars))], into_rules=True)
+    is_ruled = lambda chain: any(is_custom_rule(outer) for outer in chain[:-1]) and not is_in_library(chain)
+    return blockers(program, leaf, flow, lambda chain: is_ruled(chain) and _is_no_test_for_nan(chain))
+
+
+def _blocked(program: Program, leaf: int) -> Iterator[Finding]:
+    found = blockers(program, leaf)
+    untold = [chain for chain in found if not _is_told_with_draws(program, chain)]
+    if not found:
+        untold = blockers(program, leaf, wanted=lambda chain: True)
+    if untold:
+        yield _barrier(program.paths[leaf], next((c for c in untold if mark_of(c)), untold[0]))
+
+
+def _is_told_with_draws(program: Program, chain: Chain) -> bool:
+    """Whether a random number decides here, which the findings of draws report."""
+    is_stop = chain[-1].primitive.name == "stop_gradient"
+    return bool(sampler_of(chain[-1])) or (any(program.drawn.into(chain)) and not is_stop)
+
+
+def _barrier(path: str, chain: Chain) -> Finding:
+    """The finding for what lets the value through and not the derivative."""
+    name = chain[-1].primitive.name
+    severity, more = "warning", {}
+    if mark_of(chain) is not None:
+        reason, more = "mark", {"mark": mark_of(chain)}
+    elif is_fixed_draw(chain):
+        reason, severity = "fixed draw", "info"
+    elif name == "stop_gradient":
+        reason = "stop"
+    elif name in TESTS:
+        reason = "compared"
+    elif name in ("floor", "ceil", "round", "sign"):
+        reason = "rounded"
+    elif name == "convert_element_type":
+        reason, more = "cast", {"dtype": str(chain[-1].outvars[0].aval.dtype)}
+    else:
+        reason = "integers"
+    return finding("zero", severity, reason, [path], chain, **more)
+
+
+def _where_cotangents_die(own: Own) -> list[tuple[Answer, int]]:
+    """The operations of the reverse pass that return only zeros although something flows in.
+
+    Of a product, only the side with the leaf counts: each operation has a bit for each leaf it leads to.
+    """
+    program = own.program
+    jaxpr, flowing = program.cotangent, program.pulled
+    assert jaxpr is not None
+
+    def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+        if is_mutating(chain[-1]):
+            return None
+        given = [jnp.asarray(operand) for operand, mask in zip(operands, flowing.into(chain), strict=True) if mask]
+        given = [operand for operand in given if is_floating(operand)]
+        made = [result for result, mask in zip(results, flowing.out_of(chain), strict=True) if mask]
+        if not given or not made:
+            return None
+        some = jnp.stack([jnp.any(operand != 0) for operand in given]).any()
+        none = jnp.stack([jnp.all(result == 0) for result in made]).all()
+        return jnp.where(some & none, 0, -1)[None]
+
+    _, answers = probe(jaxpr, [*program.leaves, *own.cotangents], question)
+    chains = {tuple(map(id, answer.chain)): answer.chain for answer in answers}
+    reached = arriving(jaxpr.jaxpr, chains.values())
+    leaves = {
+        key: union((mask >> number & 1) << leaf for leaf, mask in enumerate(reached))
+        for number, key in enumerate(chains)
+    }
+    return [(answer, leaves[tuple(map(id, answer.chain))]) for answer in answers]
+
+
+def _vanishing(
+    program: Program, leaf: int, killed: list[tuple[Answer, int]], is_flat: Callable[[int], bool]
+) -> Finding:
+    """The finding for a gradient that has a path but is zero at this point."""
+    path = program.paths[leaf]
+    origins = [(program.origin(answer.chain), answer) for answer, leaves in killed if leaves >> leaf & 1]
+    own = [(chain, answer) for chain, answer in origins if chain and leaf in program.leaves_into(chain)]
+    if not own:
+        # The path may be in the branch that is not taken.
+        blocked = [c for c in blockers(program, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
+        blocked = blocked or _in_rules_of_libraries(program, leaf)
+        return _barrier(path, blocked[0]) if blocked else finding("zero", "info", "cancels", [path])
+    chain = own[0][0]
+    name = chain[-1].primitive.name
+    more = {"steps": steps_of([answer for other, answer in own if other == chain])}
+    if name in _SATURATING:
+        return finding("zero", "warning", "saturated", [path], chain, **more)
+    if is_custom_rule(chain[-1]):
+        return finding("zero", "warning", "rule", [path], chain, **more)
+    if name in _CHOOSING | _PLACING and not is_flat(leaf):
+        return finding("zero", "warning", "not chosen" if name in _CHOOSING else "left out", [path], chain, **more)
+    return finding("zero", "info", "truly zero", [path], chain, **more)

@@ -1,0 +1,185 @@
+"""Lost digits have a line, relative to what the dtype has; and a solver that stopped early is told to go on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import partgrad as pg
+
+F = lambda *values: np.array(values, np.float32)
+HILBERT = 1 / (1 + np.arange(8.0, dtype=np.float32)[:, None] + np.arange(8, dtype=np.float32))
+
+
+def variance(x):
+    return jnp.sqrt(jnp.mean(x**2) - jnp.mean(x) ** 2)  # lost
+
+
+def log_one_minus_exp(x):
+    return jnp.log(1 - jnp.exp(-x)) * jnp.sum(jnp.ones(3))  # lost
+
+
+def hilbert(b):
+    return jnp.sum(jnp.linalg.solve(HILBERT, b) ** 2)  # lost
+
+
+def pairwise(x):
+    squares = jnp.sum(x**2, axis=1)
+    distances = squares[:, None] + squares - 2 * x @ x.T  # lost
+    return jnp.sum(jnp.sqrt(jnp.where(jnp.eye(3, dtype=bool), 1.0, distances)))
+
+
+def quadratic_root(b):
+    return (-b + jnp.sqrt(b**2 - 4.0)) / 2  # lost
+
+
+def versine(x):
+    return (1 - jnp.cos(x)) / x**2  # lost
+
+
+def in_a_scan(x):
+    step = lambda c, k: (c + (jnp.cos(k * 1e-3 * x) - 1), None)  # lost
+    return lax.scan(step, jnp.zeros_like(x), jnp.arange(1.0, 4.0))[0]
+
+
+LOST = {
+    variance: F(100.0, 100.1, 100.3),
+    log_one_minus_exp: np.float32(1e-6),
+    hilbert: np.ones(8, np.float32),
+    pairwise: F(100, 1, 100.1, 1, 100, 1.2).reshape(3, 2),
+    quadratic_root: np.float32(3e3),
+    versine: np.float32(1e-3),
+}
+
+
+def lines_of(function):
+    first = function.__code__.co_firstlineno
+    with open(__file__) as source:
+        lines = source.read().splitlines()
+    (number,) = [n for n in range(first, first + 8) if lines[n - 1].endswith("# lost") and n > first][:1]
+    return f"test_check_precision.py:{number}"
+
+
+@pytest.mark.parametrize("function", LOST, ids=lambda f: f.__name__)
+def test_the_operation_that_loses_digits_has_its_line(function):
+    report = pg.check(function, progress=False)(LOST[function])
+    (finding,) = [f for f in report.findings if f.kind == "precision"]
+    assert (finding.severity, finding.reason) == ("warning", "cancels"), str(report)
+    assert finding.where == lines_of(function)
+
+
+@pytest.mark.parametrize("function", LOST, ids=lambda f: f.__name__)
+def test_in_float64_there_is_nothing_to_tell(function):
+    with jax.enable_x64(True):
+        report = pg.check(function, progress=False)(np.asarray(LOST[function], float))
+    assert "precision" not in {f.kind for f in report.findings if f.severity == "warning"}
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_the_rounding_of_a_dtype_is_right_for_it(dtype):
+    x = jnp.asarray([0.3, 1.2, 2.1], dtype)
+    report = pg.check(lambda x: jnp.sum(jnp.sin(x) * jnp.exp(x)), progress=False)(x)
+    assert report.ok
+    assert [f for f in report.findings if f.severity != "info"] == [], str(report)
+
+
+def test_a_narrow_conversion_explains_only_as_much_as_it_rounds():
+    right = lambda x: jnp.sum(jnp.sin(x.astype(jnp.bfloat16)).astype(jnp.float32))
+    lost = lambda x: jnp.sum((x.astype(jnp.bfloat16) - jnp.mean(x.astype(jnp.bfloat16))).astype(jnp.float32) ** 2)
+    explained = {}
+    for name, function, x in (("right", right, F(0.3, 1.2)), ("lost", lost, F(100, 100.3, 100.9))):
+        (finding,) = [f for f in pg.check(function, progress=False)(x).findings if f.kind == "precision"]
+        explained[name] = finding.details["is_explained"]
+        assert finding.details["through"] == "bfloat16"
+    assert explained == {"right": True, "lost": False}
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [(variance, F(100.0, 100.01, 100.03)), (lambda x: jnp.log(jnp.cosh(x) * jnp.exp(x)), np.float32(60))],
+    ids=["digits", "range"],
+)
+def test_what_is_finite_in_float64_needs_a_wider_type_and_no_remedy(function, x):
+    report = pg.check(function, progress=False)(x)
+    assert report.verdict == "error"
+    for finding in report.findings:
+        assert finding.reason in ("rounding", "value"), str(report)
+        assert finding.fix is None
+
+
+def test_an_overflow_is_said_first():
+    report = pg.check(lambda p: jnp.log(1 + jnp.exp(p["x"])) * p["y"], progress=False)({"x": 100.0, "y": 2.0})
+    assert (report.findings[0].reason, report.findings[0].operation) == ("value", "exp")
+    assert report.verdict == "error"
+
+
+# --- solvers ---------------------------------------------------------------------------------------------------------
+
+
+def fixed_point_by_hand(tolerance, slope=1.0):
+    @jax.custom_vjp
+    def solve(a):
+        step = lambda s: (s[1], jnp.cos(a * s[1]))
+        return lax.while_loop(lambda s: jnp.abs(s[1] - s[0]) > tolerance, step, (jnp.zeros_like(a), jnp.ones_like(a)))[
+            1
+        ]
+
+    def forward(a):
+        x = solve(a)
+        return x, (a, x)
+
+    def backward(residuals, g):
+        a, x = residuals
+        return (-g * jnp.sin(a * x) * x / (1 + slope * jnp.sin(a * x) * a),)
+
+    solve.defvjp(forward, backward)
+    return solve
+
+
+def optimistix_root(tolerance):
+    optimistix = pytest.importorskip("optimistix")
+    solver = optimistix.FixedPointIteration(tolerance, tolerance)
+    return lambda a: optimistix.fixed_point(lambda y, a: jnp.cos(a * y), solver, jnp.array(1.0), a).value
+
+
+def jaxopt_root(tolerance):
+    jaxopt = pytest.importorskip("jaxopt")
+    solver = jaxopt.FixedPointIteration(lambda y, a: jnp.cos(a * y), maxiter=50, tol=tolerance, implicit_diff=True)
+    return lambda a: solver.run(jnp.array(1.0), a).params
+
+
+def conjugate_gradients(tolerance):
+    spread = np.diag(np.logspace(0, 4, 12)).astype(np.float32)
+    return lambda a: jax.scipy.sparse.linalg.cg(lambda x: spread @ x + a * x, jnp.ones(12), tol=tolerance)[0].sum()
+
+
+SOLVERS = [fixed_point_by_hand, optimistix_root, jaxopt_root]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", SOLVERS)
+def test_a_solver_that_has_not_converged_is_told_to(make):
+    report = pg.check(make(1e-1), progress=False)(np.float32(0.8))
+    assert report.ok, str(report)
+    (finding,) = report.findings
+    assert (finding.kind, finding.severity, finding.reason) == ("precision", "warning", "unconverged")
+    assert "tolerance" in finding.suggestion
+    assert finding.fix is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [*SOLVERS, conjugate_gradients])
+def test_a_solver_that_has_converged_is_clean(make):
+    report = pg.check(make(1e-6), progress=False)(np.float32(0.8))
+    assert report.ok, str(report)
+    assert all(f.severity == "info" for f in report.findings), str(report)
+
+
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-6])
+def test_a_wrong_rule_of_a_solver_is_an_error_all_the_same(tolerance):
+    report = pg.check(fixed_point_by_hand(tolerance, slope=3.0), progress=False)(np.float32(0.8))
+    assert report.verdict == "error"
+    (finding,) = report.findings
+    # The loop has no reverse derivative to compare the rule with.
+    assert (finding.kind, finding.reason, finding.operation) == ("mismatch", "unknown rule", "solve")
