@@ -18,7 +18,7 @@ def test_public_names():
         *("partition", "combine", "apply_updates", "ravel"),
         *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
         *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
-        *("intermediate", "capture_intermediates", "intervene"),
+        *("intermediate", "capture_intermediates", "intervene", "last_nonfinite"),
         *("double_where", "consistent_indexing", "draw", "expectation", "safe", "show", "summary", "errors"),
         *("check", "GradientReport", "Finding", "testing"),
     }

@@ -6,7 +6,7 @@ import linecache
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from .._display import (
     COLUMNS,
@@ -22,9 +22,12 @@ from .._display import (
     within,
 )
 from .finding import Finding
-from .report import GradientReport, LeafRow
 from .verdict import ERROR, INCONCLUSIVE
 from .words import message
+
+# Those of `report.py`, which is printed here.
+GradientReport: TypeAlias = Any
+LeafRow: TypeAlias = Any
 
 # The widest that types, verdicts, gradients and findings may be; the path gets the rest of the line.
 _WIDEST = (12, 14, 9, 24)

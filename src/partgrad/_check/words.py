@@ -1,11 +1,13 @@
 """What a finding says, in words: the only place where there are sentences. Nothing reads them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from .finding import Figures, Finding
+# Those of `finding.py`, which asks for its sentences here.
+Finding: TypeAlias = Any
+Figures: TypeAlias = Any
 
 _SCORE = "draw with `partgrad.draw(..., gradient='score', log_prob=...)` in a `partgrad.expectation`"
 _REBUILT = "build the model in the function with `partgrad.Diff` around this field, or by `dataclasses.replace`"
