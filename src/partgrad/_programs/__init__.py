@@ -68,6 +68,7 @@ from .primitives import (
     HIGH_LINEAR as HIGH_LINEAR,
     KINDS as KINDS,
     MOVES as MOVES,
+    OWN as OWN,
     TESTS as TESTS,
     TRANSPARENT as TRANSPARENT,
     WRITES as WRITES,
@@ -103,6 +104,7 @@ from .primitives import (
     scan_parts as scan_parts,
     shard_map_specs as shard_map_specs,
     shared_axes as shared_axes,
+    shown as shown,
     solve_jaxpr as solve_jaxpr,
     solve_parts as solve_parts,
     varying_axes as varying_axes,
@@ -110,6 +112,13 @@ from .primitives import (
     windows_of as windows_of,
     written as written,
     written_window as written_window,
+)
+from .rules import (
+    LINEAR as LINEAR,
+    STEERED as STEERED,
+    is_linear as is_linear,
+    is_linear_in as is_linear_in,
+    of_kind as of_kind,
 )
 from .same import Recent as Recent, operation_of as operation_of, structure_of as structure_of
 from .trace import Run as Run, rewritten as rewritten

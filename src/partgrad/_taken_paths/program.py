@@ -1,0 +1,177 @@
+"""A traced function with a derivative that flows along taken paths only, as a primitive of JAX.
+
+`call_p` is such a function, `linear_p` the linear part of its derivative: its value is the push, its transpose the pull.
+What JAX does with them is in `primitives`.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
+
+from .._programs import CALLS, OWN, Operands, evaluate, named, opened, primal_jaxpr, with_constants_as_inputs
+from .derivative import Derivative
+from .known import captured, remember, remembering
+from .linear import LinearProgram, without_dead_code
+from .linearize import linearized
+from .vmap import Axes, BatchedDerivative, Vmap, batched_outputs
+
+call_p, linear_p = map(Primitive, OWN)
+call_p.multiple_results = linear_p.multiple_results = True
+
+# No step of these, of their derivatives, or of the transposes of these, makes a mask other than True.
+_PLAIN = named(
+    """add add_any sub neg mul div exp exp2 expm1 log log1p log2 tanh logistic sin cos sqrt rsqrt cbrt square integer_pow
+    erf dot_general reduce_sum broadcast_in_dim reshape transpose squeeze expand_dims convert_element_type copy copy_p
+    stop_gradient sinh cosh iota"""
+)
+
+
+class Program:
+    """A jaxpr as a function whose derivative flows along taken paths only.
+
+    It may have a fast form too, of *hints*: values that were computed from its operands before, the residuals that a
+    function leaves to its derivative. Only the value is computed from them. A derivative starts from the operands
+    again, because masks must not end where values are saved.
+
+    Args:
+        trace: Makes the jaxpr, when it is first needed.
+        numbers: What is known of the numbers of its operands, None for each of which nothing is.
+        count: How many outputs have derivatives; the others are residuals. None for all.
+        fast: The same of operands and hints.
+    """
+
+    def __init__(
+        self,
+        trace: Callable[[], Any],
+        numbers: Sequence[Any] = (),
+        count: int | None = None,
+        fast: ClosedJaxpr | None = None,
+    ):
+        self._trace, self._numbers, self._count, self._fast = trace, list(numbers), count, fast
+        self._made: dict[Hashable, Any] = {}
+
+    @functools.cached_property
+    def _traced(self) -> tuple[Jaxpr, Operands]:
+        jaxpr, consts = opened(self._trace())
+        return without_dead_code(with_constants_as_inputs(jaxpr) if consts else jaxpr), consts
+
+    def shown(self, count: int) -> Any:
+        """The jaxpr of this many operands, hints among them or not."""
+        if self._fast is not None and len(opened(self._fast)[0].invars) == count:
+            return self._fast
+        return self._own
+
+    @functools.cached_property
+    def _own(self) -> ClosedJaxpr:
+        jaxpr, consts = self._traced
+        return jax.make_jaxpr(lambda *o: evaluate(jaxpr, [], [*consts, *o]))(*self.avals) if consts else closed(jaxpr)
+
+    @functools.cached_property
+    def avals(self) -> list[Any]:
+        """The shapes of the operands."""
+        jaxpr, consts = self._traced
+        return [variable.aval for variable in jaxpr.invars[len(consts) :]]
+
+    @property
+    def numbers(self) -> list[Any]:
+        """What is known of the numbers of the operands."""
+        return [*self._numbers, *[None] * (len(self.avals) - len(self._numbers))]
+
+    def run(self, operands: Operands, hints: Sequence[Any] = ()) -> Operands:
+        """The outputs, with a derivative that flows along taken paths only."""
+        given = [*operands, *hints]
+        shown = self.shown(len(given))
+        if self._fast is None and _is_plain(opened(shown)[0]):
+            return evaluate(*opened(shown), given)
+        return call_p.bind(*given, program=self, hints=len(hints), jaxpr=shown)
+
+    def derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
+        """The values with residuals, as a program, and the linear part along some operands."""
+        return self._once(moving, lambda: self._derivative(moving))
+
+    def _derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
+        found: list[Derivative] = []
+        again = functools.partial(self._linearized, moving)
+
+        def with_residuals(*operands: Any) -> Operands:
+            with remembering():
+                outputs, program = again(list(operands))
+                found[:] = [Derivative(again, list(operands), program, self.numbers)]
+                return [*outputs, *found[0].taken()]
+
+        closed = jax.make_jaxpr(with_residuals)(*self.avals)
+        # After a derivative, the outputs are those of the forward passes of custom rules.
+        return Program(lambda: closed, self._numbers, self._outputs()), found[0]
+
+    def _outputs(self) -> int:
+        return len(self._traced[0].outvars) if self._count is None else self._count
+
+    def _linearized(self, moving: tuple[int, ...], operands: Operands) -> tuple[Operands, LinearProgram]:
+        jaxpr, consts = self._traced
+        for operand, known in zip([*consts, *operands], [*map(captured, consts), *self.numbers], strict=True):
+            remember(operand, known)
+        outputs, program = linearized(jaxpr, [*consts, *operands], tuple(n + len(consts) for n in moving))
+        return outputs, LinearProgram(program.inputs, program.steps, program.outputs[: self._count])
+
+    def batched(self, axes: Axes, vmap: Vmap) -> tuple["Program", list[bool]]:
+        """The same function, batched, and which of its outputs have the axis; `axes` may include those of hints."""
+        return self._once((axes, vmap.key), lambda: self._batched(axes, vmap))
+
+    def _batched(self, axes: Axes, vmap: Vmap) -> tuple["Program", list[bool]]:
+        count = len(axes)
+        is_fast = self.shown(count) is self._fast
+        of_operands = axes[: len(self.avals)] if is_fast else axes
+        fast = vmap.of_jaxpr(self._fast, axes)[0] if is_fast else None
+        numbers = [None if axis is not None else known for known, axis in zip(self._numbers, axes, strict=False)]
+        trace = lambda: vmap.of_jaxpr(self._own, of_operands)[0]
+        return Program(trace, numbers, self._count, fast), batched_outputs(self.shown(count), axes)
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+def closed(jaxpr: Jaxpr) -> ClosedJaxpr:
+    """An open jaxpr without constants as a closed one."""
+    return ClosedJaxpr(jaxpr, [])
+
+
+def push_of(derivative: Derivative) -> Program:
+    """From operands and tangents to the tangents of the outputs."""
+    avals = [*derivative.avals, *(wire.aval for wire in derivative.inputs)]
+    make = lambda: Program(lambda: jax.make_jaxpr(derivative.push)(*avals), derivative.numbers)
+    return derivative.once("push", make)
+
+
+def pull_of(derivative: Derivative, live: tuple[int, ...]) -> Program:
+    """From operands and the cotangents of some outputs (and computed residuals) to the cotangents of the inputs."""
+    cotangents = [derivative.reached[number] for number in live]
+
+    def make() -> Program:
+        avals = [*derivative.avals, *cotangents]
+        anew, fast = (functools.partial(pull, live) for pull in (derivative.pull, derivative.pull_at))
+        traced = jax.make_jaxpr(fast)(*avals, *derivative.computed)
+        pruned = traced.replace(jaxpr=without_dead_code(traced.jaxpr))
+        return Program(lambda: jax.make_jaxpr(anew)(*avals), derivative.numbers, fast=pruned)
+
+    return derivative.once(live, make)
+
+
+def batch_of(derivative: Derivative, axes: Axes, vmap: Vmap) -> BatchedDerivative:
+    """A derivative, batched; each tangent has the axis or not, as a weight that all examples share."""
+    return derivative.once((axes, vmap.key), lambda: BatchedDerivative(derivative, axes, vmap))
+
+
+def _is_plain(jaxpr: Jaxpr) -> bool:
+    """Whether nothing is selected in a program: it is left to JAX."""
+
+    def plain(equation: Any) -> bool:
+        if equation.primitive.name in CALLS:
+            return _is_plain(opened(primal_jaxpr(equation))[0])
+        return equation.primitive.name in _PLAIN
+
+    return all(map(plain, jaxpr.eqns))

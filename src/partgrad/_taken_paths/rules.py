@@ -1,0 +1,142 @@
+"""Custom derivative rules, run so that a linearization loses nothing of what JAX does with them."""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
+from jax.extend.core import JaxprEqn
+
+from .._compat import ordinary_custom_vjp, without_remat3
+from .._programs import (
+    CONSTANT,
+    CUSTOM_JVPS,
+    HIGH,
+    Operands,
+    along,
+    bind,
+    dependencies,
+    evaluate,
+    is_custom_rule,
+    is_floating,
+    is_of_jax,
+    opened,
+    rule_file,
+    varying_like,
+    with_constants_as_inputs,
+)
+
+_CUSTOM_VMAP = "custom_vmap_call"
+_HERE = os.path.join(os.path.dirname(__file__), "")
+
+
+def is_remade(equation: JaxprEqn) -> bool:
+    """Whether an equation is a custom rule that a linearization would treat differently from JAX's derivatives."""
+    name = equation.primitive.name
+    if name == _CUSTOM_VMAP or _is_of_user(equation):
+        return True
+    is_discrete = is_custom_rule(equation) and not all(is_floating(variable.aval) for variable in equation.outvars)
+    is_checkpoint = name in HIGH and without_remat3(equation, evaluate) is not None
+    return is_discrete or is_checkpoint or (name in HIGH and not _is_linearized(equation))
+
+
+def remade(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
+    """The results of an equation whose derivative is that of the custom rule; `run` runs the body of a checkpoint."""
+    name = equation.primitive.name
+    function: Callable[..., Operands] = lambda *operands: bind(equation, list(operands))
+    if name == _CUSTOM_VMAP or name in CUSTOM_JVPS:
+        function = _with_jvp(equation)
+    elif name in HIGH:
+        body = lambda jaxpr, *operands: run(*opened(jaxpr), list(operands))
+        function = without_remat3(equation, body) or _with_vjp(function)
+    pairs = zip(function(*operands), equation.outvars, strict=True)
+    return [result if is_floating(variable.aval) else _held(result) for result, variable in pairs]
+
+
+def _is_of_user(equation: JaxprEqn) -> bool:
+    """Whether an equation is a `custom_jvp` with a rule that may return anything."""
+    if equation.primitive.name not in CUSTOM_JVPS:
+        return False
+    # JAX's own rules, and those beside this one, are linear and return arrays; and they are common.
+    file = rule_file(equation)
+    return not (is_of_jax(file) or file.startswith(_HERE))
+
+
+@jax.custom_jvp
+def _held(value: Any) -> Any:
+    """A value of a dtype without derivatives, without the `float0` tangent that JAX lets a loop carry."""
+    return value
+
+
+@functools.partial(_held.defjvp, symbolic_zeros=True)
+def _(primals: Any, _: Any) -> Any:
+    (value,) = primals
+    return value, zero_from_primal(value, symbolic_zeros=True)
+
+
+def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
+    """An equation whose values need no tangent, with the tangents of its own rule, whatever that rule returns."""
+    function = jax.custom_jvp(lambda *operands: bind(equation, list(operands)))
+    is_of_user = _is_of_user(equation)
+
+    def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
+        moving = tuple(number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))
+        along_moving, start = along(equation, moving, primals)
+        _, pushed = jax.jvp(along_moving, start, [tangents[number] for number in moving])
+        floating = tuple(number for number in moving if is_floating(jax.typeof(primals[number])))
+        if is_of_user and floating and _has_constant_tangents(equation, floating):
+            entered = sum(jnp.sum(tangents[number].real) for number in floating)
+            pushed = [_carried(entered, tangent) if is_floating(jax.typeof(tangent)) else tangent for tangent in pushed]
+        return bind(equation, list(primals)), pushed
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
+
+
+def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:  # JAX 0.10
+    """The function with its own backward pass, in the form that can be linearized."""
+    pulled = ordinary_custom_vjp(function)
+    pulled.defvjp(lambda *operands: jax.vjp(function, *operands), lambda pull, cotangents: pull(cotangents))
+    return lambda *operands: list(pulled(*operands))
+
+
+def _carried(entered: Any, tangent: Any) -> Any:
+    # A linearization drops a tangent that depends on no input tangent, and reverse mode would find no path to it. So it
+    # has to look as if it came from the inputs to everything that simplifies programs. A product with zero would turn
+    # infinity into NaN, and selections are followed; but nothing checks that a loop overwrites its carry.
+    tangent = jnp.asarray(tangent)
+    start = varying_like(jnp.broadcast_to(entered.astype(tangent.dtype), tangent.shape), jax.typeof(tangent))
+    return lax.scan(lambda *_: (tangent, None), start, None, length=1)[0]
+
+
+@functools.lru_cache(maxsize=128)
+def _has_constant_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> bool:
+    """Whether a rule returns a tangent that is not zero and does not depend on the input tangents."""
+    avals = [atom.aval for atom in equation.invars]
+
+    def pushed(operands: Operands, tangents: Operands) -> Operands:
+        _, results = jax.jvp(*along(equation, moving, operands), tangents)
+        return [result for result in results if is_floating(jax.typeof(result))]
+
+    jaxpr, consts = opened(jax.make_jaxpr(pushed)(avals, [avals[number] for number in moving]))
+    sources = [CONSTANT] * (len(consts) + len(avals)) + [2 * CONSTANT] * len(moving)
+    return CONSTANT in dependencies(with_constants_as_inputs(jaxpr), sources)
+
+
+def _is_linearized(equation: JaxprEqn) -> bool:
+    avals = [atom.aval for atom in equation.invars]
+    moving = tuple(number for number, aval in enumerate(avals) if is_floating(aval))
+
+    def linearized(*operands: Any) -> Operands:
+        along_moving, start = along(equation, moving, list(operands))
+        return jax.linearize(along_moving, *start)[0]
+
+    try:
+        jax.eval_shape(linearized, *avals)
+    except NotImplementedError:  # JAX 0.10
+        return False
+    return True
