@@ -81,7 +81,7 @@ class Program:
         """The outputs of a closed jaxpr."""
         return self.run(self._consts, list(operands))
 
-    def run(self, consts: Operands, operands: Operands) -> Operands:
+    def run(self, consts: Operands, operands: Operands, again: Any = None) -> Operands:
         """The outputs, given the values of the constants too."""
         if not self._is_mutating:
             return self._core(consts).run(consts, operands)

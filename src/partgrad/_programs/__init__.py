@@ -121,4 +121,4 @@ from .rules import (
     of_kind as of_kind,
 )
 from .same import Recent as Recent, operation_of as operation_of, structure_of as structure_of
-from .trace import Run as Run, rewritten as rewritten
+from .trace import Again as Again, Run as Run, rewritten as rewritten

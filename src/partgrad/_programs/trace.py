@@ -15,8 +15,10 @@ from .interpreter import as_array
 from .primitives import Operands, opened
 from .same import structure_of
 
-# Takes the values of a jaxpr's constants and inputs; returns the values of its outputs.
-Run = Callable[[Operands, Operands], Operands]
+# Runs the traced function itself, on other inputs.
+Again = Callable[..., Operands]
+# Takes the values of a jaxpr's constants and inputs, and what runs the function again; returns the values of its outputs.
+Run = Callable[[Operands, Operands, Again], Operands]
 
 _PROGRAMS_SIZE = 128
 
@@ -44,7 +46,8 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
         closed, shape = jax.make_jaxpr(functools.partial(_flat, function, given), return_shape=True)(*operands)
         jaxpr, consts = opened(closed)
         keyed = structure_of(jaxpr, exact=False)
-        outputs = (rewrite(jaxpr) if keyed is None else rewrites(keyed))(consts, operands)
+        again = lambda *operands: _flat(function, given, *operands).arrays
+        outputs = (rewrite(jaxpr) if keyed is None else rewrites(keyed))(consts, operands, again)
         outputs = [as_array(output, atom.aval) for output, atom in zip(outputs, jaxpr.outvars, strict=True)]
         outcome = jax.tree.structure(shape).unflatten(outputs)
         return outcome.result.put(outcome.arrays)

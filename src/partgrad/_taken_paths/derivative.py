@@ -19,7 +19,7 @@ from .._programs import Operands, as_array, mesh_elsewhere, varying_like, zeros_
 from .known import captured, fact, is_zero, learn, numbers_of, remember, remembering
 from .linear import LinearProgram, Wire
 from .masked import Masked, added, clean, copied
-from .transpose import pulled_back
+from .transpose import contains_custom, pulled_back
 from .walk import Walk
 
 # From operands to the outputs of a function and the linear program along some of them.
@@ -226,6 +226,15 @@ class Derivative:
         operands, computed, tangents = self.parted(given)
         with remembering():
             return pushed(self.at(operands, computed), tangents)
+
+    def plain(self, given: Operands) -> Operands:
+        """The same as JAX computes them, for `vmap`; walked, if a backward pass is in there, which JAX cannot batch."""
+        operands, computed, tangents = self.parted(given)
+        with remembering():
+            program = self.at(operands, computed)
+            if any(contains_custom(step.equation) for step in program.steps):
+                return pushed(program, tangents)
+            return [result for result in program.run(tangents) if result is not None]
 
     def parted(self, given: Sequence[Any]) -> tuple[Operands, Operands, Operands]:
         """Operands, computed residuals, and tangents."""

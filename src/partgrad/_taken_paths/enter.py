@@ -8,6 +8,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from .._programs import (
     OWN,
+    Again,
     Chain,
     Operands,
     Recent,
@@ -24,6 +25,7 @@ from .._programs import (
 )
 from .known import captured
 from .linear import without_dead_code
+from .live import holds_tracers
 from .program import Program, closed
 
 # Programs of equal structure share their derivatives.
@@ -36,6 +38,7 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
     inner = _opened_inside(without_dead_code(with_constants_as_inputs(jaxpr)))
     is_mutated, structure = any_equation(inner, is_mutating), structure_of(inner, exact=True)
+    is_live = holds_tracers(inner)
     own: dict[Hashable, Program] = {}
 
     def program_of(consts: Operands) -> Program:
@@ -48,12 +51,14 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
             own[key] = _programs.of(place, lambda: Program(lambda: closed(inner), numbers))
         return own[key]
 
-    def along(consts: Operands, operands: Operands) -> Operands:
+    def along(consts: Operands, operands: Operands, again: Again) -> Operands:
         given = [*map(_unfolded, consts), *operands]
         given = [as_array(operand, v.aval) for operand, v in zip(given, inner.invars, strict=True)]
         # Only JAX can follow what goes through a mutable reference.
         if is_mutated or not any(isinstance(operand, jax.core.Tracer) for operand in given):
             return evaluate(inner, [], [*consts, *operands])
+        if is_live:
+            return Program(lambda: closed(inner), again=(again, len(consts))).run(given)
         return program_of(consts).run(given)
 
     return along

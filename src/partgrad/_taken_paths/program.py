@@ -11,11 +11,12 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
-from .._programs import CALLS, OWN, Operands, evaluate, named, opened, primal_jaxpr, with_constants_as_inputs
+from .._programs import CALLS, CUSTOM_VJPS, OWN, Again, Operands, any_equation, evaluate, named, opened, primal_jaxpr, with_constants_as_inputs
 from .derivative import Derivative
 from .known import captured, remember, remembering
 from .linear import LinearProgram, without_dead_code
 from .linearize import linearized
+from .live import LiveDerivative
 from .vmap import Axes, BatchedDerivative, Vmap, batched_outputs
 
 call_p, linear_p = map(Primitive, OWN)
@@ -41,6 +42,7 @@ class Program:
         numbers: What is known of the numbers of its operands, None for each of which nothing is.
         count: How many outputs have derivatives; the others are residuals. None for all.
         fast: The same of operands and hints.
+        again: The function itself, if its derivative is to be that, and how many of the operands it holds.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Program:
         numbers: Sequence[Any] = (),
         count: int | None = None,
         fast: ClosedJaxpr | None = None,
+        again: tuple[Again, int] | None = None,
     ):
         self._trace, self._numbers, self._count, self._fast = trace, list(numbers), count, fast
+        self._again = again
         self._made: dict[Hashable, Any] = {}
 
     @functools.cached_property
@@ -93,6 +97,8 @@ class Program:
         return self._once(moving, lambda: self._derivative(moving))
 
     def _derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
+        if self._again is not None and min(moving) >= self._again[1]:
+            return self._live(*self._again, moving)
         found: list[Derivative] = []
         again = functools.partial(self._linearized, moving)
 
@@ -105,6 +111,13 @@ class Program:
         closed = jax.make_jaxpr(with_residuals)(*self.avals)
         # After a derivative, the outputs are those of the forward passes of custom rules.
         return Program(lambda: closed, self._numbers, self._outputs()), found[0]
+
+    def _live(self, again: Again, consts: int, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
+        jaxpr = self._traced[0]
+        has_vjp = any_equation(jaxpr, lambda equation: equation.primitive.name in CUSTOM_VJPS)
+        derivative = LiveDerivative(again, self.avals, moving, [v.aval for v in jaxpr.outvars], consts, has_vjp)
+        values = jax.make_jaxpr(derivative.values)(*self.avals)
+        return Program(lambda: values, self._numbers), derivative
 
     def _outputs(self) -> int:
         return len(self._traced[0].outvars) if self._count is None else self._count

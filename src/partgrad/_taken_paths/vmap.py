@@ -8,9 +8,8 @@ from jax import lax
 
 from .._programs import Operands, evaluate, opened, with_constants_as_inputs
 from .derivative import Derivative
-from .known import remember, remembering
+from .known import remember
 from .linear import LinearProgram, Wire, linear_outputs
-from .transpose import contains_custom
 
 # For each operand or result, 0 if it has the axis of the batch in front, or None.
 Axes = tuple[int | None, ...]
@@ -77,12 +76,7 @@ class BatchedDerivative(Derivative):
         self.made = {}
 
     def _unbatched(self, *given: Any) -> Operands:
-        operands, computed, tangents = self._inner.parted(given)
-        with remembering():
-            program = self._inner.at(operands, computed)
-            if any(contains_custom(step.equation) for step in program.steps):
-                return self._inner.pushed(list(given))  # JAX cannot batch it.
-            return [result for result in program.run(tangents) if result is not None]
+        return self._inner.plain(list(given))
 
     @staticmethod
     def _unbatched_only(numbers: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
