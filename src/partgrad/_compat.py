@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src import config as _config, custom_derivatives as _custom_derivatives
+from jax._src.interpreters import ad as _ad
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -138,3 +139,31 @@ def ordinary_name(value: Any, name: str) -> Any:
 
     with _config.remat3(False):
         return checkpoint_name(value, name)
+
+
+def transposed_equation(
+    equation: "JaxprEqn", known: list[tuple[int, Any]], cotangents: list[Any]
+) -> list[Any]:
+    """What JAX's transpose of an equation makes of cotangents of its results: one for each operand that is not known.
+
+    `jax.linear_transpose` would split a loop once more into what it knows and what it does not, and copy what it knows.
+    It calls the same function on 0.10.2 and 0.12.
+
+    Args:
+        equation: An equation that is linear in all other operands.
+        known: The numbers and the values of the known operands.
+        cotangents: One for each result; None is a zero.
+    """
+    from jax.extend.core import Jaxpr, Var
+
+    operands = [Var(atom.aval) for atom in equation.invars]
+    consts, numbers = [operands[number] for number, _ in known], {number for number, _ in known}
+    linear = [variable for number, variable in enumerate(operands) if number not in numbers]
+    results = [Var(variable.aval) for variable in equation.outvars]
+    one = equation.replace(invars=operands, outvars=results)
+    jaxpr = Jaxpr(consts, linear, results, [one], equation.effects, None)
+    zero = lambda variable: _ad.Zero(variable.aval.to_ct_aval())
+    given = [zero(v) if ct is None else ct for v, ct in zip(results, cotangents, strict=True)]
+    dummies = [_ad.UndefinedPrimal(variable.aval.to_ct_aval()) for variable in linear]
+    found = _ad.backward_pass(jaxpr, True, [value for _, value in known], dummies, given)
+    return list(map(_ad.instantiate_zeros, found))

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .._compat import has_side_effects
+from .._compat import has_side_effects, transposed_equation
 from .._programs import (
     CALLS,
     Operands,
@@ -112,6 +112,9 @@ class Step:
         Args:
             cotangents: One for each result, or None for a zero, which the rule of a `custom_vjp` may ask for.
         """
+        if self.name == "scan":
+            pairs = [(number, o) for number, o in enumerate(self.operands) if not isinstance(o, Wire)]
+            return transposed_equation(self.equation, pairs, list(cotangents))
         return transposed(self.run, [wire.aval for wire in self.wires], cotangents)
 
 
