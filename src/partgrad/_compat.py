@@ -141,16 +141,14 @@ def ordinary_name(value: Any, name: str) -> Any:
         return checkpoint_name(value, name)
 
 
-def transposed_equation(
-    equation: "JaxprEqn", known: list[tuple[int, Any]], cotangents: list[Any]
-) -> list[Any]:
-    """What JAX's transpose of an equation makes of cotangents of its results: one for each operand that is not known.
+def transposed_loop(equation: "JaxprEqn", known: list[tuple[int, Any]], cotangents: list[Any]) -> list[Any]:
+    """What JAX's transpose of a scan makes of cotangents of its results: one for each operand that is not known.
 
-    `jax.linear_transpose` would split a loop once more into what it knows and what it does not, and copy what it knows.
+    `jax.linear_transpose` would split it once more into what it knows and what it does not, and copy what it knows.
     It calls the same function on 0.10.2 and 0.12.
 
     Args:
-        equation: An equation that is linear in all other operands.
+        equation: A loop that is linear in all other operands.
         known: The numbers and the values of the known operands.
         cotangents: One for each result; None is a zero.
     """
@@ -161,7 +159,8 @@ def transposed_equation(
     linear = [variable for number, variable in enumerate(operands) if number not in numbers]
     results = [Var(variable.aval) for variable in equation.outvars]
     one = equation.replace(invars=operands, outvars=results)
-    jaxpr = Jaxpr(consts, linear, results, [one], equation.effects, None)
+    debug_info = equation.params["jaxpr"].jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    jaxpr = Jaxpr(consts, linear, results, [one], equation.effects, debug_info)
     zero = lambda variable: _ad.Zero(variable.aval.to_ct_aval())
     given = [zero(v) if ct is None else ct for v, ct in zip(results, cotangents, strict=True)]
     dummies = [_ad.UndefinedPrimal(variable.aval.to_ct_aval()) for variable in linear]

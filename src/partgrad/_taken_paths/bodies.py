@@ -1,5 +1,6 @@
 """Masks through what contains programs: conditionals, checkpoints, `shard_map`. They enter and leave with the values."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,17 +8,21 @@ import jax
 from jax.extend.core import JaxprEqn
 
 from .._programs import (
+    CHECKPOINTS,
     Operands,
     as_array,
+    bind,
     branches_of,
     checkpoint_like,
     checkpoint_settings,
     evaluate,
+    is_recomputed,
     opened,
     primal_jaxpr,
     shard_map_like,
     shard_map_specs,
     shared_axes,
+    step_through,
     switch_like,
     varying_axes,
 )
@@ -87,8 +92,15 @@ def checkpoint(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     body, (values, arrays) = _Body(primal_jaxpr(equation), items, through), _parted(items)
     _, flags = checkpoint_settings(equation)
     prevented = (list(flags), [False] * len(arrays)) if isinstance(flags, tuple) else None
-    values, arrays = checkpoint_like(equation, body.with_arrays, prevented)(values, arrays)
-    return with_masks(values, body.states, arrays)
+    traced = jax.make_jaxpr(checkpoint_like(equation, body.with_arrays, prevented))(values, arrays)
+    found = step_through(*opened(traced), [*values, *arrays], functools.partial(_recomputed, equation))
+    return with_masks(found[: len(equation.outvars)], body.states, found[len(equation.outvars) :])
+
+
+def _recomputed(of: JaxprEqn, equation: JaxprEqn, operands: Operands) -> Operands:
+    # Part of a derivative, it has to hide from the compiler that it computes values again.
+    changed = {"differentiated": is_recomputed(of)} if equation.primitive.name in CHECKPOINTS else {}
+    return bind(equation, operands, **changed)
 
 
 def shard_map(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[Masked]:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .._compat import has_side_effects, transposed_equation
+from .._compat import has_side_effects, transposed_loop
 from .._programs import (
     CALLS,
     Operands,
@@ -114,7 +114,7 @@ class Step:
         """
         if self.name == "scan":
             pairs = [(number, o) for number, o in enumerate(self.operands) if not isinstance(o, Wire)]
-            return transposed_equation(self.equation, pairs, list(cotangents))
+            return transposed_loop(self.equation, pairs, list(cotangents))
         return transposed(self.run, [wire.aval for wire in self.wires], cotangents)
 
 

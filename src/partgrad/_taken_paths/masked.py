@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 
 from .._programs import explicit_sharding, varying_axes, varying_like
@@ -58,8 +57,8 @@ def added(one: Masked, other: Masked) -> Masked:
     return Masked(lax.add(*values), either(one.mask, other.mask), same and (one.dirty or other.dirty))
 
 
-def copied(equation: JaxprEqn, items: Sequence[Masked]) -> list[Masked]:
-    """Values with masks that can be read on the mesh of an equation, or on the one outside: clean, masks everywhere."""
+def copied(items: Sequence[Masked]) -> list[Masked]:
+    """Values, clean, with masks that every device has whole: these can be read on another mesh."""
     replicate = lambda m: m if m is None or isinstance(m, bool) else jax.sharding.reshard(m, PartitionSpec())
     return [Masked(item.value, replicate(item.mask)) for item in cleaned(items)]
 

@@ -92,6 +92,12 @@ class Program:
             return evaluate(*opened(shown), given)
         return call_p.bind(*given, program=self, hints=len(hints), jaxpr=shown)
 
+    def changed(self, run: Callable[..., Operands]) -> "Program":
+        """The same function with its jaxpr run in another way."""
+        jaxpr, consts = self._traced
+        trace = lambda: jax.make_jaxpr(lambda *operands: run(jaxpr, consts, list(operands)))(*self.avals)
+        return Program(trace, self._numbers, self._count)
+
     def derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
         """The values with residuals, as a program, and the linear part along some operands."""
         return self._once(moving, lambda: self._derivative(moving))

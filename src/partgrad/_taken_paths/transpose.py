@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._programs import (
@@ -17,6 +18,7 @@ from .._programs import (
     inner_jaxprs,
     is_floating,
     is_mutating,
+    kind_of,
     opened,
     source_of,
     zeros_like_aval,
@@ -39,6 +41,9 @@ def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]
         dead = lambda wire: Masked(zeros_like_aval(wire.aval), False) if is_floating(wire.aval) else None
         cotangents = [dead(w) if ct is None else ct for ct, w in zip(cotangents, step.results, strict=True)]
     given = tuple(number for number, cotangent in enumerate(cotangents) if cotangent is not None)
+    if kind_of(step.name) is None:
+        # The rule of another library may ask its operands for attributes of arrays.
+        step = step.with_known([jnp.asarray(v) if hasattr(jax.typeof(v), "dtype") else v for v in step.known])
     arrays = [operand for operand in step.operands if isinstance(operand, jax.Array)]
     items = [*map(Masked, arrays), *(ct for ct in cotangents if ct is not None)]
     with source_of(step.equation):

@@ -32,7 +32,7 @@ def reaches(value: Any, kinds: type | tuple[type, ...]) -> bool:
         # Last, because it takes longest.
         if not isinstance(value, _NO_ARRAYS) and isinstance(value, kinds):
             return True
-        for held in _inside(value):
+        for held in () if isinstance(value, _ARRAYS) else _inside(value):
             if held.__class__ not in _QUICK and id(held) not in seen:
                 seen[id(held)] = held
                 pending.append(held)
