@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src import config as _config, custom_derivatives as _custom_derivatives
-from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import ad as _ad, partial_eval as _pe
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -161,8 +161,8 @@ def transposed_loop(equation: "JaxprEqn", known: list[tuple[int, Any]], cotangen
     one = equation.replace(invars=operands, outvars=results)
     debug_info = equation.params["jaxpr"].jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     jaxpr = Jaxpr(consts, linear, results, [one], equation.effects, debug_info)
-    zero = lambda variable: _ad.Zero(variable.aval.to_ct_aval())
-    given = [zero(v) if ct is None else ct for v, ct in zip(results, cotangents, strict=True)]
+    jaxpr, _ = _pe.dce_jaxpr(jaxpr, [cotangent is not None for cotangent in cotangents], True)
+    given = [cotangent for cotangent in cotangents if cotangent is not None]
     dummies = [_ad.UndefinedPrimal(variable.aval.to_ct_aval()) for variable in linear]
     found = _ad.backward_pass(jaxpr, True, [value for _, value in known], dummies, given)
     return list(map(_ad.instantiate_zeros, found))

@@ -74,7 +74,7 @@ def selecting_shares(closed: Any) -> Callable[[Operands], Operands]:
 
 
 def _of_literal(literal: Literal) -> _Value:
-    return _Value(literal.val, "zero" if np.all(literal.val == 0) else "")
+    return _Value(literal.val, "zero" if is_floating(literal.aval) and np.all(literal.val == 0) else "")
 
 
 def _step(equation: JaxprEqn, given: list[_Value]) -> list[_Value]:
