@@ -285,7 +285,7 @@ def test_primitives_of_others_are_transposed_at_arrays(number):
     scaled.def_abstract_eval(lambda x, c: x)
 
     def transposed(cotangent, x, c):
-        seen.append(type(c))
+        seen.append(isinstance(c, jax.Array))
         return cotangent * c, None
 
     ad.primitive_jvps[scaled] = lambda primals, tangents: (scaled.bind(*primals), scaled.bind(tangents[0], primals[1]))
@@ -293,7 +293,8 @@ def test_primitives_of_others_are_transposed_at_arrays(number):
     mlir.register_lowering(scaled, mlir.lower_fun(jnp.multiply, multiple_results=False))
     f = lambda x: scaled.bind(x, number) * x
     assert jax.grad(pg.double_where(f))(3.0) == 12.0
-    assert all(issubclass(kind, jax.Array) for kind in seen)
+    assert seen
+    assert all(seen)
 
 
 # --- NaN on paths that are not taken ---------------------------------------------------------------------------------

@@ -169,8 +169,7 @@ def transposed(run: Callable[[Sequence[Any]], Operands], avals: Sequence[Any], c
         results = run(tangents)
         return [results[number] for number in given]
 
-    zeros = map(zeros_like_aval, avals)
-    return list(jax.linear_transpose(function, *zeros)([cotangents[number] for number in given]))
+    return list(jax.linear_transpose(function, *avals)([cotangents[number] for number in given]))
 
 
 def taken_apart(
