@@ -1,4 +1,4 @@
-"""Masks through what contains programs: conditionals, checkpoints, `shard_map`. They enter and leave with the values."""
+"""Masks through conditionals, checkpoints and `shard_map`: they enter and leave a body with the values."""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -1,11 +1,12 @@
 """A derivative: a linear program whose known operands are residuals, its push and its pull.
 
-The values and the residuals are computed once. Three facts about residuals travel with them, or masks would have to be
-computed: known numbers, what a predicate is broadcast from, and that a value is a selection, finite outside its predicate.
+The values and the residuals are computed once. Three facts about residuals travel with them, or masks would have to
+be computed: known numbers, what a predicate is broadcast from, and that a value is a selection, finite outside its
+predicate.
 
 Masks do not cross a saved residual. The cotangent of a residual that only a dead path reads is a zero, and to the
-program that computed it a number like any other: `0 * inf`. So residuals serve for the *value* of a push or pull only; to
-be differentiated, it starts from the operands again.
+program that computed it a number like any other: `0 * inf`. So residuals serve for the *value* of a push or pull only;
+to be differentiated, it starts from the operands again.
 """
 
 import dataclasses
@@ -48,7 +49,7 @@ class _Broadcast:
 
 
 class Residuals:
-    """The known operands of a linear program: operands of the function, values that it computed, or broadcasts of these.
+    """The known operands of a linear program: operands of the function, values it computed, or broadcasts of these.
 
     Attributes:
         computed: The values that the function has to return.
@@ -70,9 +71,10 @@ class Residuals:
         self._risky: dict[int, tuple[int, int]] = {}
         for value in list(values):
             risky = fact(value).risky
-            if risky is not None and isinstance(risky[0], jax.Array):
-                if id(risky[0]) in self._found or fact(risky[0]).origin:
-                    self._risky[self._found[id(value)]] = self._number(risky[0], values), risky[1]
+            if risky is None or not isinstance(risky[0], jax.Array):
+                continue
+            if id(risky[0]) in self._found or fact(risky[0]).origin:
+                self._risky[self._found[id(value)]] = self._number(risky[0], values), risky[1]
         self._places.clear()
         self._found.clear()
 

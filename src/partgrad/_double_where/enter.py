@@ -78,7 +78,9 @@ def _opened_inside(jaxpr: Jaxpr) -> Jaxpr:
         return evaluate(*opened(shown(chain[-1])), operands) if is_double_where(chain[-1]) else None
 
     inner, consts = opened(
-        jax.make_jaxpr(lambda *o: run(jaxpr, [], list(o), opening, wanted=is_double_where))(*(v.aval for v in jaxpr.invars))
+        jax.make_jaxpr(lambda *o: run(jaxpr, [], list(o), opening, wanted=is_double_where))(
+            *(v.aval for v in jaxpr.invars)
+        )
     )
     return jaxpr if consts else inner
 

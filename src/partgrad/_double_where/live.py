@@ -54,7 +54,9 @@ class LiveDerivative(Derivative):
         has_vjp: Whether a `custom_vjp` is called.
     """
 
-    def __init__(self, again: Again, avals: Sequence[Any], moving: Sequence[int], outs: Sequence[Any], consts: int, has_vjp: bool):
+    def __init__(
+        self, again: Again, avals: Sequence[Any], moving: Sequence[int], outs: Sequence[Any], consts: int, has_vjp: bool
+    ):
         self._again, self._moving, self._consts, self._has_backward_passes = again, moving, consts, has_vjp
         self.avals, self.computed, self.made = list(avals), [], {}
         self.numbers = [None] * len(self.avals)
@@ -80,7 +82,7 @@ class LiveDerivative(Derivative):
         return list(jax.vjp(function, *(operands[number] for number in self._moving), has_aux=True)[2])
 
     def _walked(self, traced: Any, operands: Operands, moved: Operands) -> Operands:
-        jaxpr, consts = opened(traced)
+        jaxpr, _ = opened(traced)
         selecting = jax.make_jaxpr(lambda *o: selecting_shares(traced)(list(o)))(*(v.aval for v in jaxpr.invars))
         items = [*map(Masked, operands), *(Masked(value, True) for value in moved)]
         with remembering():

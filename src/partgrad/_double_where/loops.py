@@ -157,9 +157,7 @@ def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     # Under `vmap`, each element of the batch (the leading axes of every carry) stops on its own.
     is_batched = bool(test.outvars[0].aval.shape)
     whole = lambda state, aval: aval.shape if isinstance(state, tuple) and is_batched else state
-    states = [
-        whole(s, a) for s, a in zip(_first(carried, linear[parts.body_consts :]), avals, strict=True)
-    ]
+    states = [whole(s, a) for s, a in zip(_first(carried, linear[parts.body_consts :]), avals, strict=True)]
 
     def traced(states: list[State]) -> tuple[Any, list[State]]:
         found: list[State] = []

@@ -51,7 +51,8 @@ def only(mask: Mask, value: Any) -> Any:
 
 def added(one: Masked, other: Masked) -> Masked:
     """The sum of two (co)tangents."""
-    assert one.mask is not None and other.mask is not None
+    assert one.mask is not None
+    assert other.mask is not None
     same = one.mask is other.mask
     values = [item.value if same else clean(item) for item in (one, other)]
     return Masked(lax.add(*values), either(one.mask, other.mask), same and (one.dirty or other.dirty))
@@ -63,10 +64,10 @@ def copied(items: Sequence[Masked]) -> list[Masked]:
     return [Masked(item.value, replicate(item.mask)) for item in cleaned(items)]
 
 
-# --- masks that a body of a loop or a branch takes and returns ---------------------------------------------------------
+# --- masks that a body of a loop or a branch takes and returns ------------------------------------------------------
 
 # What is known of a mask while tracing: None (no tangent), True, False, or the shape of an array.
-State: TypeAlias = None | bool | tuple[int, ...]
+State: TypeAlias = bool | tuple[int, ...] | None
 
 
 def state_of(mask: Mask | None) -> State:
@@ -137,5 +138,3 @@ def entering(items: Sequence[Masked], values: Sequence[Any]) -> None:
     """Tell a body what is known of the numbers that enter it."""
     for item, value in zip(items, values, strict=True):
         remember(value, numbers_of(item.value))
-
-

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 
-from .._programs import explicit_sharding, mesh_elsewhere, varying_axes, varying_like
+from .._programs import explicit_sharding, mesh_elsewhere, varying_like
 from .known import contains, is_everything, lifted, once, reshaped
 
 Mask: TypeAlias = bool | jax.Array

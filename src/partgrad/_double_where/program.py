@@ -1,7 +1,7 @@
 """A traced function with a derivative that flows along taken paths only, as a primitive of JAX.
 
-`call_p` is such a function, `linear_p` the linear part of its derivative: its value is the push, its transpose the pull.
-What JAX does with them is in `primitives`.
+`call_p` is such a function, and `linear_p` the linear part of its derivative: its value is the push, its transpose the
+pull. What JAX does with them is in `primitives`.
 """
 
 import functools
@@ -11,7 +11,19 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
-from .._programs import CALLS, CUSTOM_VJPS, OWN, Again, Operands, any_equation, evaluate, named, opened, primal_jaxpr, with_constants_as_inputs
+from .._programs import (
+    CALLS,
+    CUSTOM_VJPS,
+    OWN,
+    Again,
+    Operands,
+    any_equation,
+    evaluate,
+    named,
+    opened,
+    primal_jaxpr,
+    with_constants_as_inputs,
+)
 from .derivative import Derivative
 from .known import captured, remember, remembering
 from .linear import LinearProgram, without_dead_code

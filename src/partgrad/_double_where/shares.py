@@ -37,6 +37,8 @@ from .known import is_zero, remembering
 from .linear import LinearProgram, Wire, split
 
 _EXTREMES = named("max min reduce_max reduce_min")
+# JAX differentiates these as competitions of two.
+_CUMULATIVE = named("cummax cummin")
 _RESHAPED = named("reshape broadcast_in_dim expand_dims squeeze")
 
 
@@ -57,7 +59,7 @@ class _Value(NamedTuple):
 
 def has_competition(jaxpr: Jaxpr) -> bool:
     """Whether there is a competition between numbers in a jaxpr."""
-    is_one = lambda e: e.primitive.name in _EXTREMES and is_floating(e.outvars[0].aval)
+    is_one = lambda e: e.primitive.name in _EXTREMES | _CUMULATIVE and is_floating(e.outvars[0].aval)
     return any_equation(jaxpr, is_one)
 
 
@@ -128,7 +130,9 @@ def competing_vjp(equation: JaxprEqn) -> Callable[..., Operands]:
         moving = [number for number, operand in enumerate(given) if operand.perturbed]
         operands = [operand.value for operand in given]
         rule = jax.make_jaxpr(functools.partial(_both, equation, moving, floating))(operands, avals)
-        selecting = selecting_shares(rule) if has_competition(rule.jaxpr) else functools.partial(evaluate, *opened(rule))
+        selecting = (
+            selecting_shares(rule) if has_competition(rule.jaxpr) else functools.partial(evaluate, *opened(rule))
+        )
         selected = jax.make_jaxpr(lambda *o: selecting(list(o)))(*(v.aval for v in rule.jaxpr.invars))
         program = LinearProgram.of(selected, [*operands, *map(Wire, avals)])
         # A zero that is saved would look like a number that the pass adds.

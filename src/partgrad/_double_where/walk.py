@@ -98,9 +98,9 @@ class Walk:
             return self.through(*opened(shown(equation)), items)
         if is_custom_rule(equation):
             return kept_rule(equation, items, Walk(is_affine=True).through)
-        if name in _ENTERED and (name != "cond" or items[0].mask is None):
+        if name in ENTERED and (name != "cond" or items[0].mask is None):
             with source_of(equation):
-                return _ENTERED[name](equation, cleaned(items), self.through)
+                return ENTERED[name](equation, cleaned(items), self.through)
         if name in CUSTOM_LINEAR | HIGH_LINEAR:
             found = forward_of(equation, items, self.through)
             if found is not None:
@@ -123,7 +123,7 @@ class Walk:
         return _number_added(step, wired, fed(step, masks))
 
 
-_ENTERED: dict[str, Callable[..., list[Masked]]] = {
+ENTERED: dict[str, Callable[..., list[Masked]]] = {
     "scan": loops.scan,
     "while": loops.while_loop,
     "cond": bodies.cond,
@@ -203,7 +203,7 @@ def _mask(item: Masked) -> Mask:
     return item.mask
 
 
-# --- what is not linear, or adds a number: only in what a user wrote as a backward pass --------------------------------
+# --- what is not linear, or adds a number: only in what a user wrote as a backward pass ------------------------------
 
 
 def _number_added(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:

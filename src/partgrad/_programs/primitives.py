@@ -33,7 +33,7 @@ CALLS = named("jit pjit closed_call core_call eval_jaxpr")
 # The names of calls that partgrad makes around the user's functions.
 TRANSPARENT = named("partgrad_double_where")
 # Functions under `double_where`, and the linear parts of their derivatives.
-OWN = ("double_where", "double_where_linear")
+OWN = ("partgrad_double_where", "partgrad_double_where_linear")
 # The scope of the stops that `partgrad.draw` makes with gradient="fixed".
 FIXED_DRAW = "partgrad.fixed"
 CHECKPOINTS = named("checkpoint remat remat2")

@@ -17,7 +17,7 @@ from .same import structure_of
 
 # Runs the traced function itself, on other inputs.
 Again = Callable[..., Operands]
-# Takes the values of a jaxpr's constants and inputs, and what runs the function again; returns the values of its outputs.
+# Takes the values of a jaxpr's constants and inputs, and what runs the function again; returns those of its outputs.
 Run = Callable[[Operands, Operands, Again], Operands]
 
 _PROGRAMS_SIZE = 128
