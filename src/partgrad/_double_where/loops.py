@@ -57,9 +57,8 @@ class _Scanned:
         self._fixed: list[Mask | None] = []
         self.arrays, self._is_scanned = list[Any](), list[bool]()
         for mask in (item.mask for item in items):
-            is_array = not (mask is None or isinstance(mask, bool))
-            varies = is_array and mask.shape[0] != 1
-            self._fixed.append(mask[0] if is_array and not varies else None if varies else mask)
+            varies = isinstance(mask, jax.Array) and mask.shape[0] != 1
+            self._fixed.append(None if varies else mask[0] if isinstance(mask, jax.Array) else mask)
             self._is_scanned.append(varies)
             self.arrays += [mask] if varies else []
 
@@ -83,9 +82,8 @@ def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[
     slices = [v.aval for v in jaxpr.invars[carries.stop :]], [jax.typeof(array[0]) for array in xs.arrays]
     linear = carried_tangents(parts.body, [item.mask is not None for item in items], parts.consts, count)
     # An accumulator starts at zero and is everything afterwards.
-    states = [
-        (1,) * len(a.shape) if s is False else s for s, a in zip(_first(carried, linear[carries]), avals, strict=True)
-    ]
+    pairs = zip(_first(carried, linear[carries]), avals, strict=True)
+    states: list[State] = [(1,) * len(aval.shape) if state is False else state for state, aval in pairs]
 
     def traced(states: list[State]) -> tuple[Any, list[State]]:
         found: list[State] = []

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.jet import jet, jet_rules
 from jax.interpreters import ad, batching, mlir
 
 from .._programs import Operands, evaluate, is_floating, opened, zeros_like_aval
@@ -126,5 +127,7 @@ def _batched(primitive: Any, axis_data: Any, operands: Any, dims: Any, **params:
 
 ad.primitive_jvps[call_p], ad.primitive_jvps[linear_p] = _call_jvp, _linear_jvp
 ad.primitive_transposes[call_p], ad.primitive_transposes[linear_p] = _call_transpose, _linear_transpose
+# As JAX does with a custom rule: `jet` sees what is computed.
+jet_rules[call_p] = lambda given, series, **params: jet(functools.partial(_call, **params), given, series)
 for _primitive in (call_p, linear_p):
     batching.fancy_primitive_batchers[_primitive] = functools.partial(_batched, _primitive)

@@ -1,5 +1,6 @@
 """Masks through products of a tangent and a coefficient, and the coefficients that no live edge needs."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,5 +122,5 @@ def scaled_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
 
 def factors_fed(step: Step, fed: list[Mask], masks: Sequence[Mask]) -> list[Mask]:
     """The masks of a product or quotient of two tangents, as in a pass that scales its cotangent by its norm."""
-    factors = masks[: 2 if step.name == "mul" else 1]
-    return [both(fed[0], both(*(spread(mask, step.shape) for mask in (factors * 2)[:2])))]
+    factors = list(masks[: 2 if step.name == "mul" else 1])
+    return [functools.reduce(both, (spread(mask, step.shape) for mask in factors), fed[0])]
