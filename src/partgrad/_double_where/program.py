@@ -104,11 +104,11 @@ class Program:
             return evaluate(*opened(shown), given)
         return call_p.bind(*given, program=self, hints=len(hints), jaxpr=shown)
 
-    def changed(self, run: Callable[..., Operands]) -> "Program":
-        """The same function with its jaxpr run in another way."""
+    def changed(self, run: Callable[..., Operands], operands: Operands) -> "Program":
+        """The same function of operands like the given ones, with its jaxpr run in another way."""
         jaxpr, consts = self._traced
-        trace = lambda: jax.make_jaxpr(lambda *operands: run(jaxpr, consts, list(operands)))(*self.avals)
-        return Program(trace, self._numbers, self._count)
+        traced = jax.make_jaxpr(lambda *operands: run(jaxpr, consts, list(operands)))(*operands)
+        return Program(lambda: traced, self._numbers, self._count)
 
     def derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
         """The values with residuals, as a program, and the linear part along some operands."""

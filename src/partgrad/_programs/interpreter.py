@@ -372,9 +372,10 @@ def shard_map_like(equation: JaxprEqn, function: Callable[..., Any], in_specs: A
 
 
 def _own(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
-    count = len(operands) - equation.params["hints"]
-    program = equation.params["program"].changed(run)
-    return bind(equation, operands[:count], program=program, hints=0, jaxpr=program.shown(count))
+    if equation.params["hints"]:
+        # The value of a derivative, which is differentiated no further.
+        return run(*opened(primal_jaxpr(equation)), operands)
+    return list(equation.params["program"].changed(run, operands).run(operands))
 
 
 _LOOPS = {"scan": _scan, "while": _while}
