@@ -28,6 +28,8 @@ call_p.def_impl(_call)
 linear_p.def_impl(_linear)
 call_p.def_abstract_eval(lambda *_, program, hints, jaxpr: [v.aval for v in opened(jaxpr)[0].outvars])
 linear_p.def_abstract_eval(lambda *_, derivative: derivative.reached)
+# What 0.12 makes of a program that contains primitives such as `custom_root`, which show only their rules.
+call_p.to_lojax = _call
 mlir.register_lowering(call_p, mlir.lower_fun(_call, multiple_results=True))
 mlir.register_lowering(linear_p, mlir.lower_fun(_linear, multiple_results=True))
 
@@ -128,6 +130,8 @@ def _batched(primitive: Any, axis_data: Any, operands: Any, dims: Any, **params:
 ad.primitive_jvps[call_p], ad.primitive_jvps[linear_p] = _call_jvp, _linear_jvp
 ad.primitive_transposes[call_p], ad.primitive_transposes[linear_p] = _call_transpose, _linear_transpose
 # As JAX does with a custom rule: `jet` sees what is computed.
-jet_rules[call_p] = lambda given, series, **params: jet(functools.partial(_call, **params), given, series)
+jet_rules[call_p] = lambda given, series, **params: jet(
+    functools.partial(_call, **params), given, series, factorial_scaled=False
+)
 for _primitive in (call_p, linear_p):
     batching.fancy_primitive_batchers[_primitive] = functools.partial(_batched, _primitive)
