@@ -37,8 +37,8 @@ call_p.multiple_results = linear_p.multiple_results = True
 # No step of these, of their derivatives, or of the transposes of these, makes a mask other than True.
 _PLAIN = named(
     """add add_any sub neg mul div exp exp2 expm1 log log1p log2 tanh logistic sin cos sqrt rsqrt cbrt square
-    integer_pow erf dot_general reduce_sum broadcast_in_dim reshape transpose squeeze expand_dims convert_element_type copy copy_p
-    stop_gradient sinh cosh iota"""
+    integer_pow erf dot_general reduce_sum broadcast_in_dim reshape transpose squeeze expand_dims
+    convert_element_type copy copy_p stop_gradient sinh cosh iota"""
 )
 
 
