@@ -9,6 +9,7 @@ program that computed it a number like any other: `0 * inf`. So residuals serve 
 to be differentiated, it starts from the operands again.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from .._programs import Operands, as_array, mesh_elsewhere, varying_like, zeros_like_aval
+from .._programs import Operands, as_array, mesh_elsewhere, source_of, varying_like, zeros_like_aval
 from .known import captured, fact, is_zero, learn, numbers_of, remember, remembering
 from .linear import LinearProgram, Wire
 from .masked import Masked, added, clean, copied
@@ -137,6 +138,8 @@ def pushed(program: LinearProgram, tangents: Operands) -> Operands:
 def pulled(program: LinearProgram, live: Sequence[int], cotangents: Operands) -> Operands:
     """The cotangents of the inputs, given those of some of the outputs that are reached, walked with masks."""
     found: dict[Wire, Masked] = {}
+    # Whose line it is that an input is selected last.
+    last: dict[Wire, Any] = {}
 
     def add(wire: Wire, item: Masked) -> None:
         if item.mask is None:
@@ -154,8 +157,15 @@ def pulled(program: LinearProgram, live: Sequence[int], cotangents: Operands) ->
         if any(item is not None for item in given):
             for wire, item in zip(step.wires, _on_mesh(step, given), strict=True):
                 add(wire, item)
-    zero = lambda wire: zeros_like_aval(wire.aval)
-    return [as_array(clean(found[w]), w.aval) if w in found else zero(w) for w in program.inputs]
+                last[wire] = step.equation
+
+    def result(wire: Wire) -> Any:
+        if wire not in found:
+            return zeros_like_aval(wire.aval)
+        with source_of(last[wire]) if wire in last else contextlib.nullcontext():
+            return as_array(clean(found[wire]), wire.aval)
+
+    return list(map(result, program.inputs))
 
 
 def _on_mesh(step: Any, cotangents: Sequence[Masked | None]) -> list[Masked]:
