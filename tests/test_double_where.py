@@ -1061,10 +1061,16 @@ def test_source_lines_are_the_users():
 
     from jax.extend import source_info_util
 
-    jaxpr = jax.make_jaxpr(jax.grad(pg.double_where(f)))(1.0)
+    def equations(jaxpr):
+        for equation in jaxpr.eqns:
+            yield equation
+            if "jaxpr" in equation.params:
+                yield from equations(getattr(equation.params["jaxpr"], "jaxpr", equation.params["jaxpr"]))
+
+    found = list(equations(jax.make_jaxpr(jax.grad(pg.double_where(f)))(1.0)))
     lines = [
         source_info_util.summarize(equation.source_info)
-        for equation in jaxpr.eqns
+        for equation in found
         if equation.primitive.name in {"log", "mul", "div"}
     ]
     assert lines

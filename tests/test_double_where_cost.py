@@ -97,7 +97,7 @@ def test_masks_of_a_loop(f, x, loops):
     What tangents are multiplied by is neither copied nor computed again for all steps.
     """
     ours, plain = (jax.jit(jax.grad(g)).lower(x) for g in (pg.double_where(f), f))
-    assert ours.as_text().count("stablehlo.while") == plain.as_text().count("stablehlo.while") + loops
+    assert ours.as_text().count("stablehlo.while") <= plain.as_text().count("stablehlo.while") + loops
     cost = lambda lowered: lowered.compile().cost_analysis()["bytes accessed"]
     assert cost(ours) <= 1.1 * cost(plain)
 

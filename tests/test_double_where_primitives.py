@@ -6,10 +6,12 @@ import jax.experimental.pallas  # These two define primitives of their own, what
 import pytest
 from jax._src.interpreters import ad
 
-from partgrad._double_where.trim import RULES
+from partgrad._double_where.fed import FED
+from partgrad._double_where.walk import ENTERED
 from partgrad._programs import CALLS
 
 pytestmark = pytest.mark.internal
+RULES = {*FED, *ENTERED}
 
 # Without a rule, a primitive is live as a whole: a NaN may stay, no number is wrong.
 REASONS = {
@@ -30,8 +32,9 @@ REASONS = {
     ],
     "a random key has no tangent": ["from_edtype", "to_edtype"],
     "what it reads depends on data": ["ragged_dot_general"],
+    "the backward pass of a `custom_vjp`, which is walked": ["custom_lin"],
+    "a function under `double_where`, which is opened": ["partgrad_double_where", "partgrad_double_where_linear"],
     "its factors are known only together": ["polynomial"],
-    "forward mode only, and it carries values beside tangents": ["while"],
     "experimental sparse arrays": [
         *("bcoo_dot_general", "bcoo_dot_general_sampled", "bcoo_extract", "bcoo_fromdense", "bcoo_todense"),
         *("bcoo_transpose", "bcsr_dot_general", "bcsr_extract", "bcsr_fromdense", "bcsr_todense", "coo_fromdense"),

@@ -274,7 +274,7 @@ def test_checkpoints_under_a_flag():
         equal([jax.grad(f)(x) for x in (0.0, 2.0)], [1.0, 1 / (2 * (1 + np.log(2)))])
         assert np.isfinite(jax.grad(jax.grad(f))(0.0))
         linear = jax.linearize(wrapped(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))), 0.5)[1]
-        assert " cos " in str(jax.make_jaxpr(linear)(1.0))
+        assert "cosine" in jax.jit(linear).lower(1.0).as_text()
 
 
 @pytest.mark.parametrize("number", [2.0, np.float32(2.0), np.array(2.0, np.float32)], ids=["float", "scalar", "array"])
@@ -285,7 +285,7 @@ def test_primitives_of_others_are_transposed_at_arrays(number):
     scaled.def_abstract_eval(lambda x, c: x)
 
     def transposed(cotangent, x, c):
-        seen.append(type(c))
+        seen.append(isinstance(c, jax.Array))
         return cotangent * c, None
 
     ad.primitive_jvps[scaled] = lambda primals, tangents: (scaled.bind(*primals), scaled.bind(tangents[0], primals[1]))
@@ -293,7 +293,8 @@ def test_primitives_of_others_are_transposed_at_arrays(number):
     mlir.register_lowering(scaled, mlir.lower_fun(jnp.multiply, multiple_results=False))
     f = lambda x: scaled.bind(x, number) * x
     assert jax.grad(pg.double_where(f))(3.0) == 12.0
-    assert all(issubclass(kind, jax.Array) for kind in seen)
+    assert seen
+    assert all(seen)
 
 
 # --- NaN on paths that are not taken ---------------------------------------------------------------------------------
@@ -333,7 +334,6 @@ def test_a_selection_in_a_vector_field(adjoint):
     equal(jax.grad(wrapped(solved(adjoint)))(np.float32(0.0)), 0.0)
 
 
-@known("JAX forgets custom derivatives in a scan that is reversed twice", condition=OLDER)
 def test_a_wrapped_body_twice_in_reverse():
     body = wrapped(lambda c: jnp.where(c > 0, jnp.log(c), 0.0))
     f = lambda x: lax.scan(lambda c, _: (body(c) + 1.0, None), x, None, length=2)[0].sum()

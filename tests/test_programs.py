@@ -312,7 +312,7 @@ def test_a_trace_that_is_the_same_but_for_its_constants_is_rewritten_once():
 
     def rewrite(jaxpr):
         seen.append(jaxpr)
-        return lambda consts, operands: evaluate(jaxpr, consts, operands)
+        return lambda consts, operands, _: evaluate(jaxpr, consts, operands)
 
     wrapped = rewritten(lambda x, n=1: (x * state["scale"]).sum() * n, rewrite)
     assert jax.grad(wrapped)(jnp.ones(3)).tolist() == [0, 1, 2]

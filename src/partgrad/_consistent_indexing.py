@@ -92,10 +92,10 @@ def _consistent(jaxpr: Jaxpr) -> Run:
     """A function that runs a jaxpr with consistent derivatives."""
     rewriting = _Rewriting()
     if not any_equation(jaxpr, rewriting.wanted):
-        return functools.partial(evaluate, jaxpr)
+        return lambda consts, operands, _: evaluate(jaxpr, consts, operands)
     programs: list[ClosedJaxpr] = []
 
-    def consistent(consts: Operands, operands: Operands) -> Operands:
+    def consistent(consts: Operands, operands: Operands, _: Any) -> Operands:
         if not programs:
             # To the compiler, a loop that is staged again is another loop; a kept one is compiled once.
             programs.append(rewriting.of(with_constants_as_inputs(jaxpr))(*consts, *operands))

@@ -46,7 +46,7 @@ MAP, SAMPLE, LOG = BUILD / "mutants_map.json", BUILD / "mutants.json", BUILD / "
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"
 PACKAGES = ("_selection", "_marks", "_transforms", "_double_where")
 # The rest of `_double_where` runs programs; these say where masks go.
-RULES = ["mask", "structural", "products", "coupled", "known", "trim", "scan", "cond", "body"]
+RULES = ["masks", "moves", "products", "solves", "known", "fed", "walk", "masked"]
 MODULES = [
     path.relative_to(ROOT)
     for package in PACKAGES

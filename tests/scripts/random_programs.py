@@ -22,7 +22,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 import partgrad as pg
-from partgrad._programs import bind, branches_of, primal_jaxpr, scan_parts, while_parts
+from partgrad._programs import OWN, bind, branches_of, primal_jaxpr, scan_parts, shown, while_parts
 
 pytestmark = pytest.mark.internal
 
@@ -387,6 +387,8 @@ def _results(equation, operands):
         return [np.asarray(result, out.dtype).reshape(out.shape)]
     if name in {"jit", "pjit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}:
         return _outputs(primal_jaxpr(equation), operands)
+    if name in OWN:
+        return _outputs(shown(equation), operands)
     if name == "cond":
         branches = branches_of(equation)
         return _outputs(branches[int(np.clip(operands[0], 0, len(branches) - 1))], operands[1:])

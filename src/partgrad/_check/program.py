@@ -39,6 +39,7 @@ from .._programs import (
     opened,
     primal_jaxpr,
     run,
+    shown,
     union,
 )
 
@@ -240,7 +241,7 @@ def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:
             # An equation without one inside stays the same object, which tells whose function it is.
             is_wrapped = any(any_equation(body, is_double_where) for body in inner_jaxprs(chain[-1]))
             return None if is_wrapped else list(bind(chain[-1], operands))
-        inner, consts = opened(primal_jaxpr(chain[-1]))
+        inner, consts = opened(shown(chain[-1]))
         body = lambda *given: run(inner, consts, list(given), opening)
         body.__name__ = name
         return list(jax.jit(body)(*operands))

@@ -1,11 +1,12 @@
 """Derivatives along the paths that the value used: no NaN from a branch that was not taken.
 
-The files, in the order of the data: `derivative` makes the derivative of a traced function, and keeps it for those that
-are the same. `linearize` makes its linear program (`program`), in which `competition` made lost maxima selections and
-`custom` bound custom rules such that nothing of them is lost. `mask` and `trim` say which of its elements are live, by
-a table of rules per primitive: `structural`, `products`, `coupled`, and for what contains jaxprs `scan` and `cond`
-(with `body`), and `inside`; `known` says which masks no data enter. `backward` runs a backward pass of a user's that
-is not linear, `batched` what is left under `vmap`.
+The files, in the order of the data: `enter` takes a traced function, `program` makes it a primitive that JAX can
+differentiate, transpose, batch and lower (`primitives`). `linearize` makes its values and its linear program
+(`linear`), in which `competition` made lost maxima selections; `rules`, `shares` and `live` are for custom rules.
+`derivative` runs that program forward, and in reverse through JAX's transpose of each step (`transpose`). Both are
+walks over equations (`walk`, `backward`, `bodies`, `loops`) with a mask beside each value (`masked`). `fed` says where
+a mask goes, with `moves`, `products` and `solves`; `masks` are the masks themselves, and `known` says which of them no
+data enter. `vmap` batches.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from typing import ParamSpec, TypeVar
 
 from .._programs import rewritten
 from .._trees import refuse_uncallable
-from .derivative import along_taken_paths, is_double_where as is_double_where
+from . import primitives  # noqa: F401
+from .enter import along_taken_paths, is_double_where as is_double_where
 
 P = ParamSpec("P")
 R = TypeVar("R")

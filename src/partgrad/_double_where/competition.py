@@ -27,7 +27,7 @@ from .._programs import (
     run,
     written_window,
 )
-from .custom import is_remade, remade
+from .rules import is_remade, remade
 
 
 def selecting(equation: JaxprEqn, operands: Operands) -> Operands:

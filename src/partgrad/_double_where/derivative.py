@@ -1,198 +1,273 @@
-"""The derivative of a traced function: JAX's linearization of it, without its dead edges."""
+"""A derivative: a linear program whose known operands are residuals, its push and its pull.
 
+The values and the residuals are computed once. Three facts about residuals travel with them, or masks would have to
+be computed: known numbers, what a predicate is broadcast from, and that a value is a selection, finite outside its
+predicate.
+
+Masks do not cross a saved residual. The cotangent of a residual that only a dead path reads is a zero, and to the
+program that computed it a number like any other: `0 * inf`. So residuals serve for the *value* of a push or pull only;
+to be differentiated, it starts from the operands again.
+"""
+
+import contextlib
 import dataclasses
-import functools
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
-from jax.custom_derivatives import SymbolicZero, zero_from_primal
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax import lax
 
-from .._programs import (
-    Operands,
-    Recent,
-    Run,
-    any_equation,
-    as_array,
-    custom_rule_body,
-    evaluate,
-    is_floating,
-    is_mutating,
-    opened,
-    structure_of,
-    with_constants_as_inputs,
-    written,
-)
-from . import cond, coupled, inside, products, scan, structural  # noqa: F401
-from .batched import pushed
-from .body import State, state_of
-from .known import Numbers, captured, remember, remembering
-from .linearize import linearized
-from .mask import Mask, arrays_in, restored
-from .program import Wire, split, without_dead_code
-from .trim import Guard, feed, trim
+from .._programs import Operands, as_array, mesh_elsewhere, source_of, varying_like, zeros_like_aval
+from .known import captured, fact, is_zero, learn, numbers_of, remember, remembering
+from .linear import LinearProgram, Wire
+from .masked import Masked, added, clean, copied
+from .transpose import contains_custom, pulled_back
+from .walk import Walk
 
-_BIG = 4096
+# From operands to the outputs of a function and the linear program along some of them.
+Linearized = Callable[[Operands], tuple[Operands, LinearProgram]]
 
 
-class _Derivative(NamedTuple):
-    """A derivative with respect to some operands.
+@dataclasses.dataclass(frozen=True)
+class _Residual:
+    """A known operand of a step: the number of a residual."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Broadcast:
+    """A residual that is another one, broadcast: only that one is kept."""
+
+    number: int
+    aval: Any
+    axes: tuple[int, ...]
+
+    def of(self, value: Any) -> Any:
+        wide = varying_like(lax.broadcast_in_dim(value, self.aval.shape, self.axes), self.aval)
+        learn(wide, origin=(value, self.axes))
+        return wide
+
+
+class Residuals:
+    """The known operands of a linear program: operands of the function, values it computed, or broadcasts of these.
 
     Attributes:
-        values: From constants and the operands to the outputs, followed by the coefficients.
-        consts: These constants.
-        linear: From the coefficients and the tangents to the tangents of the reached outputs.
-        reached: For each output, whether a tangent reaches it.
-        demanded: For each operand, what is known of the mask of the elements from which a path leads to an output.
-        masks: From constants and the operands to those of these masks that are arrays.
+        computed: The values that the function has to return.
+        steps: The steps of the program, with `_Residual` in the place of arrays.
     """
 
-    values: "_Core"
-    consts: Operands
-    linear: Jaxpr
-    reached: list[bool]
-    demanded: list[State]
-    masks: Jaxpr
+    def __init__(self, program: LinearProgram, operands: Operands):
+        self.computed: Operands = []
+        self._sources: list[Any] = []
+        self._numbers: list[Any] = []
+        self._places = {id(operand): ("operand", number) for number, operand in enumerate(operands)}
+        self._found: dict[int, int] = {}
+        values: Operands = []
+        kept = lambda o: _Residual(self._number(o, values)) if isinstance(o, jax.Array) else o
+        needed = program.needed()[::-1]
+        steps = [dataclasses.replace(step, operands=tuple(map(kept, step.operands))) for step in needed]
+        self.steps = steps[::-1]
+        # Which residuals were selected themselves, so that they are finite outside of the predicate.
+        self._risky: dict[int, tuple[int, int]] = {}
+        for value in list(values):
+            risky = fact(value).risky
+            if risky is None or not isinstance(risky[0], jax.Array):
+                continue
+            if id(risky[0]) in self._found or fact(risky[0]).origin:
+                self._risky[self._found[id(value)]] = self._number(risky[0], values), risky[1]
+        self._places.clear()
+        self._found.clear()
+
+    def _number(self, value: Any, values: Operands) -> int:
+        if id(value) not in self._found:
+            origin = fact(value).origin
+            if origin and value.dtype == bool and isinstance(origin[0], jax.Array) and _is_here(value):
+                source: Any = _Broadcast(self._number(origin[0], values), jax.typeof(value), tuple(origin[1]))
+            elif id(value) in self._places:
+                source = self._places[id(value)]
+            else:
+                source = "computed", len(self.computed)
+                self.computed.append(value)
+            self._found[id(value)] = len(self._sources)
+            self._sources.append(source)
+            self._numbers.append(numbers_of(value) if isinstance(value, jax.core.Tracer) else captured(value))
+            values.append(value)
+        return self._found[id(value)]
+
+    def put(self, given: dict[str, Operands]) -> list[Any]:
+        """The steps at given operands and computed values, with what is known of them."""
+        known: Operands = []
+        for source, numbers in zip(self._sources, self._numbers, strict=True):
+            is_broadcast = isinstance(source, _Broadcast)
+            known.append(source.of(known[source.number]) if is_broadcast else given[source[0]][source[1]])
+            remember(known[-1], numbers)
+        for number, (predicate, case) in self._risky.items():
+            learn(known[number], risky=(known[predicate], case))
+        put = lambda o: known[o.number] if isinstance(o, _Residual) else o
+        return [dataclasses.replace(step, operands=tuple(map(put, step.operands))) for step in self.steps]
+
+    def numbers(self, kind: str, count: int) -> list[Any]:
+        """What is known of the numbers of the operands, or of the computed values."""
+        found = [None] * count
+        for source, numbers in zip(self._sources, self._numbers, strict=True):
+            if not isinstance(source, _Broadcast) and source[0] == kind:
+                found[source[1]] = numbers
+        return found
 
 
-def along_taken_paths(jaxpr: Jaxpr) -> Run:
-    """A function that runs an open jaxpr so that derivatives flow only along taken paths."""
-    return Program(jaxpr).run
+def _is_here(value: Any) -> bool:
+    """Whether a value lives on the current mesh, and not inside `jax.sharding.auto_axes`."""
+    mesh = jax.typeof(value).sharding.mesh
+    return mesh.empty or mesh == jax.sharding.get_abstract_mesh()
 
 
-class Program:
-    """A jaxpr as a function whose derivative flows along taken paths only.
+# --- the two passes ---------------------------------------------------------------------------------------------------
 
-    Args:
-        jaxpr: The traced function, as an open or a closed jaxpr.
+
+def pushed(program: LinearProgram, tangents: Operands) -> Operands:
+    """The tangents of the outputs that are reached, walked with masks."""
+    walk = Walk()
+    found = dict(zip(program.inputs, (Masked(tangent, True) for tangent in tangents), strict=True))
+    for step in program.steps:
+        given = [found[o] if isinstance(o, Wire) else Masked(o) for o in step.operands]
+        found.update(zip(step.results, walk.over(step.equation, given), strict=True))
+    return [as_array(clean(found[w]), w.aval) for w in program.outputs if isinstance(w, Wire)]
+
+
+def pulled(program: LinearProgram, live: Sequence[int], cotangents: Operands) -> Operands:
+    """The cotangents of the inputs, given those of some of the outputs that are reached, walked with masks."""
+    found: dict[Wire, Masked] = {}
+    # Whose line it is that an input is selected last.
+    last: dict[Wire, Any] = {}
+
+    def add(wire: Wire, item: Masked) -> None:
+        if item.mask is None:
+            if is_zero(item.value):
+                return
+            item = Masked(item.value, True)
+        if item.mask is not False:
+            found[wire] = added(found[wire], item) if wire in found else item
+
+    reached = [wire for wire in program.outputs if isinstance(wire, Wire)]
+    for number, cotangent in zip(live, cotangents, strict=True):
+        add(reached[number], Masked(cotangent, True))
+    for step in reversed(program.steps):
+        given = [found.pop(wire, None) for wire in step.results]
+        if any(item is not None for item in given):
+            for wire, item in zip(step.wires, _on_mesh(step, given), strict=True):
+                add(wire, item)
+                last[wire] = step.equation
+
+    def result(wire: Wire) -> Any:
+        if wire not in found:
+            return zeros_like_aval(wire.aval)
+        with source_of(last[wire]) if wire in last else contextlib.nullcontext():
+            return as_array(clean(found[wire]), wire.aval)
+
+    return list(map(result, program.inputs))
+
+
+def _on_mesh(step: Any, cotangents: Sequence[Masked | None]) -> list[Masked]:
+    mesh = mesh_elsewhere(step.equation)
+    if mesh is None:
+        return pulled_back(step, cotangents)
+    there = lambda items: [None if item is None else copied([item])[0] for item in items]
+    outside = there(cotangents)
+    with jax.sharding.use_abstract_mesh(mesh):
+        found = copied(pulled_back(step, there(outside)))
+    return copied(found)
+
+
+class Derivative:
+    """The derivative of a function along some operands.
+
+    It is made of the steps themselves: neither JAX's tracing nor its transposition is run on the whole.
+
+    Attributes:
+        avals: Of the operands of the function.
+        computed: Of the residuals that it computes.
+        inputs: The wires of the tangents that go in.
+        outputs: For each output its wire; None where no tangent reaches it.
     """
 
-    def __init__(self, jaxpr: Any):
-        # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
-        inner, self._consts = opened(jaxpr)
-        self._jaxpr = without_dead_code(with_constants_as_inputs(inner))
-        self._is_mutating = any_equation(inner, is_mutating)
-        self._structure = structure_of(self._jaxpr, exact=True)
-        self._nothing: list[Numbers | None] = [None] * len(inner.invars)
-        self._cores: dict[Hashable, _Core] = {}
+    def __init__(self, linearized: Linearized, operands: Operands, program: LinearProgram, numbers: Sequence[Any]):
+        self._linearized, self.numbers = linearized, list(numbers)
+        self._residuals = Residuals(program, operands)
+        self.avals = list(map(jax.typeof, operands))
+        self.computed = list(map(jax.typeof, self._residuals.computed))
+        self.inputs, self.outputs = program.inputs, program.outputs
+        self.made: dict[Hashable, Any] = {}
 
-    def __call__(self, *operands: Any) -> Operands:
-        """The outputs of a closed jaxpr."""
-        return self.run(self._consts, list(operands))
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What was made of this derivative for a key, or is made now."""
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
 
-    def run(self, consts: Operands, operands: Operands) -> Operands:
-        """The outputs, given the values of the constants too."""
-        if not self._is_mutating:
-            return self._core(consts).run(consts, operands)
-        # Only JAX can follow what goes through a mutable reference.
-        return evaluate(self._jaxpr, [], [*consts, *operands])
+    def taken(self) -> Operands:
+        """The residuals that the function has to return, which are not kept here."""
+        computed, self._residuals.computed = self._residuals.computed, []
+        return computed
 
-    def demanded(self, operands: Operands) -> list[Mask]:
-        """For each operand, the elements from which a path leads to an output."""
-        return self._core(self._consts).demanded([*self._consts, *operands])[len(self._consts) :]
+    @property
+    def reached(self) -> list[Any]:
+        """The shapes of the outputs that a tangent reaches."""
+        return [wire.aval for wire in self.outputs if wire is not None]
 
-    def _core(self, consts: Operands) -> "_Core":
-        numbers = [*map(captured, consts), *self._nothing]
-        key = tuple(None if known is None else (known.shape, known.dtype, known.tobytes()) for known in numbers)
-        if key not in self._cores:
-            # Masks that were captured once may change.
-            place = None if self._structure is None else (self._structure, key)
-            self._cores = {key: _cores.of(place, lambda: _Core(self._jaxpr, numbers))}
-        return self._cores[key]
+    def at(self, operands: Operands, computed: Operands) -> LinearProgram:
+        """The linear program at given residuals, with what is known of them."""
+        steps = self._residuals.put({"operand": operands, "computed": computed})
+        return LinearProgram(self.inputs, steps, self.outputs)
 
+    def computed_at(self, operands: Operands) -> Operands:
+        """The residuals, computed anew."""
+        _, program = self._linearized(operands)
+        return Residuals(program, operands).computed
 
-class _Core:
-    """What programs of equal structure share: an open jaxpr as a function, and its derivatives.
+    def anew(self, operands: Operands) -> LinearProgram:
+        """The same linear program, made from the operands, so that it is one program with its residuals."""
+        return self._linearized(operands)[1]
 
-    Derivatives are traced once for each set of differentiated operands.
+    def numbers_of_computed(self) -> list[Any]:
+        """What is known of the numbers of the residuals."""
+        return self._residuals.numbers("computed", len(self.computed))
 
-    Args:
-        jaxpr: An open jaxpr without constants.
-        numbers: What is known of its inputs, or None for each of which nothing is.
-    """
+    def pushed(self, given: Operands) -> Operands:
+        """The tangents of the outputs, given operands, computed residuals and tangents."""
+        operands, computed, tangents = self.parted(given)
+        with remembering():
+            return pushed(self.at(operands, computed), tangents)
 
-    def __init__(self, jaxpr: Jaxpr, numbers: Sequence[Numbers | None]):
-        self._jaxpr, self._numbers = jaxpr, numbers
-        self._floating = [is_floating(variable.aval) for variable in jaxpr.outvars]
-        self._derivatives: dict[Any, _Derivative] = {}
-        self._function = jax.custom_jvp(lambda *operands: evaluate(jaxpr, [], list(operands)))
-        self._function.defjvp(self._rule, symbolic_zeros=True)
+    def plain(self, given: Operands) -> Operands:
+        """The same as JAX computes them, for `vmap`; walked, if a backward pass is in there, which JAX cannot batch."""
+        operands, computed, tangents = self.parted(given)
+        with remembering():
+            program = self.at(operands, computed)
+            if any(contains_custom(step.equation) for step in program.steps):
+                return pushed(program, tangents)
+            return [result for result in program.run(tangents) if result is not None]
 
-    def run(self, consts: Operands, operands: Operands) -> Operands:
-        """The outputs, given the inputs, of which the first ones are constants."""
-        if any(isinstance(operand, jax.core.Tracer) for operand in (*consts, *operands)):
-            return list(self._function(*map(_unfolded, consts), *operands))
-        return evaluate(self._jaxpr, [], [*consts, *operands])
+    def parted(self, given: Sequence[Any]) -> tuple[Operands, Operands, Operands]:
+        """Operands, computed residuals, and tangents."""
+        first, last = len(self.avals), len(self.avals) + len(self.computed)
+        return list(given[:first]), list(given[first:last]), list(given[last:])
 
-    def demanded(self, operands: Operands) -> list[Mask]:
-        """For each operand, the elements from which a path leads to an output."""
-        moving = tuple(number for number, operand in enumerate(operands) if is_floating(jax.typeof(operand)))
-        derivative = self._derivative(operands, moving)
-        masks = restored(derivative.demanded, evaluate(derivative.masks, [], [*derivative.consts, *operands]))
-        of_moving = dict(zip(moving, masks, strict=True))
-        return [of_moving.get(number, False) for number in range(len(operands))]
+    def push(self, *given: Any) -> Operands:
+        """The tangents of the outputs, given operands and tangents."""
+        operands, tangents = list(given[: len(self.avals)]), list(given[len(self.avals) :])
+        with remembering():
+            return pushed(self.anew(operands), tangents)
 
-    def _rule(self, operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[Operands, list[Any]]:
-        # The primal of `jax.grad(f)(1.0)` is a number, but rules of other libraries may ask for attributes of arrays.
-        operands = [as_array(operand, jax.typeof(operand)) for operand in operands]
-        moving = tuple(
-            number
-            for number, (operand, tangent) in enumerate(zip(operands, tangents, strict=True))
-            if not isinstance(tangent, SymbolicZero) and is_floating(jax.typeof(operand))
-        )
-        derivative = self._derivative(operands, moving)
-        results = derivative.values.run(derivative.consts, operands)
-        outputs, coefficients = results[: len(self._floating)], results[len(self._floating) :]
-        pushed_tangents = iter(pushed(derivative.linear, coefficients, [tangents[number] for number in moving]))
-        return outputs, [
-            next(pushed_tangents) if reached else zero_from_primal(output, symbolic_zeros=True)
-            for output, reached in zip(outputs, derivative.reached, strict=True)
-        ]
+    def pull(self, live: Sequence[int], *given: Any) -> Operands:
+        """The cotangents of the inputs, given operands and the cotangents of some outputs."""
+        operands, cotangents = list(given[: len(self.avals)]), list(given[len(self.avals) :])
+        with remembering():
+            return pulled(self.anew(operands), live, cotangents)
 
-    def _derivative(self, operands: Sequence[Any], moving: tuple[int, ...]) -> _Derivative:
-        key = moving, tuple(map(jax.typeof, operands))
-        if key not in self._derivatives:
-            found: list[Any] = []
-            # What is remembered holds tracers, and must not outlive the trace.
-            linearize = remembering()(functools.partial(self._linearized, moving, found))
-            jaxpr, consts = opened(jax.make_jaxpr(linearize)(*operands))
-            jaxpr = with_constants_as_inputs(jaxpr)
-            linear, reached, demanded = found
-            count = len(jaxpr.outvars) - demanded.count(None)
-            of_outputs = functools.partial(without_dead_code, jaxpr)
-            values = _Core(of_outputs(jaxpr.outvars[:count]), [*map(captured, consts), *self._numbers])
-            masks = of_outputs(jaxpr.outvars[count:])
-            self._derivatives[key] = _Derivative(values, consts, linear, reached, demanded, masks)
-        return self._derivatives[key]
-
-    def _linearized(self, moving: tuple[int, ...], found: list[Any], *operands: Any) -> Operands:
-        """The outputs, the coefficients and the demanded masks; the derivative itself goes into a list."""
-        for operand, numbers in zip(operands, self._numbers, strict=True):
-            remember(operand, numbers)
-        outputs, program = linearized(self._jaxpr, list(operands), moving)
-        fed = feed(program, [True] * len(moving))
-        reached = [isinstance(wire, Wire) and fed[wire] is not False for wire in program.outputs]
-        program = dataclasses.replace(
-            program, outputs=[w for w, is_in in zip(program.outputs, reached, strict=True) if is_in]
-        )
-        masks, emit = trim(program, fed, [True] * sum(reached), Guard(Program))
-        jaxpr, coefficients = split(emit, [wire.aval for wire in program.inputs])
-        found[:] = [jaxpr, reached, list(map(state_of, masks))]
-        return [*outputs, *coefficients, *arrays_in(masks)]
-
-
-# Programs of equal structure share their derivatives.
-_cores: Recent[_Core] = Recent(256)
-
-
-def is_double_where(equation: JaxprEqn) -> bool:
-    """Whether an equation calls a function under `double_where`."""
-    body = custom_rule_body(equation)
-    return body is not None and written(opened(body)[0]).file.startswith(__file__)
-
-
-def _unfolded(const: Any) -> Any:
-    # XLA would fold all masks that follow from a large constant one while compiling, which is slow.
-    is_mask = hasattr(const, "dtype") and const.dtype == bool and const.size >= _BIG
-    return jax.lax.optimization_barrier(const) if is_mask else const
+    def pull_at(self, live: Sequence[int], *given: Any) -> Operands:
+        """The same, given operands, cotangents and computed residuals."""
+        first, last = len(self.avals), len(self.avals) + len(live)
+        operands, cotangents, computed = given[:first], given[first:last], given[last:]
+        with remembering():
+            return pulled(self.at(list(operands), list(computed)), live, list(cotangents))

@@ -32,7 +32,7 @@ _DTYPES = frozenset(
 _WHOLE = {"add": 1 << 23, "sub": 1 << 23, "mul": 1 << 12}
 
 
-class _Fact(NamedTuple):
+class Fact(NamedTuple):
     """What is known about a traced value, which this keeps alive.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Knowledge:
     """
 
     def __init__(self, outside: "_Knowledge | None" = None):
-        self.facts: ChainMap[int, _Fact] = outside.facts.new_child() if outside else ChainMap()
+        self.facts: ChainMap[int, Fact] = outside.facts.new_child() if outside else ChainMap()
         self.made: ChainMap[Hashable, Any] = outside.made.new_child() if outside else ChainMap()
 
 
@@ -96,7 +96,7 @@ def followed(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
 def remember(value: Any, numbers: Numbers | None) -> None:
     """Remember the numbers of a traced value."""
     if numbers is not None:
-        _learn(value, numbers=numbers)
+        learn(value, numbers=numbers)
 
 
 def everywhere(shape: Sequence[int]) -> jax.Array:
@@ -118,15 +118,15 @@ def padded(mask: Any, pads: Sequence[tuple[int, int, int]]) -> Any:
     return lifted(pad, lambda m: jax.lax.pad(m, False, pads))(mask)
 
 
-def _learn(value: Any, **facts: Any) -> None:
+def learn(value: Any, **facts: Any) -> None:
     knowledge = _knowledge.get()
     if knowledge is not None and isinstance(value, jax.core.Tracer):
-        knowledge.facts[id(value)] = _fact(value)._replace(**facts)
+        knowledge.facts[id(value)] = fact(value)._replace(**facts)
 
 
-def _fact(value: Any) -> _Fact:
+def fact(value: Any) -> Fact:
     knowledge = _knowledge.get()
-    return _Fact(value) if knowledge is None else knowledge.facts.get(id(value), _Fact(value))
+    return Fact(value) if knowledge is None else knowledge.facts.get(id(value), Fact(value))
 
 
 def once(key: tuple[Any, ...], value: Any, make: Callable[[], Any]) -> Any:
@@ -134,7 +134,7 @@ def once(key: tuple[Any, ...], value: Any, make: Callable[[], Any]) -> Any:
     knowledge = _knowledge.get()
     if knowledge is None or not isinstance(value, jax.core.Tracer):
         return make()
-    _learn(value)
+    learn(value)
     place = (*key, id(value))
     if place not in knowledge.made:
         knowledge.made[place] = make()
@@ -145,7 +145,7 @@ def numbers_of(value: Any) -> Numbers | None:
     """The known numbers of a value, or None."""
     if isinstance(value, bool | int | float | np.ndarray | np.generic):
         return np.asarray(value)
-    return _fact(value).numbers
+    return fact(value).numbers
 
 
 def reshaped(mask: Any, shape: Sequence[int]) -> Any:
@@ -159,20 +159,20 @@ def reshaped(mask: Any, shape: Sequence[int]) -> Any:
 
     def make() -> Any:
         new = lifted(lambda m: m.reshape(shape), lambda m: jax.lax.reshape(m, shape))(root)
-        _learn(new, root=root)
+        learn(new, root=root)
         return new
 
     return once((shape,), root, make)
 
 
 def _root(mask: Any) -> Any:
-    root = _fact(mask).root
+    root = fact(mask).root
     return mask if root is None else root
 
 
 def narrowed(value: Any) -> Any:
     """A value before broadcasting, with axes of size one, as far as that is known."""
-    origin = _fact(value).origin
+    origin = fact(value).origin
     if origin is None:
         return value
     operand, axes = origin
@@ -180,13 +180,6 @@ def narrowed(value: Any) -> Any:
     for axis, size in zip(axes, operand.shape, strict=True):
         shape[axis] = size
     return reshaped(operand, shape)
-
-
-def widened(value: Any, shape: Sequence[int]) -> Any:
-    """A predicate in a larger shape, of the same rank; `narrowed` returns it as it was."""
-    wide = jax.lax.broadcast_in_dim(value, shape, range(value.ndim))
-    _learn(wide, origin=(value, range(value.ndim)))
-    return wide
 
 
 def taken(which: Any, case: int, rank: int) -> Any:
@@ -199,14 +192,14 @@ def taken(which: Any, case: int, rank: int) -> Any:
     mask = which if of_bool and case else once(("case", case), which, lambda: function(which))
     mask = lifted(lambda p: p)(mask) if mask is which else mask
     if of_bool and not case:
-        _learn(mask, complement=which)
-        _learn(which, complement=mask)
+        learn(mask, complement=which)
+        learn(which, complement=mask)
     return mask if isinstance(mask, bool) or mask.ndim == rank else reshaped(mask, (1,) * rank)
 
 
 def contains(mask: Any, part: Any) -> None:
     """Remember that all elements of a mask are in another one."""
-    _learn(mask, part=part)
+    learn(mask, part=part)
 
 
 def is_everything(one: Any, other: Any) -> bool:
@@ -215,17 +208,17 @@ def is_everything(one: Any, other: Any) -> bool:
 
 
 def _contains_rest(mask: Any, of: Any) -> bool:
-    rest = _fact(_root(of)).complement
+    rest = fact(_root(of)).complement
     while mask is not None and rest is not None:
         if mask.shape == of.shape and _root(mask) is rest:
             return True
-        mask = _fact(mask).part
+        mask = fact(mask).part
     return False
 
 
 def is_safe_outside(value: Any, mask: Any) -> bool:
     """Whether everything outside a mask is known to be finite."""
-    risky = _fact(value).risky
+    risky = fact(value).risky
     if risky is None or isinstance(mask, bool):
         return False
     chosen = taken(*risky, value.ndim)
@@ -279,18 +272,18 @@ def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) 
     name, numbers = equation.primitive.name, [numbers_of(operand) for operand in operands]
     if name == "broadcast_in_dim" and hasattr(operands[0], "shape"):
         if results[0].size == operands[0].size:
-            _learn(results[0], root=_root(operands[0]))
+            learn(results[0], root=_root(operands[0]))
         else:
-            _learn(results[0], origin=(operands[0], equation.params["broadcast_dimensions"]))
+            learn(results[0], origin=(operands[0], equation.params["broadcast_dimensions"]))
     elif is_reshape(equation) and isinstance(operands[0], jax.core.Tracer):
-        _learn(results[0], root=_root(operands[0]))
+        learn(results[0], root=_root(operands[0]))
     elif name == "select_n":
         unknown = [case for case, known in enumerate(numbers[1:]) if known is None or not np.all(np.isfinite(known))]
-        _learn(results[0], risky=(operands[0], unknown[0]) if len(unknown) == 1 else None)
+        learn(results[0], risky=(operands[0], unknown[0]) if len(unknown) == 1 else None)
     elif name == "scan":
         for result, origin in zip(results, _origins(equation), strict=True):
             if origin is not None:
-                _learn(result, origin=(operands[origin[0]], origin[1]))
+                learn(result, origin=(operands[origin[0]], origin[1]))
     for result, known in zip(results, _results(equation, numbers), strict=True):
         remember(result, known)
 
@@ -375,7 +368,7 @@ _FOLLOWED: dict[str, Callable[..., Any]] = {
     "iota": _iota,
     "select_n": lambda _, aval, which, *cases: np.where(which, cases[1], cases[0]) if len(cases) == 2 else None,
     "convert_element_type": lambda _, aval, x: x if x.dtype.kind in "bi" or aval.dtype.kind == "f" else None,
-    **dict.fromkeys(("copy", "copy_p"), lambda _, aval, x: x),
+    **dict.fromkeys(("copy", "copy_p", "pcast", "pvary"), lambda _, aval, x: x),
     "reduce_or": lambda params, aval, x: x.any(tuple(params["axes"])) if aval.dtype == bool else None,
     "reduce_and": lambda params, aval, x: x.all(tuple(params["axes"])) if aval.dtype == bool else None,
     **{name: lambda _, aval, *xs, name=name: _by_ufunc(name, aval, xs) for name in _UFUNCS},

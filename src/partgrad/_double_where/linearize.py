@@ -31,9 +31,9 @@ from .._programs import (
     with_constants_as_inputs,
 )
 from .competition import selecting
-from .custom import is_remade
 from .known import follow, followed
-from .program import LinearProgram, Step, Wire, number_in, split, taken_apart
+from .linear import LinearProgram, Step, Wire, number_in, split, taken_apart
+from .rules import is_remade
 
 # A rule is a few equations, and holds no arrays.
 _rules: Recent[ClosedJaxpr] = Recent(4096)
@@ -176,10 +176,10 @@ def _rule(equation: JaxprEqn, avals: Sequence[Any], free: Sequence[int], numbers
         return results, _floating(equation, rates)
 
     trace = lambda: jax.make_jaxpr(pushed)(list(avals), [avals[free.index(number)] for number in numbers])
-    return _rules.of(_key(equation, tuple(avals), literals, numbers), trace)
+    return _rules.of(key_of(equation, tuple(avals), literals, numbers), trace)
 
 
-def _key(equation: JaxprEqn, avals: tuple[Any, ...], literals: Sequence[Any], numbers: tuple[int, ...]) -> Any:
+def key_of(equation: JaxprEqn, avals: tuple[Any, ...], literals: Sequence[Any], numbers: Any) -> Any:
     """What the rule for an equation depends on, or None if that cannot be determined."""
     if equation.effects or "callback" in equation.primitive.name:
         return None

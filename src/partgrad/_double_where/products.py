@@ -1,69 +1,41 @@
-"""Masks through products of a tangent and a coefficient."""
+"""Masks through products of a tangent and a coefficient, and the coefficients that no live edge needs."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._programs import bind, reading_dimensions, written_window
-from .mask import Mask, any_along, anywhere, both, full_like, permuted, placed, spread
-from .program import Step
-from .structural import Demand, lanes_demanded, lanes_fed
-from .trim import RULES, Emit, Guard, Loosely, Rule, is_constant, only
-
-
-def _product(
-    fed: Callable[[Step, list[Mask]], list[Mask]],
-    demand: Demand,
-    need: Callable[[Step, Mask, Mask], Mask],
-    loosely: Loosely | None = None,
-) -> Rule:
-    """A rule for a bilinear map, one operand of which is known.
-
-    Args:
-        fed: As in `Rule`.
-        demand: The demanded mask of the tangent, given that of the result.
-        need: The mask of the coefficients that lie on a live edge, given where the tangent is fed and where the result
-            is demanded.
-        loosely: As in `Rule`.
-    """
-
-    def product_trim(step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard) -> tuple[list[Mask], Emit]:
-        *others, coefficient = step.known
-        mask = masks[step.position]
-        needed = True if mask is True and demanded[0] is True else need(step, mask, demanded[0])
-        replaced = guard.coefficient(coefficient, needed, divides=step.name == "div")
-        return demand(step, demanded), step.with_known([*others, replaced]).run
-
-    return Rule(fed, product_trim, loosely)
+from .._programs import bind, is_floating, varying_like
+from .known import is_safe_outside, numbers_of
+from .linear import Step
+from .masks import Mask, any_along, anywhere, both, full_like, on_mesh_of, permuted, placed, spelled_out, spread
 
 
-def _lanes_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
-    return both(demanded, spread(fed, step.shape))
+def is_constant(value: Any, divides: bool = False) -> bool:
+    """Whether a value is not floating, or finite whatever the data are, and so is its reciprocal if it divides."""
+    numbers = numbers_of(value)
+    if numbers is None or not is_floating(numbers):
+        return not is_floating(jax.typeof(value))
+    return bool(np.all(np.isfinite(numbers)) and (not divides or np.all(numbers)))
 
 
-def _factors_loosely(
-    step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard
-) -> tuple[list[Mask], Emit, bool] | None:
-    """The coefficient stays unchanged; what dead lanes receive is selected away upstream."""
-    if masks[step.position] is not True or step.wires[0].shape != step.shape:
-        return None
-    (coefficient,) = step.known
-    if is_constant(coefficient) or not guard.is_apart(coefficient, step.shape):
-        return None
-    return lanes_demanded(step, demanded), step.with_known([guard.cut(coefficient, demanded[0])]).run, True
+def coefficient(value: Any, needed: Mask, filler: Any = None) -> Any:
+    """A known operand, with the filler (ones by default) where no live edge needs it."""
+    if needed is True or is_safe_outside(value, needed) or is_constant(value):
+        return value
+    if filler is None and not isinstance(needed, bool) and not jax.typeof(value).weak_type:
+        shape = jnp.broadcast_shapes(needed.shape, jnp.shape(value))
+        value = spelled_out(value, shape)
+        mask = varying_like(spelled_out(needed, shape), jax.typeof(value))
+        return jax.lax.select(mask, value, varying_like(jax.lax.full_like(value, 1), jax.typeof(value)))
+    # A Python number does not change a weak type.
+    return jnp.where(needed, value, 1 if filler is None else varying_like(filler, jax.typeof(value)))
 
 
-def _scaled_fed(step: Step, fed: list[Mask]) -> list[Mask]:
-    # Of a custom backward pass that is not linear, a factor may be a tangent as well.
-    return [fed[0] if step.linear == [True, False, False] else spread(anywhere(fed), step.shape)]
-
-
-def _scaled_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
-    # An index promised to be in bounds that is not reads here, but writes nowhere.
-    numbers, window = reading_dimensions(step.equation.params["dimension_numbers"]), written_window(step.equation)
-    live = full_like(both(fed, demanded), step.results[0].aval)
-    return jax.lax.gather(live, step.operands[1], numbers, window, mode=jax.lax.GatherScatterMode.CLIP)
+# --- sums of products ------------------------------------------------------------------------------------------------
 
 
 class _DotAxes:
@@ -88,7 +60,8 @@ class _DotAxes:
         return any_along(permuted(mask, kept + rest), range(len(kept), len(self.shape)))
 
 
-def _dot_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+def dot_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
+    """The mask of a `dot_general`: of a row or column, whether any element of it is fed."""
     if len(step.wires) != 1:
         return [spread(anywhere(fed), step.shape)]
     which = step.position
@@ -99,47 +72,14 @@ def _dot_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     return [placed(mask, axes.result_batch + axes.in_result, len(step.shape))]
 
 
-def _dot_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
-    mask, wire = demanded[0], step.wires[0]
-    if isinstance(mask, bool):
-        return [mask]
-    axes, other = (_DotAxes(step, which) for which in _wire_first(step))
-    return [placed(any_along(mask, other.in_result), axes.batch + axes.free, len(wire.shape))]
+def _dot_needed(step: Step, mask: Any) -> Mask:
+    wire, other = _DotAxes(step, step.position), _DotAxes(step, 1 - step.position)
+    mask = wire.without(mask, wire.batch + wire.contracting)
+    return placed(mask, other.batch + other.contracting, len(other.shape))
 
 
-def _dot_loosely(
-    step: Step, masks: list[Mask], demanded: list[Mask], guard: Guard
-) -> tuple[list[Mask], Emit, bool] | None:
-    """Dead rows are selected away; the matrix, which they share with live rows, stays."""
-    if not guard.cuts or is_constant(step.known[0]):
-        return None
-    _, other = (_DotAxes(step, which) for which in _wire_first(step))
-    mask = demanded[0]
-    if isinstance(mask, bool) or any(mask.shape[axis] != 1 for axis in other.in_result):
-        return None
-    fed = masks[step.position]
-    coefficient = step.known[0] if fed is True else guard.coefficient(step.known[0], _dot_needed(step, fed, True))
-    kept = step.with_known([guard.cut(coefficient, _dot_needed(step, True, mask))])
-    (of_wire,) = _dot_demanded(step, [mask])
-    return [of_wire], lambda tangents: kept.run([only(of_wire, tangents[0])]), False
-
-
-def _wire_first(step: Step) -> tuple[int, int]:
-    return step.position, 1 - step.position
-
-
-def _dot_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
-    wire, coefficient = (_DotAxes(step, which) for which in _wire_first(step))
-    if not isinstance(demanded, bool):
-        demanded = any_along(demanded, wire.in_result)
-        demanded = placed(demanded, coefficient.batch + coefficient.free, len(coefficient.shape))
-    if not isinstance(fed, bool):
-        fed = wire.without(fed, wire.batch + wire.contracting)
-        fed = placed(fed, coefficient.batch + coefficient.contracting, len(coefficient.shape))
-    return both(demanded, fed)
-
-
-def _convolution_fed(step: Step, fed: list[Mask]) -> list[Mask]:
+def convolution_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
+    """The mask of a convolution, which goes through one with ones."""
     if len(step.wires) != 1 or all(isinstance(mask, bool) for mask in fed):
         return [spread(anywhere(fed), step.shape)]
     (wire,) = step.wires
@@ -147,30 +87,40 @@ def _convolution_fed(step: Step, fed: list[Mask]) -> list[Mask]:
     return [step.with_known([jnp.ones_like(value) for value in step.known]).run([tangent])[0] != 0]
 
 
-def _convolution_demanded(step: Step, demanded: list[Mask]) -> list[Mask]:
-    if demanded[0] is True:
-        return [True]
-    ones = step.with_known([jnp.ones_like(value) for value in step.known])
-    return [ones.transposed([_cotangent(step, demanded[0])])[0] != 0]
-
-
-def _convolution_needed(step: Step, fed: Mask, demanded: Mask) -> Mask:
-    (wire,), (coefficient,) = step.wires, step.known
-    tangent = full_like(fed, wire.aval).astype(wire.aval.dtype)
+def _convolution_needed(step: Step, mask: Any) -> Mask:
+    (wire,), (factor,) = step.wires, step.known
+    tangent = full_like(mask, wire.aval).astype(wire.aval.dtype)
     operands = lambda c: [tangent if operand is wire else c for operand in step.operands]
-    transposed = jax.linear_transpose(lambda c: bind(step.equation, operands(c))[0], coefficient)
-    return transposed(_cotangent(step, demanded))[0] != 0
+    pull = jax.linear_transpose(lambda c: bind(step.equation, operands(c))[0], factor)
+    return pull(full_like(True, step.results[0].aval).astype(step.results[0].aval.dtype))[0] != 0
 
 
-def _cotangent(step: Step, mask: Mask) -> jax.Array:
-    return full_like(mask, step.results[0].aval).astype(step.results[0].aval.dtype)
+def summed(step: Step, mask: Mask, value: Any) -> tuple[Any, bool]:
+    """The result of a `dot_general` or a convolution of one clean tangent, and whether it is zero where it is not fed.
+
+    Coefficients are replaced only where every tangent that meets them is dead. Rows that are dead as a whole are
+    selected from the result; only the axes summed over matter.
+    """
+    (factor,) = step.known
+    needed, is_clean = True, is_constant(factor)
+    if step.name == "conv_general_dilated":
+        needed = True if mask is True else _convolution_needed(step, mask)
+    elif not isinstance(mask, bool):
+        wire = _DotAxes(step, step.position)
+        if any(mask.shape[axis] != 1 for axis in wire.contracting):
+            (needed,) = on_mesh_of(step.equation, lambda masks: ([_dot_needed(step, masks[0])],), [mask])[0]
+            is_clean = is_clean or all(mask.shape[axis] == 1 for axis in wire.free)
+    (result,) = step.with_known([coefficient(factor, needed)]).run([value])
+    return result, is_clean
 
 
-RULES.update(
-    {
-        **dict.fromkeys(("mul", "div"), _product(lanes_fed, lanes_demanded, _lanes_needed, _factors_loosely)),
-        "scatter-mul": _product(_scaled_fed, lambda step, demanded: demanded[:1], _scaled_needed),
-        "dot_general": _product(_dot_fed, _dot_demanded, _dot_needed, _dot_loosely),
-        "conv_general_dilated": _product(_convolution_fed, _convolution_demanded, _convolution_needed),
-    }
-)
+def scaled_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
+    """The mask of a `scatter_mul`."""
+    # Of a custom backward pass that is not linear, a factor may be a tangent as well.
+    return [fed[0] if step.linear == [True, False, False] else spread(anywhere(fed), step.shape)]
+
+
+def factors_fed(step: Step, fed: list[Mask], masks: Sequence[Mask]) -> list[Mask]:
+    """The masks of a product or quotient of two tangents, as in a pass that scales its cotangent by its norm."""
+    factors = list(masks[: 2 if step.name == "mul" else 1])
+    return [functools.reduce(both, (spread(mask, step.shape) for mask in factors), fed[0])]

@@ -1,273 +1,208 @@
-"""A linear program: the equations of a derivative that carry tangents, with everything else already computed."""
+"""A traced function with a derivative that flows along taken paths only, as a primitive of JAX.
 
-import dataclasses
-from collections.abc import Callable, Sequence
+`call_p` is such a function, and `linear_p` the linear part of its derivative: its value is the push, its transpose the
+pull. What JAX does with them is in `primitives`.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
-from .._compat import has_side_effects, ordinary_checkpoint
 from .._programs import (
     CALLS,
-    CHECKPOINTS,
+    CUSTOM_VJPS,
+    OWN,
+    Again,
     Operands,
-    bind,
-    by_value,
-    checkpoint_settings,
-    is_floating,
+    any_equation,
+    evaluate,
+    named,
     opened,
     primal_jaxpr,
-    step_through,
     with_constants_as_inputs,
-    zeros_like_aval,
 )
-from .known import follow
-from .mask import Mask, Shape, full_like
+from .derivative import Derivative
+from .known import captured, remember, remembering
+from .linear import LinearProgram, without_dead_code
+from .linearize import linearized
+from .live import LiveDerivative
+from .vmap import Axes, BatchedDerivative, Vmap, batched_outputs
+
+call_p, linear_p = map(Primitive, OWN)
+call_p.multiple_results = linear_p.multiple_results = True
+
+# No step of these, of their derivatives, or of the transposes of these, makes a mask other than True.
+_PLAIN = named(
+    """add add_any sub neg mul div exp exp2 expm1 log log1p log2 tanh logistic sin cos sqrt rsqrt cbrt square
+    integer_pow erf dot_general reduce_sum broadcast_in_dim reshape transpose squeeze expand_dims
+    convert_element_type copy copy_p stop_gradient sinh cosh iota"""
+)
 
 
-class Wire:
-    """A tangent: an input of a linear program, or the result of a step.
+class Program:
+    """A jaxpr as a function whose derivative flows along taken paths only.
 
-    Attributes:
-        aval: Its shape and dtype.
-    """
-
-    __slots__ = ("aval",)
-
-    def __init__(self, aval: Any):
-        self.aval = aval
-
-    @property
-    def shape(self) -> Shape:
-        """Its shape."""
-        return tuple(self.aval.shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One equation through which tangents go.
-
-    Attributes:
-        equation: The equation.
-        operands: For each of its operands a wire, or the value if it is known.
-        results: A wire for each of its results.
-    """
-
-    equation: JaxprEqn
-    operands: tuple[Any, ...]
-    results: tuple[Wire, ...]
-
-    @property
-    def name(self) -> str:
-        """The name of the primitive."""
-        return str(self.equation.primitive.name)
-
-    @property
-    def wires(self) -> list[Wire]:
-        """The operands that are tangents."""
-        return [operand for operand in self.operands if isinstance(operand, Wire)]
-
-    @property
-    def linear(self) -> list[bool]:
-        """For each operand, whether it is a tangent."""
-        return [isinstance(operand, Wire) for operand in self.operands]
-
-    @property
-    def position(self) -> int:
-        """The position of the first tangent among the operands."""
-        # Not with `index`, which would compare it with arrays.
-        return next(number for number, operand in enumerate(self.operands) if isinstance(operand, Wire))
-
-    @property
-    def known(self) -> Operands:
-        """The operands that are not tangents."""
-        return [operand for operand in self.operands if not isinstance(operand, Wire)]
-
-    def of_wires(self, values: Sequence[Any]) -> list[Any]:
-        """From one value per operand, such as a mask, those of the tangents."""
-        return [value for value, linear in zip(values, self.linear, strict=True) if linear]
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the first result."""
-        return self.results[0].shape
-
-    def operands_with(self, tangents: Sequence[Any]) -> Operands:
-        """The operands, with tangents in place of the wires."""
-        rest = iter(tangents)
-        return [next(rest) if isinstance(operand, Wire) else operand for operand in self.operands]
-
-    def with_known(self, known: Sequence[Any]) -> "Step":
-        """The same step with other known operands."""
-        rest = iter(known)
-        operands = tuple(operand if isinstance(operand, Wire) else next(rest) for operand in self.operands)
-        return dataclasses.replace(self, operands=operands)
-
-    def run(self, tangents: Sequence[Any]) -> Operands:
-        """The results for these tangents."""
-        return bind(self.equation, self.operands_with(tangents))
-
-    def transposed(self, cotangents: Sequence[Any]) -> Operands:
-        """What the transpose of the step makes of cotangents of the results: one value for each wire.
-
-        Args:
-            cotangents: One for each result, or None for a zero, which the rule of a `custom_vjp` may ask for.
-        """
-        return transposed(self.run, [wire.aval for wire in self.wires], cotangents)
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearProgram:
-    """The steps from the tangents of some inputs to the tangents of some outputs.
-
-    Attributes:
-        inputs: The wires that come in.
-        steps: The steps, in order.
-        outputs: For each output a wire, or the value if no tangent reaches it.
-        read: The values that others were computed from, which the steps then know.
-    """
-
-    inputs: list[Wire]
-    steps: list[Step]
-    outputs: list[Any]
-    read: list[Any] = dataclasses.field(default_factory=list)
-
-    @classmethod
-    def of(cls, jaxpr: Any, operands: Sequence[Any]) -> "LinearProgram":
-        """Take a jaxpr apart, calls opened, and compute what does not depend on a tangent.
-
-        Args:
-            jaxpr: A jaxpr that is linear in its operands that are wires.
-            operands: A wire or a value for each of its inputs.
-        """
-        program = cls([operand for operand in operands if isinstance(operand, Wire)], [], [])
-        program.outputs.extend(taken_apart(*opened(jaxpr), list(operands), program.steps, read=program.read))
-        return program
-
-    @classmethod
-    def at(cls, jaxpr: Any, linear: Sequence[bool], known: Sequence[Any]) -> "LinearProgram":
-        """Split a jaxpr into steps, given which of its inputs are tangents and the values of the others."""
-        rest = iter(known)
-        pairs = zip(opened(jaxpr)[0].invars, linear, strict=True)
-        return cls.of(jaxpr, [Wire(v.aval) if is_linear else next(rest) for v, is_linear in pairs])
-
-
-def transposed(run: Callable[[Sequence[Any]], Operands], avals: Sequence[Any], cotangents: Sequence[Any]) -> Operands:
-    """The cotangents that the transpose of a linear function returns for those of its results; None is a zero."""
-    given = [number for number, cotangent in enumerate(cotangents) if cotangent is not None]
-
-    def function(*tangents: Any) -> Operands:
-        results = run(tangents)
-        return [results[number] for number in given]
-
-    zeros = map(zeros_like_aval, avals)
-    return list(jax.linear_transpose(function, *zeros)([cotangents[number] for number in given]))
-
-
-def taken_apart(
-    jaxpr: Jaxpr,
-    consts: Operands,
-    operands: Sequence[Any],
-    steps: list[Step],
-    source: JaxprEqn | None = None,
-    read: list[Any] | None = None,
-) -> list[Any]:
-    """The outputs of a jaxpr, wires or values; the equations through which wires go become steps.
+    It may have a fast form too, of *hints*: values that were computed from its operands before, the residuals that a
+    function leaves to its derivative. Only the value is computed from them. A derivative starts from the operands
+    again, because masks must not end where values are saved.
 
     Args:
-        jaxpr: An open jaxpr.
-        consts: The values of its constants.
-        operands: A wire or a value for each of its inputs.
-        steps: What the steps are added to.
-        source: The equation of whose derivative this is a part, if its equations have no source lines of their own.
-        read: What the values are added to of which others are computed.
+        trace: Makes the jaxpr, when it is first needed.
+        numbers: What is known of the numbers of its operands, None for each of which nothing is.
+        count: How many outputs have derivatives; the others are residuals. None for all.
+        fast: The same of operands and hints.
+        again: The function itself, if its derivative is to be that, and how many of the operands it holds.
     """
-    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-    value_of = lambda atom, divides=False: number_in(atom, divides) if isinstance(atom, Literal) else values[atom]
-    for equation in jaxpr.eqns:
-        if source is not None:
-            equation = equation.replace(source_info=source.source_info, ctx=source.ctx)
-        given = [value_of(atom, equation.primitive.name == "div") for atom in equation.invars]
-        if not any(isinstance(value, Wire) for value in given):
-            results = bind(equation, given)
-            follow(equation, given, results)
-            if read is not None:
-                read += given
-        elif _is_opened(equation):
-            results = taken_apart(*opened(primal_jaxpr(equation)), given, steps, source, read)
-        else:
-            results = [Wire(variable.aval) for variable in equation.outvars]
-            steps.append(Step(equation, tuple(given), tuple(results)))
-        values.update(zip(equation.outvars, results, strict=True))
-    return [value_of(atom) for atom in jaxpr.outvars]
+
+    def __init__(
+        self,
+        trace: Callable[[], Any],
+        numbers: Sequence[Any] = (),
+        count: int | None = None,
+        fast: ClosedJaxpr | None = None,
+        again: tuple[Again, int] | None = None,
+    ):
+        self._trace, self._numbers, self._count, self._fast = trace, list(numbers), count, fast
+        self._again = again
+        self._made: dict[Hashable, Any] = {}
+
+    @functools.cached_property
+    def _traced(self) -> tuple[Jaxpr, Operands]:
+        jaxpr, consts = opened(self._trace())
+        return without_dead_code(with_constants_as_inputs(jaxpr) if consts else jaxpr), consts
+
+    def shown(self, count: int) -> Any:
+        """The jaxpr of this many operands, hints among them or not."""
+        if self._fast is not None and len(opened(self._fast)[0].invars) == count:
+            return self._fast
+        return self._own
+
+    @functools.cached_property
+    def _own(self) -> ClosedJaxpr:
+        jaxpr, consts = self._traced
+        return jax.make_jaxpr(lambda *o: evaluate(jaxpr, [], [*consts, *o]))(*self.avals) if consts else closed(jaxpr)
+
+    @functools.cached_property
+    def avals(self) -> list[Any]:
+        """The shapes of the operands."""
+        jaxpr, consts = self._traced
+        return [variable.aval for variable in jaxpr.invars[len(consts) :]]
+
+    @property
+    def numbers(self) -> list[Any]:
+        """What is known of the numbers of the operands."""
+        return [*self._numbers, *[None] * (len(self.avals) - len(self._numbers))]
+
+    def run(self, operands: Operands, hints: Sequence[Any] = ()) -> Operands:
+        """The outputs, with a derivative that flows along taken paths only."""
+        given = [*operands, *hints]
+        shown = self.shown(len(given))
+        if self._fast is None and _is_plain(opened(shown)[0]):
+            return evaluate(*opened(shown), given)
+        return call_p.bind(*given, program=self, hints=len(hints), jaxpr=shown)
+
+    def changed(self, run: Callable[..., Operands], operands: Operands) -> "Program":
+        """The same function of operands like the given ones, with its jaxpr run in another way."""
+        jaxpr, consts = self._traced
+        traced = jax.make_jaxpr(lambda *operands: run(jaxpr, consts, list(operands)))(*operands)
+        return Program(lambda: traced, self._numbers, self._count)
+
+    def derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
+        """The values with residuals, as a program, and the linear part along some operands."""
+        return self._once(moving, lambda: self._derivative(moving))
+
+    def _derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
+        if self._again is not None and min(moving) >= self._again[1]:
+            return self._live(*self._again, moving)
+        found: list[Derivative] = []
+        again = functools.partial(self._linearized, moving)
+
+        def with_residuals(*operands: Any) -> Operands:
+            with remembering():
+                outputs, program = again(list(operands))
+                found[:] = [Derivative(again, list(operands), program, self.numbers)]
+                return [*outputs, *found[0].taken()]
+
+        closed = jax.make_jaxpr(with_residuals)(*self.avals)
+        # After a derivative, the outputs are those of the forward passes of custom rules.
+        return Program(lambda: closed, self._numbers, self._outputs()), found[0]
+
+    def _live(self, again: Again, consts: int, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
+        jaxpr = self._traced[0]
+        has_vjp = any_equation(jaxpr, lambda equation: equation.primitive.name in CUSTOM_VJPS)
+        derivative = LiveDerivative(again, self.avals, moving, [v.aval for v in jaxpr.outvars], consts, has_vjp)
+        values = jax.make_jaxpr(derivative.values)(*self.avals)
+        return Program(lambda: values, self._numbers), derivative
+
+    def _outputs(self) -> int:
+        return len(self._traced[0].outvars) if self._count is None else self._count
+
+    def _linearized(self, moving: tuple[int, ...], operands: Operands) -> tuple[Operands, LinearProgram]:
+        jaxpr, consts = self._traced
+        for operand, known in zip([*consts, *operands], [*map(captured, consts), *self.numbers], strict=True):
+            remember(operand, known)
+        outputs, program = linearized(jaxpr, [*consts, *operands], tuple(n + len(consts) for n in moving))
+        return outputs, LinearProgram(program.inputs, program.steps, program.outputs[: self._count])
+
+    def batched(self, axes: Axes, vmap: Vmap) -> tuple["Program", list[bool]]:
+        """The same function, batched, and which of its outputs have the axis; `axes` may include those of hints."""
+        return self._once((axes, vmap.key), lambda: self._batched(axes, vmap))
+
+    def _batched(self, axes: Axes, vmap: Vmap) -> tuple["Program", list[bool]]:
+        count = len(axes)
+        is_fast = self.shown(count) is self._fast
+        of_operands = axes[: len(self.avals)] if is_fast else axes
+        fast = vmap.of_jaxpr(self._fast, axes)[0] if is_fast else None
+        numbers = [None if axis is not None else known for known, axis in zip(self._numbers, axes, strict=False)]
+        trace = lambda: vmap.of_jaxpr(self._own, of_operands)[0]
+        return Program(trace, numbers, self._count, fast), batched_outputs(self.shown(count), axes)
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
-def _nothing_saved(*_: Any, **__: Any) -> bool:
-    """The policy of our own checkpoints."""
-    return False
+def closed(jaxpr: Jaxpr) -> ClosedJaxpr:
+    """An open jaxpr without constants as a closed one."""
+    return ClosedJaxpr(jaxpr, [])
 
 
-def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The body of a loop, in which JAX computes what no tangent enters again at every step, and keeps none of it."""
-    return ordinary_checkpoint(function, prevent_cse=False, policy=_nothing_saved)
+def push_of(derivative: Derivative) -> Program:
+    """From operands and tangents to the tangents of the outputs."""
+    avals = [*derivative.avals, *(wire.aval for wire in derivative.inputs)]
+    make = lambda: Program(lambda: jax.make_jaxpr(derivative.push)(*avals), derivative.numbers)
+    return derivative.once("push", make)
 
 
-def _is_opened(equation: JaxprEqn) -> bool:
-    name = equation.primitive.name
-    return name in CALLS or (name in CHECKPOINTS and checkpoint_settings(equation)[0] is _nothing_saved)
+def pull_of(derivative: Derivative, live: tuple[int, ...]) -> Program:
+    """From operands and the cotangents of some outputs (and computed residuals) to the cotangents of the inputs."""
+    cotangents = [derivative.reached[number] for number in live]
+
+    def make() -> Program:
+        avals = [*derivative.avals, *cotangents]
+        anew, fast = (functools.partial(pull, live) for pull in (derivative.pull, derivative.pull_at))
+        traced = jax.make_jaxpr(fast)(*avals, *derivative.computed)
+        pruned = traced.replace(jaxpr=without_dead_code(traced.jaxpr))
+        return Program(lambda: jax.make_jaxpr(anew)(*avals), derivative.numbers, fast=pruned)
+
+    return derivative.once(live, make)
 
 
-def number_in(literal: Literal, divides: bool = False) -> Any:
-    """The number in a literal."""
-    is_kept = not is_floating(literal.aval) or np.all(np.isfinite(literal.val) & ((literal.val != 0) | (not divides)))
-    # A rule may have to replace it by a number of the same dtype. Otherwise it stays weak.
-    return literal.val if is_kept else np.asarray(literal.val, literal.aval.dtype)
+def batch_of(derivative: Derivative, axes: Axes, vmap: Vmap) -> BatchedDerivative:
+    """A derivative, batched; each tangent has the axis or not, as a weight that all examples share."""
+    return derivative.once((axes, vmap.key), lambda: BatchedDerivative(derivative, axes, vmap))
 
 
-def whole(masks: Sequence[Mask], wires: Sequence[Wire]) -> list[Mask]:
-    """Array masks in the full shapes of their wires."""
-    return [m if isinstance(m, bool) else full_like(m, wire.aval) for m, wire in zip(masks, wires, strict=True)]
+def _is_plain(jaxpr: Jaxpr) -> bool:
+    """Whether nothing is selected in a program: it is left to JAX."""
 
+    def plain(equation: Any) -> bool:
+        if equation.primitive.name in CALLS:
+            return _is_plain(opened(primal_jaxpr(equation))[0])
+        return equation.primitive.name in _PLAIN
 
-def split(function: Callable[[Sequence[Any]], Operands], avals: Sequence[Any]) -> tuple[Jaxpr, Operands]:
-    """A linear function as a jaxpr of coefficients and tangents, and the values of the coefficients."""
-    closed = jax.make_jaxpr(lambda *tangents: function(tangents))(*[zeros_like_aval(aval) for aval in avals])
-    jaxpr, coefficients = opened(closed)
-    return with_constants_as_inputs(jaxpr), coefficients
-
-
-def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
-    """Which outputs of a jaxpr depend on the inputs that are tangents."""
-    return list(map(bool, by_value(opened(jaxpr)[0], list(map(int, linear)), by_element=False).outputs))
-
-
-def wired_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
-    """Which outputs of a jaxpr are wires once it is taken apart: all results of a step that takes one."""
-    jaxpr, _ = opened(jaxpr)
-
-    def step(equation: JaxprEqn, given: list[bool]) -> list[bool]:
-        if _is_opened(equation):
-            return wired_outputs(primal_jaxpr(equation), given)
-        return [any(given)] * len(equation.outvars)
-
-    return step_through(jaxpr, [False] * len(jaxpr.constvars), list(linear), step, literal=lambda literal: False)
-
-
-def without_dead_code(jaxpr: Jaxpr, outputs: Sequence[Any] | None = None) -> Jaxpr:
-    """A jaxpr without the equations that nothing needs, which would cost time where it is not compiled.
-
-    Args:
-        jaxpr: An open jaxpr.
-        outputs: Those of its variables to be returned, if not its own outputs.
-    """
-    debug_info = jaxpr.debug_info if outputs is None else jaxpr.debug_info._replace(result_paths=None)
-    outputs = jaxpr.outvars if outputs is None else list(outputs)
-    needed = {atom for atom in outputs if not isinstance(atom, Literal)}
-    equations = []
-    for equation in reversed(jaxpr.eqns):
-        if has_side_effects(equation) or any(variable in needed for variable in equation.outvars):
-            equations.append(equation)
-            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
-    return jaxpr.replace(eqns=equations[::-1], outvars=outputs, debug_info=debug_info)
+    return all(map(plain, jaxpr.eqns))

@@ -71,6 +71,7 @@ from .primitives import (
     HIGH_LINEAR as HIGH_LINEAR,
     KINDS as KINDS,
     MOVES as MOVES,
+    OWN as OWN,
     TESTS as TESTS,
     TRANSPARENT as TRANSPARENT,
     WRITES as WRITES,
@@ -107,6 +108,7 @@ from .primitives import (
     shard_map_axes as shard_map_axes,
     shard_map_specs as shard_map_specs,
     shared_axes as shared_axes,
+    shown as shown,
     solve_jaxpr as solve_jaxpr,
     solve_parts as solve_parts,
     varying_axes as varying_axes,
@@ -116,6 +118,19 @@ from .primitives import (
     written_window as written_window,
 )
 from .recorded import Recorded as Recorded, host_copies as host_copies
+from .rules import (
+    LINEAR as LINEAR,
+    STEERED as STEERED,
+    is_linear as is_linear,
+    is_linear_in as is_linear_in,
+    of_kind as of_kind,
+)
 from .same import Recent as Recent, operation_of as operation_of, structure_of as structure_of
-from .trace import Run as Run, TracedCall as TracedCall, rewritten as rewritten, traced_call as traced_call
+from .trace import (
+    Again as Again,
+    Run as Run,
+    TracedCall as TracedCall,
+    rewritten as rewritten,
+    traced_call as traced_call,
+)
 from .visitor import Site as Site, Visitor as Visitor

@@ -32,11 +32,11 @@ from .primitives import (
     inner_jaxprs,
     is_custom_rule,
     is_floating,
-    named,
     opened,
     scan_parts,
     while_parts,
 )
+from .rules import LINEAR, fills
 
 Sources = list[int]
 # Takes an equation, preceded by those around it, and what its operands depend on; returns what its results depend on.
@@ -44,22 +44,8 @@ Transfer = Callable[[Chain, Sources], Sources]
 
 # In a linear program: a number, which may be anything except a zero that JAX or a rule knows.
 CONSTANT = 1
+# A function of zero is zero.
 _LINEAR = MOVES | SUMS
-# Primitives that are linear in all of their operands, and for others the positions of those operands in which they are.
-_LINEAR_IN_ALL = _LINEAR | named(
-    """all_gather all_gather_invariant all_to_all complex conj fft imag ppermute psum psum_invariant pvary real
-    reduce_scatter reduce_window_sum reshard sharding_constraint"""
-)
-_LINEAR_IN = {
-    "div": (0,),
-    "dynamic_slice": (0,),
-    "dynamic_update_slice": (0, 1),
-    "gather": (0,),
-    "scatter": (0, 2),
-    "scatter-add": (0, 2),
-    "scatter-sub": (0, 2),
-    "triangular_solve": (1,),
-}
 _ENTERED = CALLS | CHECKPOINTS | {"custom_vmap_call", "shard_map"}
 # Expansions of equations, by id: two analyses of one program must see the same equations inside. An expansion is kept
 # together with its equation, so that the id stays taken.
@@ -279,26 +265,21 @@ def linearly(chain: Chain, sources: Sources) -> Sources:
     """What each result of a linear program depends on; the empty set is a zero that JAX or a rule knows."""
     equation, total = chain[-1], union(sources)
     name = equation.primitive.name
-    if name in _LINEAR_IN_ALL:
-        passed = total
-    elif name in PRODUCTS:
-        # A zero factor in the program is a number, but a zero that a rule returned stays a zero.
-        passed = total if total & ~CONSTANT or all(sources) else 0
-    elif name in CUSTOM_LINEAR | HIGH_LINEAR:
+    rule = LINEAR.get(name)
+    if name in CUSTOM_LINEAR | HIGH_LINEAR:
         passed = total & ~CONSTANT
     elif name == "select_n":
         passed = union(sources[1:]) | sources[0] & ~CONSTANT
-    elif name in _LINEAR_IN and not _fills(equation):
-        passed = union(sources[position] for position in _LINEAR_IN[name]) | total & ~CONSTANT
-    else:
+    elif rule is None or fills(equation):
         passed = total | CONSTANT
+    elif rule.operands is None:
+        passed = total
+    elif rule.alone:
+        # A zero factor in the program is a number, but a zero that a rule returned stays a zero.
+        passed = total if total & ~CONSTANT or all(sources[position] for position in rule.operands) else 0
+    else:
+        passed = union(sources[position] for position in rule.operands) | total & ~CONSTANT
     return [passed] * len(equation.outvars)
-
-
-def _fills(equation: JaxprEqn) -> bool:
-    """Whether an equation reads a number other than zero where an index is out of bounds."""
-    parameters = equation.params
-    return parameters.get("mode") == jax.lax.GatherScatterMode.FILL_OR_DROP and parameters.get("fill_value", 0) != 0
 
 
 # --- questions -------------------------------------------------------------------------------------------------------

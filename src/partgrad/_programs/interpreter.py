@@ -24,6 +24,7 @@ from .primitives import (
     CHECKPOINTS,
     CUSTOM_RULES,
     HIGH,
+    OWN,
     Chain,
     Operands,
     any_equation,
@@ -370,12 +371,20 @@ def shard_map_like(equation: JaxprEqn, function: Callable[..., Any], in_specs: A
     return jax.shard_map(function, mesh=p["mesh"], check_vma=p["check_vma"], **specs)
 
 
+def _own(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
+    if equation.params["hints"]:
+        # The value of a derivative, which is differentiated no further.
+        return run(*opened(primal_jaxpr(equation)), operands)
+    return list(equation.params["program"].changed(run, operands).run(operands))
+
+
 _LOOPS = {"scan": _scan, "while": _while}
 _REENTRIES: dict[str, Callable[[JaxprEqn, Operands, Callable[..., Operands]], Operands]] = {
     **dict.fromkeys(CALLS, _call),
     **dict.fromkeys(CHECKPOINTS, _checkpoint),
     "cond": _cond,
     "shard_map": _shard_map,
+    OWN[0]: _own,
 }
 
 

@@ -32,6 +32,8 @@ def named(names: str) -> frozenset[str]:
 CALLS = named("jit pjit closed_call core_call eval_jaxpr")
 # The names of calls that partgrad makes around the user's functions.
 TRANSPARENT = named("partgrad_double_where")
+# Functions under `double_where`, and the linear parts of their derivatives.
+OWN = ("partgrad_double_where", "partgrad_double_where_linear")
 # The scope of the stops that `partgrad.draw` makes with gradient="fixed".
 FIXED_DRAW = "partgrad.fixed"
 CHECKPOINTS = named("checkpoint remat remat2")
@@ -160,6 +162,12 @@ def primal_jaxpr(equation: JaxprEqn) -> Any:
     """
     parameters = equation.params
     return next((parameters[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in parameters), None)
+
+
+def shown(equation: JaxprEqn) -> Any:
+    """What a function under `double_where`, or the linear part of its derivative, computes of its operands."""
+    function, avals = equation.primitive.impl, [atom.aval for atom in equation.invars]
+    return primal_jaxpr(equation) or jax.make_jaxpr(lambda *o: function(*o, **equation.params))(*avals)
 
 
 def is_custom_rule(equation: JaxprEqn) -> bool:

@@ -15,8 +15,10 @@ from .interpreter import as_array
 from .primitives import Operands, opened
 from .same import structure_of
 
-# Takes the values of a jaxpr's constants and inputs; returns the values of its outputs.
-Run = Callable[[Operands, Operands], Operands]
+# Runs the traced function itself, on other inputs.
+Again = Callable[..., Operands]
+# Takes the values of a jaxpr's constants and inputs, and what runs the function again; returns those of its outputs.
+Run = Callable[[Operands, Operands, Again], Operands]
 
 _PROGRAMS_SIZE = 128
 
@@ -40,7 +42,8 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
 
     def run(call: TracedCall) -> Any:
         keyed = structure_of(call.jaxpr, exact=False)
-        return call.result((rewrite(call.jaxpr) if keyed is None else rewrites(keyed))(call.consts, call.operands))
+        rewriting = rewrite(call.jaxpr) if keyed is None else rewrites(keyed)
+        return call.result(rewriting(call.consts, call.operands, call.again))
 
     @functools.wraps(function, updated=())
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -62,12 +65,14 @@ class TracedCall(NamedTuple):
         jaxpr: An open jaxpr of the arrays among the arguments.
         consts: The values of its constants.
         operands: These arrays.
+        again: The call as a function of these arrays, to be traced once more.
         result: From the outputs of the jaxpr to what the call returns.
     """
 
     jaxpr: Jaxpr
     consts: Operands
     operands: Operands
+    again: Again
     result: Callable[[Operands], Any]
 
 
@@ -99,7 +104,8 @@ def _traced_with(function: Callable[..., Any], leaves: list[Any], treedef: Any, 
         outcome = jax.tree.structure(shape).unflatten(outputs)
         return outcome.result.put(outcome.arrays)
 
-    return TracedCall(jaxpr, consts, operands, result)
+    again = lambda *operands: _flat(function, given, *operands).arrays
+    return TracedCall(jaxpr, consts, operands, again, result)
 
 
 def _called(function: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> Any:

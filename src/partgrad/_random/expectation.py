@@ -125,7 +125,7 @@ def _zero_times(zero: Any, factor: Any) -> Any:
 
 
 def _with_scores(jaxpr: Jaxpr) -> Run:
-    def scored(consts: Operands, operands: Operands) -> Operands:
+    def scored(consts: Operands, operands: Operands, _: Any) -> Operands:
         *outputs, _, score = _with_score(jaxpr, consts, operands)
         return [*outputs, score]
 

@@ -29,5 +29,6 @@ from .paths import write as write
 from .reach import (
     data_of as data_of,
     held_by as held_by,
+    reaches as reaches,
     reaches_array as reaches_array,
 )

@@ -20,14 +20,19 @@ _QUICK = frozenset({str, int, float, bool, type(None)})
 
 def reaches_array(value: Any) -> bool:
     """Whether an array or a tracer can be reached: in containers, attributes, closures, defaults, partial arguments."""
+    return reaches(value, _ARRAYS)
+
+
+def reaches(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether an object of some kinds can be reached from another, in the same ways."""
     # Keeps the objects it has seen, or their ids might be used again.
     pending, seen = [value], {id(value): value}
     while pending:
         value = pending.pop()
         # Last, because it takes longest.
-        if not isinstance(value, _NO_ARRAYS) and isinstance(value, _ARRAYS):
+        if not isinstance(value, _NO_ARRAYS) and isinstance(value, kinds):
             return True
-        for held in _inside(value):
+        for held in () if isinstance(value, _ARRAYS) else _inside(value):
             if held.__class__ not in _QUICK and id(held) not in seen:
                 seen[id(held)] = held
                 pending.append(held)

@@ -15,6 +15,7 @@ from .._compat import ordinary_custom_vjp, without_remat3
 from .._programs import (
     CONSTANT,
     CUSTOM_JVPS,
+    CUSTOM_VJPS,
     HIGH,
     Operands,
     along,
@@ -29,6 +30,7 @@ from .._programs import (
     varying_like,
     with_constants_as_inputs,
 )
+from .shares import competing_vjp, has_competition, is_competing_vjp, selecting_shares
 
 _CUSTOM_VMAP = "custom_vmap_call"
 _HERE = os.path.join(os.path.dirname(__file__), "")
@@ -38,6 +40,8 @@ def is_remade(equation: JaxprEqn) -> bool:
     """Whether an equation is a custom rule that a linearization would treat differently from JAX's derivatives."""
     name = equation.primitive.name
     if name == _CUSTOM_VMAP or _is_of_user(equation):
+        return True
+    if is_competing_vjp(equation):
         return True
     is_discrete = is_custom_rule(equation) and not all(is_floating(variable.aval) for variable in equation.outvars)
     is_checkpoint = name in HIGH and without_remat3(equation, evaluate) is not None
@@ -50,6 +54,8 @@ def remade(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands])
     function: Callable[..., Operands] = lambda *operands: bind(equation, list(operands))
     if name == _CUSTOM_VMAP or name in CUSTOM_JVPS:
         function = _with_jvp(equation)
+    elif name in CUSTOM_VJPS:
+        function = competing_vjp(equation)
     elif name in HIGH:
         body = lambda jaxpr, *operands: run(*opened(jaxpr), list(operands))
         function = without_remat3(equation, body) or _with_vjp(function)
@@ -85,8 +91,7 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
 
     def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
         moving = tuple(number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))
-        along_moving, start = along(equation, moving, primals)
-        _, pushed = jax.jvp(along_moving, start, [tangents[number] for number in moving])
+        pushed = _pushed(equation, moving, list(primals), [tangents[number] for number in moving])
         floating = tuple(number for number in moving if is_floating(jax.typeof(primals[number])))
         if is_of_user and floating and _has_constant_tangents(equation, floating):
             entered = sum(jnp.sum(tangents[number].real) for number in floating)
@@ -95,6 +100,24 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
 
     function.defjvp(rule, symbolic_zeros=True)
     return function
+
+
+def _pushed(equation: JaxprEqn, moving: tuple[int, ...], primals: Operands, tangents: Operands) -> Operands:
+    """The tangents that a rule returns; where it has differentiated a competition, that selects."""
+
+    def rates(primals: Operands, tangents: Operands) -> Operands:
+        along_moving, start = along(equation, moving, primals)
+        return jax.jvp(along_moving, start, tangents)[1]
+
+    found = rates(primals, tangents)
+    if not _is_of_user(equation):
+        return found
+    floating = [number for number, variable in enumerate(equation.outvars) if is_floating(variable.aval)]
+    rule = jax.make_jaxpr(lambda p, t: [rates(p, t)[number] for number in floating])(primals, tangents)
+    if not has_competition(rule.jaxpr):
+        return found
+    at = dict(zip(floating, selecting_shares(rule)([*primals, *tangents]), strict=True))
+    return [at.get(number, rate) for number, rate in enumerate(found)]
 
 
 def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:  # JAX 0.10

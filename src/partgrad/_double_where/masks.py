@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 
-from .._programs import explicit_sharding, mesh_elsewhere, varying_axes, varying_like
+from .._programs import explicit_sharding, mesh_elsewhere, varying_like
 from .known import contains, is_everything, lifted, once, reshaped
 
 Mask: TypeAlias = bool | jax.Array
@@ -86,39 +86,15 @@ def anywhere(masks: Iterable[Mask], keep: int = 0) -> Mask:
     return either(*reduced)
 
 
-def full(mask: Mask, shape: Shape) -> jax.Array:
-    """A mask as an array."""
-    return jax.lax.full(shape, mask) if isinstance(mask, bool) else spelled_out(mask, shape)
-
-
 def full_like(mask: Mask, aval: Any) -> jax.Array:
     """A mask as an array that is spread over devices like a tangent."""
-    return varying_like(full(mask, tuple(aval.shape)), aval)
+    shape = tuple(aval.shape)
+    return varying_like(jax.lax.full(shape, mask) if isinstance(mask, bool) else spelled_out(mask, shape), aval)
 
 
 def spread(mask: Mask, shape: Shape) -> Mask:
     """The mask of an operand as a mask of the result it is broadcast to."""
     return mask if isinstance(mask, bool) else expanded(mask, range(len(shape) - mask.ndim))
-
-
-def gathered(mask: Mask, shape: Shape) -> Mask:
-    """The mask of a result as a mask of an operand that was broadcast to it."""
-    if isinstance(mask, bool) or not exceeds(mask, shape):
-        return mask
-    extra = mask.ndim - len(shape)
-    axes = [axis for axis, size in enumerate(shape) if size == 1 and mask.shape[extra + axis] != 1]
-    return any_along(any_along(mask, range(extra)), axes, True)
-
-
-def exceeds(mask: jax.Array, shape: Shape) -> bool:
-    """Whether a mask distinguishes what is a single element in a shape."""
-    pairs = zip(mask.shape[::-1], shape[::-1], strict=False)
-    return mask.ndim > len(shape) or any(of_mask > size for of_mask, size in pairs)
-
-
-def on_all_devices(mask: Mask, aval: Any) -> Mask:
-    """A mask of a tangent that is equal on some devices inside `shard_map`, from the masks that they computed."""
-    return mask if isinstance(mask, bool) else united(mask, varying_axes(jax.typeof(mask)) - varying_axes(aval))
 
 
 def united(mask: Mask, axes: Iterable[Any]) -> Mask:
@@ -136,16 +112,6 @@ def on_mesh_of(equation: JaxprEqn, function: Callable[..., tuple[Any, ...]], *ma
     with jax.sharding.use_abstract_mesh(mesh):
         results, *rest = function(*map(copied, masks))
     return copied(results), *rest
-
-
-def varying_over(axes: frozenset[Any], arrays: Any) -> Any:
-    """A tree of arrays that, inside `shard_map`, vary at least over some mesh axes."""
-
-    def one(array: Any) -> Any:
-        missing = tuple(sorted(axes - varying_axes(jax.typeof(array))))
-        return jax.lax.pcast(array, missing, to="varying") if missing else array
-
-    return jax.tree.map(one, arrays)
 
 
 def placed(mask: Mask, axes: Sequence[int], rank: int) -> Mask:
@@ -194,14 +160,3 @@ def filled_out(mask: Mask, shape: Shape) -> Mask:
     if isinstance(mask, bool) or tuple(mask.shape) == tuple(shape):
         return mask
     return lifted(lambda m: np.broadcast_to(m, shape), lambda m: spelled_out(m, tuple(shape)))(mask)
-
-
-def arrays_in(masks: Iterable[Mask]) -> list[jax.Array]:
-    """The masks that are arrays; `restored` puts them back."""
-    return [mask for mask in masks if not isinstance(mask, bool)]
-
-
-def restored(masks: Iterable[Mask | None], arrays: Iterable[Any]) -> list[Mask]:
-    """Masks with other arrays in place of their arrays, or of None."""
-    rest = iter(arrays)
-    return [mask if isinstance(mask, bool) else next(rest) for mask in masks]

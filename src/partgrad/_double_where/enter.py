@@ -1,0 +1,91 @@
+"""From a traced function to a program: the same for all that are equal."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from .._programs import (
+    OWN,
+    Again,
+    Chain,
+    Operands,
+    Recent,
+    Run,
+    any_equation,
+    as_array,
+    evaluate,
+    is_mutating,
+    opened,
+    run,
+    shown,
+    structure_of,
+    with_constants_as_inputs,
+)
+from .known import captured
+from .linear import without_dead_code
+from .live import holds_tracers
+from .program import Program, closed
+
+# Programs of equal structure share their derivatives.
+_programs: Recent[Program] = Recent(256)
+_BIG = 4096
+
+
+def along_taken_paths(jaxpr: Jaxpr) -> Run:
+    """A function that runs an open jaxpr so that derivatives flow only along taken paths."""
+    # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
+    inner = _opened_inside(without_dead_code(with_constants_as_inputs(jaxpr)))
+    is_mutated, structure = any_equation(inner, is_mutating), structure_of(inner, exact=True)
+    is_live = holds_tracers(inner)
+    own: dict[Hashable, Program] = {}
+
+    def program_of(consts: Operands) -> Program:
+        # Masks that were captured once may change.
+        numbers = [*map(captured, consts), *[None] * (len(inner.invars) - len(consts))]
+        key = tuple(None if known is None else (known.shape, known.dtype, known.tobytes()) for known in numbers)
+        if key not in own:
+            place = None if structure is None else (structure, key)
+            own.clear()
+            own[key] = _programs.of(place, lambda: Program(lambda: closed(inner), numbers))
+        return own[key]
+
+    def along(consts: Operands, operands: Operands, again: Again) -> Operands:
+        given = [*map(_unfolded, consts), *operands]
+        given = [as_array(operand, v.aval) for operand, v in zip(given, inner.invars, strict=True)]
+        # Only JAX can follow what goes through a mutable reference.
+        if is_mutated or not any(isinstance(operand, jax.core.Tracer) for operand in given):
+            return evaluate(inner, [], [*consts, *operands])
+        if is_live:
+            return Program(lambda: closed(inner), again=(again, len(consts))).run(given)
+        return program_of(consts).run(given)
+
+    return along
+
+
+def is_double_where(equation: JaxprEqn) -> bool:
+    """Whether an equation calls a function under `double_where`, or a derivative of one."""
+    return equation.primitive.name in OWN
+
+
+def _opened_inside(jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr in which nothing is under `double_where` already."""
+    if not any_equation(jaxpr, is_double_where):
+        return jaxpr
+
+    def opening(chain: Chain, operands: Operands) -> Operands | None:
+        return evaluate(*opened(shown(chain[-1])), operands) if is_double_where(chain[-1]) else None
+
+    inner, consts = opened(
+        jax.make_jaxpr(lambda *o: run(jaxpr, [], list(o), opening, wanted=is_double_where))(
+            *(v.aval for v in jaxpr.invars)
+        )
+    )
+    return jaxpr if consts else inner
+
+
+def _unfolded(const: Any) -> Any:
+    # XLA would fold all masks that follow from a large constant one while compiling, which is slow.
+    is_mask = hasattr(const, "dtype") and const.dtype == bool and const.size >= _BIG
+    return jax.lax.optimization_barrier(const) if is_mask else const

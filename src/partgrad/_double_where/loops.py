@@ -1,0 +1,188 @@
+"""Masks in the carry of a loop, beside their values.
+
+What is known of a carried mask while tracing must hold at every step, so a body is traced until it no longer changes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import JaxprEqn, Literal
+
+from .._programs import Operands, as_array, bind, evaluate, opened, scan_like, scan_parts, while_parts
+from .backward import Through
+from .known import is_zero, remembering
+from .linear import carried_tangents, without_dead_code
+from .masked import Masked, State, arrays_in, clean, fitted, joined, restored, state_of, with_masks
+from .masks import Mask
+
+# Traces a body for given states of the carried masks; returns it, and the states of the masks of its outputs.
+Traced = Callable[[list[State]], tuple[Any, list[State]]]
+
+
+def _settled(traced: Traced, avals: Sequence[Any], states: list[State]) -> tuple[Any, list[State], list[State]]:
+    """A body, the states of its outputs, and those of its carries, which are the same after every step."""
+    while True:
+        body, outputs = traced(states)
+        carried = outputs[: len(states)]
+        # A carry that the body overwrites with a number is no longer a tangent, but others may see it as one.
+        carried = [old if new is None else new for new, old in zip(carried, states, strict=True)]
+        grown = joined([states, carried], avals)
+        if grown == states:
+            return body, outputs, states
+        states = grown
+
+
+def _left(found: Sequence[Masked], avals: Sequence[Any], states: Sequence[State]) -> tuple[Operands, list[Mask | None]]:
+    """The values and masks that a body leaves, given the states of what it carries; what is stacked has none."""
+    values = [as_array(clean(item), aval) for item, aval in zip(found, avals, strict=True)]
+    states = [*states, *[None] * (len(found) - len(states))]
+    # A carry that started as a tangent and is known now is live where it is not zero.
+    became_known = lambda item, state: item.mask is None and state is not None
+    pairs = zip(found, states, strict=True)
+    return values, [not is_zero(i.value) if became_known(i, state) else i.mask for i, state in pairs]
+
+
+def _first(items: Sequence[Masked], linear: Sequence[bool]) -> list[State]:
+    pairs = zip(items, linear, strict=True)
+    return [state_of(item.mask) if item.mask is not None else False if moves else None for item, moves in pairs]
+
+
+class _Scanned:
+    """The scanned operands of a loop: those masks that are the same at every step are constants."""
+
+    def __init__(self, items: Sequence[Masked]):
+        self.values = [item.value for item in items]
+        self._fixed: list[Mask | None] = []
+        self.arrays, self._is_scanned = list[Any](), list[bool]()
+        for mask in (item.mask for item in items):
+            varies = isinstance(mask, jax.Array) and mask.shape[0] != 1
+            self._fixed.append(None if varies else mask[0] if isinstance(mask, jax.Array) else mask)
+            self._is_scanned.append(varies)
+            self.arrays += [mask] if varies else []
+
+    def at(self, values: Operands, arrays: Operands) -> list[Masked]:
+        """What a step gets of them."""
+        rest = iter(arrays)
+        triples = zip(values, self._fixed, self._is_scanned, strict=True)
+        return [Masked(value, next(rest) if varies else fixed) for value, fixed, varies in triples]
+
+
+def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[Masked]:
+    """The results of a scan."""
+    parts = scan_parts(equation)
+    jaxpr, consts = opened(parts.body)
+    count, carries = parts.carried, slice(parts.consts, parts.consts + parts.carried)
+    fixed, carried, xs = items[: parts.consts], items[carries], _Scanned(items[carries.stop :])
+    if not parts.length:
+        results = bind(equation, [item.value for item in items])
+        return [*carried, *(Masked(ys, False) for ys in results[count:])]
+    avals, out_avals = [v.aval for v in jaxpr.invars[carries]], [v.aval for v in jaxpr.outvars]
+    slices = [v.aval for v in jaxpr.invars[carries.stop :]], [jax.typeof(array[0]) for array in xs.arrays]
+    linear = carried_tangents(parts.body, [item.mask is not None for item in items], parts.consts, count)
+    # An accumulator starts at zero and is everything afterwards.
+    pairs = zip(_first(carried, linear[carries]), avals, strict=True)
+    states: list[State] = [(1,) * len(aval.shape) if state is False else state for state, aval in pairs]
+
+    def traced(states: list[State]) -> tuple[Any, list[State]]:
+        found: list[State] = []
+
+        def step(carry: Operands, masks: Operands, x: Operands, x_masks: Operands) -> tuple[Operands, Operands]:
+            with remembering(inside=True):
+                given = [*fixed, *with_masks(carry, states, masks), *xs.at(x, x_masks)]
+                values, new = _left(through(jaxpr, consts, given), out_avals, states)
+            found[:] = map(state_of, new)
+            return values, arrays_in(new)
+
+        return jax.make_jaxpr(step)(avals, _shapes(states), *slices), found
+
+    body, outputs, states = _settled(traced, avals, states)
+    used = _used_masks(body, count, states)
+    start = [as_array(item.value, aval) for item, aval in zip(carried, avals, strict=True)]
+    start_masks = fitted([item.mask for item in carried], states, list(map(jax.typeof, start)))
+
+    def step(carry: Any, x: Any) -> Any:
+        (values, masks), (x, x_masks) = carry, x
+        found = evaluate(*opened(body), [*values, *masks, *x, *x_masks])
+        values, new = found[: len(out_avals)], restored(outputs, found[len(out_avals) :])
+        carried = fitted(new[:count], states, list(map(jax.typeof, values[:count])))
+        # A mask that no step reads stays as it was.
+        kept = [mask if is_used else old for mask, is_used, old in zip(carried, used, masks, strict=True)]
+        return (values[:count], kept), (values[count:], arrays_in(new[count:]))
+
+    (values, masks), (ys, y_masks) = scan_like(equation, step, (start, start_masks), (xs.values, xs.arrays))
+    final = _final(outputs[:count], states, masks, used)
+    return [*map(Masked, values, final), *with_masks(ys, outputs[count:], y_masks)]
+
+
+def _shapes(states: Sequence[State]) -> list[Any]:
+    return [jax.ShapeDtypeStruct(state, bool) for state in states if isinstance(state, tuple)]
+
+
+def _used_masks(body: Any, count: int, states: Sequence[State]) -> list[bool]:
+    """Which of the masks that are arrays the next step reads."""
+    inner, _ = opened(body)
+    atoms = [atom for e in without_dead_code(inner).eqns for atom in e.invars] + list(inner.outvars)
+    used = {atom for atom in atoms if not isinstance(atom, Literal)}
+    return [variable in used for variable in inner.invars[count : count + len(_shapes(states))]]
+
+
+def _final(
+    outputs: Sequence[State], states: Sequence[State], masks: Sequence[Any], used: Sequence[bool]
+) -> list[Mask | None]:
+    """The masks of the last carry; everything where none was carried."""
+    rest, is_used, final = iter(masks), iter(used), list[Mask | None]()
+    for output, state in zip(outputs, states, strict=True):
+        array = next(rest) if isinstance(state, tuple) else None
+        kept = isinstance(state, tuple) and next(is_used)
+        if output is None or isinstance(output, bool):
+            final.append(output)
+        else:
+            final.append(array if kept else True)
+    return final
+
+
+def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[Masked]:
+    """The results of a `while` loop, whose condition is known."""
+    parts, count = while_parts(equation), len(equation.outvars)
+    jaxpr, consts = opened(parts.body)
+    tested, rest = items[: parts.test_consts], items[parts.test_consts :]
+    fixed, carried = rest[: parts.body_consts], rest[parts.body_consts :]
+    avals = [v.aval for v in jaxpr.invars[parts.body_consts :]]
+    linear = carried_tangents(parts.body, [item.mask is not None for item in rest], parts.body_consts, count)
+    test, test_consts = opened(parts.test)
+    # Under `vmap`, each element of the batch (the leading axes of every carry) stops on its own.
+    is_batched = bool(test.outvars[0].aval.shape)
+    whole = lambda state, aval: aval.shape if isinstance(state, tuple) and is_batched else state
+    states = [whole(s, a) for s, a in zip(_first(carried, linear[parts.body_consts :]), avals, strict=True)]
+
+    def traced(states: list[State]) -> tuple[Any, list[State]]:
+        found: list[State] = []
+
+        def step(carry: Operands, masks: Operands) -> tuple[Operands, Operands]:
+            with remembering(inside=True):
+                given = [*fixed, *with_masks(carry, states, masks)]
+                values, new = _left(through(jaxpr, consts, given), avals, states)
+            found[:] = [whole(state_of(mask), aval) for mask, aval in zip(new, avals, strict=True)]
+            return values, fitted(new, found, list(map(jax.typeof, values)))
+
+        return jax.make_jaxpr(step)(avals, _shapes(states)), found
+
+    body, outputs, states = _settled(traced, avals, states)
+    start = [as_array(item.value, aval) for item, aval in zip(carried, avals, strict=True)]
+    start_masks = fitted([item.mask for item in carried], states, list(map(jax.typeof, start)))
+    going = lambda carry: evaluate(test, test_consts, [*(item.value for item in tested), *carry[0]])[0]
+
+    def step(carry: Any) -> Any:
+        found = evaluate(*opened(body), [*carry[0], *carry[1]])
+        values, masks = found[:count], restored(outputs, found[count:])
+        new = values, fitted(masks, states, list(map(jax.typeof, values)))
+        if not is_batched:
+            return new
+        on = going(carry)
+        wide = lambda value: lax.broadcast_in_dim(on, value.shape, range(on.ndim))
+        return jax.tree.map(lambda after, before: lax.select(wide(after), after, before), new, carry)
+
+    values, masks = lax.while_loop(lambda carry: going(carry).any(), step, (start, start_masks))
+    return with_masks(values, states, masks)

@@ -1,0 +1,137 @@
+"""How JAX differentiates, transposes, batches and lowers a function under `double_where`, and its linear part."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.jet import jet, jet_rules
+from jax.interpreters import ad, batching, mlir
+
+from .._programs import Operands, evaluate, is_floating, opened, zeros_like_aval
+from .derivative import Derivative
+from .program import Program, batch_of, call_p, linear_p, pull_of, push_of
+from .vmap import Vmap
+
+
+def _call(*operands: Any, program: Program, hints: int, jaxpr: Any) -> Operands:
+    return evaluate(*opened(jaxpr), list(operands))
+
+
+def _linear(*operands: Any, derivative: Derivative) -> Operands:
+    return derivative.pushed(list(operands))
+
+
+# Outside of `jit` operation by operation, as JAX runs the function itself, so that values are the same bit for bit.
+call_p.def_impl(_call)
+linear_p.def_impl(_linear)
+call_p.def_abstract_eval(lambda *_, program, hints, jaxpr: [v.aval for v in opened(jaxpr)[0].outvars])
+linear_p.def_abstract_eval(lambda *_, derivative: derivative.reached)
+# What 0.12 makes of a program that contains primitives such as `custom_root`, which show only their rules.
+call_p.to_lojax = _call
+mlir.register_lowering(call_p, mlir.lower_fun(_call, multiple_results=True))
+mlir.register_lowering(linear_p, mlir.lower_fun(_linear, multiple_results=True))
+
+
+def _moving(values: Sequence[Any], rates: Sequence[Any]) -> tuple[int, ...]:
+    pairs = enumerate(zip(values, rates, strict=True))
+    return tuple(n for n, (v, r) in pairs if type(r) is not ad.Zero and is_floating(jax.typeof(v)))
+
+
+def _zero(value: Any) -> Any:
+    return ad.Zero(jax.typeof(value).to_tangent_aval())
+
+
+def _call_jvp(primals: Any, tangents: Any, program: Program, hints: int, jaxpr: Any) -> Any:
+    # A derivative starts from the operands, without hints.
+    count = len(primals) - hints
+    operands, moving = primals[:count], _moving(primals[:count], tangents[:count])
+    if not moving:
+        results = call_p.bind(*primals, program=program, hints=hints, jaxpr=jaxpr)
+        return results, list(map(_zero, results))
+    values, derivative = program.derivative(moving)
+    results = values.run(list(operands))
+    count = len(opened(jaxpr)[0].outvars)
+    outputs, computed = results[:count], results[count:]
+    rates = list(map(_zero, outputs))
+    if derivative.reached:
+        found = linear_p.bind(*operands, *computed, *(tangents[n] for n in moving), derivative=derivative)
+        reached = [number for number, wire in enumerate(derivative.outputs) if wire is not None]
+        for number, rate in zip(reached, found, strict=True):
+            rates[number] = rate
+    return outputs, rates
+
+
+def _call_transpose(cotangents: Any, *operands: Any, program: Program, hints: int, jaxpr: Any) -> Any:
+    """A pull is linear in cotangents, and a user may transpose it."""
+    free = [number for number, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
+
+    def function(*moved: Any) -> Operands:
+        at = dict(zip(free, moved, strict=True))
+        return evaluate(*opened(jaxpr), [at.get(number, operand) for number, operand in enumerate(operands)])
+
+    zeros = [zeros_like_aval(operands[number].aval) for number in free]
+    pull = jax.linear_transpose(function, *zeros)
+    found = pull([zeros_like_aval(ct.aval) if type(ct) is ad.Zero else ct for ct in cotangents])
+    at = dict(zip(free, found, strict=True))
+    return [at.get(number) for number in range(len(operands))]
+
+
+def _linear_jvp(given: Any, rates: Any, derivative: Derivative) -> Any:
+    outputs = linear_p.bind(*given, derivative=derivative)
+    operands, computed, tangents = derivative.parted(given)
+    of_operands, _, of_tangents = derivative.parted(rates)
+    parts = []
+    if any(type(rate) is not ad.Zero for rate in of_tangents):
+        moved = map(ad.instantiate_zeros, of_tangents)
+        parts.append(linear_p.bind(*operands, *computed, *moved, derivative=derivative))
+    moving = _moving(operands, of_operands)
+    if moving:
+        # Residuals do not move: the push starts from the operands again.
+        def function(*moved: Any) -> Operands:
+            at = dict(zip(moving, moved, strict=True))
+            return push_of(derivative).run([*(at.get(n, o) for n, o in enumerate(operands)), *tangents])
+
+        start = [operands[number] for number in moving], [ad.instantiate_zeros(of_operands[n]) for n in moving]
+        parts.append(jax.jvp(function, *start)[1])
+    if not parts:
+        return outputs, list(map(_zero, outputs))
+    return outputs, [functools.reduce(jnp.add, each) for each in zip(*parts, strict=True)]
+
+
+def _linear_transpose(cotangents: Any, *given: Any, derivative: Derivative) -> Any:
+    operands, computed, tangents = derivative.parted(given)
+    live = tuple(number for number, ct in enumerate(cotangents) if type(ct) is not ad.Zero)
+    found: list[Any] = [None] * len(tangents)
+    if live:
+        pull = pull_of(derivative, live)
+        pulled = pull.run([*operands, *(cotangents[number] for number in live)], computed)
+        pairs = zip(tangents, pulled, strict=True)
+        found = [value if ad.is_undefined_primal(tangent) else None for tangent, value in pairs]
+    return [*[None] * (len(given) - len(tangents)), *found]
+
+
+def _batched(primitive: Any, axis_data: Any, operands: Any, dims: Any, **params: Any) -> Any:
+    axes = tuple(None if dim is None else 0 for dim in dims)
+    if not any(axis == 0 for axis in axes):
+        results = primitive.bind(*operands, **params)
+        return results, [None] * len(results)
+    moved = [o if dim is None else jnp.moveaxis(o, dim, 0) for o, dim in zip(operands, dims, strict=True)]
+    if primitive is call_p:
+        program, kept = params["program"].batched(axes, Vmap(axis_data))
+        results = call_p.bind(*moved, program=program, hints=params["hints"], jaxpr=program.shown(len(moved)))
+    else:
+        derivative = batch_of(params["derivative"], axes, Vmap(axis_data))
+        kept, results = derivative.kept, linear_p.bind(*moved, derivative=derivative)
+    return results, [0 if is_kept else None for is_kept in kept]
+
+
+ad.primitive_jvps[call_p], ad.primitive_jvps[linear_p] = _call_jvp, _linear_jvp
+ad.primitive_transposes[call_p], ad.primitive_transposes[linear_p] = _call_transpose, _linear_transpose
+# As JAX does with a custom rule: `jet` sees what is computed.
+jet_rules[call_p] = lambda given, series, **params: jet(
+    functools.partial(_call, **params), given, series, factorial_scaled=False
+)
+for _primitive in (call_p, linear_p):
+    batching.fancy_primitive_batchers[_primitive] = functools.partial(_batched, _primitive)

@@ -1,0 +1,94 @@
+"""Where a path leads in reverse mode: JAX's transpose of each step, traced once per shapes, and walked."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from .._programs import (
+    CUSTOM_LINEAR,
+    HIGH_LINEAR,
+    Operands,
+    Recent,
+    any_equation,
+    evaluate,
+    inner_jaxprs,
+    is_floating,
+    is_mutating,
+    kind_of,
+    opened,
+    source_of,
+    zeros_like_aval,
+)
+from .linear import Step, Wire, without_dead_code
+from .linearize import key_of
+from .masked import Masked, clean
+from .walk import Walk
+
+_transposes: Recent[ClosedJaxpr] = Recent(4096)
+
+
+def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]:
+    """The cotangents of a step's wires, given those of its results; None is a zero."""
+    cotangents = list(cotangents)
+    if step.name == "optimization_barrier":
+        return _barrier(step, cotangents)
+    if step.name in CUSTOM_LINEAR and not step.equation.params.get("symbolic_zeros", False):
+        # What a pass makes of a zero that it is given counts only where it is not zero.
+        dead = lambda wire: Masked(zeros_like_aval(wire.aval), False) if is_floating(wire.aval) else None
+        cotangents = [dead(w) if ct is None else ct for ct, w in zip(cotangents, step.results, strict=True)]
+    given = tuple(number for number, cotangent in enumerate(cotangents) if cotangent is not None)
+    if kind_of(step.name) is None:
+        # The rule of another library may ask its operands for attributes of arrays.
+        step = step.with_known([jnp.asarray(v) if hasattr(jax.typeof(v), "dtype") else v for v in step.known])
+    arrays = [operand for operand in step.operands if isinstance(operand, jax.Array)]
+    items = [*map(Masked, arrays), *(ct for ct in cotangents if ct is not None)]
+    with source_of(step.equation):
+        jaxpr, consts = opened(_transpose(step, given, list(map(jax.typeof, arrays))))
+        if any_equation(jaxpr, is_mutating):
+            # Only JAX can follow what goes through a mutable reference.
+            results = evaluate(jaxpr, consts, list(map(clean, items)))
+            return [Masked(result, True) for result in results]
+        return Walk(is_affine=contains_custom(step.equation)).through(jaxpr, consts, items)
+
+
+def _barrier(step: Step, cotangents: list[Masked | None]) -> list[Masked]:
+    # The transpose of 0.12 takes no constant operand, such as the zero of a result that is not used.
+    of_wires = step.of_wires(cotangents)
+    given = [item for item in of_wires if item is not None]
+    values = iter(jax.lax.optimization_barrier([item.value for item in given]))
+    found = lambda item: Masked(next(values), item.mask, item.dirty)
+    pairs = zip(of_wires, step.wires, strict=True)
+    return [Masked(zeros_like_aval(wire.aval)) if item is None else found(item) for item, wire in pairs]
+
+
+def _transpose(step: Step, given: tuple[int, ...], avals: list[Any]) -> ClosedJaxpr:
+    """JAX's transpose of a step: from its known arrays and the cotangents of some results to those of its wires."""
+    is_array = [isinstance(operand, jax.Array) for operand in step.operands]
+    fixed = [None if a or isinstance(o, Wire) else o for o, a in zip(step.operands, is_array, strict=True)]
+
+    def transposed(arrays: Operands, cotangents: Operands) -> Operands:
+        rest, at = iter(arrays), dict(zip(given, cotangents, strict=True))
+        operands = [next(rest) if a else o for o, a in zip(step.operands, is_array, strict=True)]
+        new = dataclasses.replace(step, operands=tuple(operands))
+        return new.transposed([at.get(number) for number in range(len(step.results))])
+
+    def trace() -> ClosedJaxpr:
+        closed = jax.make_jaxpr(transposed)(avals, [step.results[number].aval for number in given])
+        return closed.replace(jaxpr=without_dead_code(closed.jaxpr))
+
+    key = None
+    if not any(inner_jaxprs(step.equation)) and step.name not in CUSTOM_LINEAR | HIGH_LINEAR:
+        places = tuple(zip(step.linear, is_array, strict=True)), given
+        of_wires = tuple(wire.aval for wire in step.wires)
+        key = key_of(step.equation, (tuple(avals), of_wires), [f for f in fixed if f is not None], places)
+    return _transposes.of(key, trace)
+
+
+def contains_custom(equation: JaxprEqn) -> bool:
+    """Whether an equation stands for a backward pass that a user wrote, or contains one."""
+    is_custom = lambda e: e.primitive.name in CUSTOM_LINEAR | HIGH_LINEAR
+    return is_custom(equation) or any(any_equation(inner, is_custom) for inner in inner_jaxprs(equation))

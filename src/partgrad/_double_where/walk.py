@@ -1,0 +1,242 @@
+"""A walk over a program, equation by equation, with a mask beside every (co)tangent.
+
+The same rules serve forward mode, where a linear program is walked, and reverse mode, where JAX's transposes of its
+steps are. A value is *dirty* if it may be anything where no path leads. It stays dirty through steps that keep elements
+apart, and is selected once before a step that mixes elements. Only what is summed over has to meet finite coefficients.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn
+from jax.interpreters import ad
+
+from .._programs import (
+    CALLS,
+    CHECKPOINTS,
+    CUSTOM_LINEAR,
+    HIGH_LINEAR,
+    OWN,
+    STEERED,
+    Operands,
+    bind,
+    inner_jaxprs,
+    is_custom_rule,
+    is_floating,
+    is_linear_in,
+    mesh_elsewhere,
+    named,
+    of_kind,
+    opened,
+    primal_jaxpr,
+    shown,
+    source_of,
+    step_through,
+    varying_like,
+    zeros_like_aval,
+)
+from . import bodies, loops
+from .backward import forward_of, kept_rule
+from .fed import fed
+from .known import follow, is_zero, numbers_of
+from .linear import Step, Wire
+from .masked import Masked, clean, cleaned, copied
+from .masks import Mask, either, spread
+from .moves import as_operands
+from .products import factors_fed, is_constant, summed
+from .solves import solved
+
+# Of one operand: dirt stays where it is.
+_APART = (of_kind("lanes") - {"complex"}) | named(
+    "broadcast_in_dim copy expand_dims reshape rev slice squeeze transpose"
+)
+_SUMS, _MOVES = of_kind("sum"), of_kind("move") | {"complex"}
+_SUMMED = named("dot_general conv_general_dilated")
+_SOLVED = named("fft triangular_solve tridiagonal_solve")
+# Their other operand is a factor, and not a summand.
+_FACTORS = of_kind("product") | _SOLVED | {"custom_linear_solve"}
+
+
+class Walk:
+    """A walk over programs.
+
+    Args:
+        is_affine: Whether what is walked may add numbers to what it makes of cotangents, as the backward pass of a
+            `custom_vjp` may. The tangents and cotangents that JAX makes are linear: a known summand there is zero,
+            whatever it is computed from.
+    """
+
+    def __init__(self, is_affine: bool = False):
+        self._is_affine = is_affine
+
+    def through(self, jaxpr: Jaxpr, consts: Operands, items: Sequence[Masked]) -> list[Masked]:
+        """The outputs of a program of known values and (co)tangents, with their masks."""
+        literal = lambda literal: Masked(literal.val)
+        return step_through(jaxpr, list(map(Masked, consts)), list(items), self.over, literal=literal)
+
+    def over(self, equation: JaxprEqn, items: list[Masked]) -> list[Masked]:
+        """The results of one equation."""
+        mesh = mesh_elsewhere(equation)
+        if mesh is None:
+            return self._over(equation, items)
+        items = copied(items)
+        with jax.sharding.use_abstract_mesh(mesh):
+            found = copied(self._over(equation, copied(items)))
+        return copied(found)
+
+    def _over(self, equation: JaxprEqn, items: list[Masked]) -> list[Masked]:
+        name = equation.primitive.name
+        if all(item.mask is None for item in items):
+            values = [item.value for item in items]
+            results = bind(equation, values)
+            follow(equation, values, results)
+            return list(map(Masked, results))
+        if name in CALLS:
+            return self.through(*opened(primal_jaxpr(equation)), items)
+        if name in OWN:
+            return self.through(*opened(shown(equation)), items)
+        if is_custom_rule(equation):
+            return kept_rule(equation, items, Walk(is_affine=True).through)
+        if name in ENTERED and (name != "cond" or items[0].mask is None):
+            with source_of(equation):
+                return ENTERED[name](equation, cleaned(items), self.through)
+        if name in CUSTOM_LINEAR | HIGH_LINEAR:
+            found = forward_of(equation, items, self.through)
+            if found is not None:
+                return found
+        return self._over_step(equation, items)
+
+    def _over_step(self, equation: JaxprEqn, items: list[Masked]) -> list[Masked]:
+        """The results of an equation without jaxprs, by the rule for its primitive."""
+        operands = [i.value if i.mask is None else Wire(a.aval) for i, a in zip(items, equation.invars, strict=True)]
+        step = Step(equation, tuple(operands), tuple(Wire(variable.aval) for variable in equation.outvars))
+        wired, masks = step.of_wires(items), [False if item.mask is None else item.mask for item in items]
+        summands = [] if step.name in _FACTORS | STEERED else [v for v in step.known if is_floating(jax.typeof(v))]
+        is_linear = is_linear_in(equation, step.linear)
+        summands = summands if self._is_affine else []
+        adds = any(not is_zero(value) for value in summands)
+        if all(item.mask is False for item in wired) and not adds and (is_linear or not self._is_affine):
+            return [Masked(zeros_like_aval(wire.aval), False) for wire in step.results]
+        if is_linear and not adds:
+            return _RULES.get(step.name, _mixed)(step, wired, fed(step, masks))
+        return _number_added(step, wired, fed(step, masks))
+
+
+ENTERED: dict[str, Callable[..., list[Masked]]] = {
+    "scan": loops.scan,
+    "while": loops.while_loop,
+    "cond": bodies.cond,
+    "shard_map": bodies.shard_map,
+    **dict.fromkeys(CHECKPOINTS, bodies.checkpoint),
+}
+
+
+# --- rules: from the (co)tangents that enter a linear step, and the masks of its results, to these -------------------
+
+
+def _apart(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
+    (result,) = step.run([wired[0].value])
+    return [Masked(result, masks[0], wired[0].dirty)]
+
+
+def _each(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
+    results = step.run([item.value for item in wired])
+    dirty = iter([item.dirty for item in wired])
+    pairs = zip(results, masks, step.linear, strict=True)
+    return [Masked(r, mask, next(dirty)) if linear else Masked(r) for r, mask, linear in pairs]
+
+
+def _factor(step: Step, wired: list[Masked], _: list[Mask]) -> list[Masked]:
+    (item,), (factor,) = wired, step.known
+    (result,) = step.run([item.value])
+    dirty = item.dirty or not is_constant(factor, step.name == "div")
+    return [Masked(result, spread(_mask(item), step.shape), dirty)]
+
+
+def _sum(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
+    same = all(item.mask is wired[0].mask for item in wired)
+    (result,) = step.run([item.value if same else clean(item) for item in wired])
+    return [Masked(result, masks[0], same and any(item.dirty for item in wired))]
+
+
+def _selection(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
+    (result,) = step.run([item.value for item in wired])
+    return [Masked(result, masks[0], any(item.dirty for item in wired))]
+
+
+def _summed(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
+    (item,) = wired
+    result, is_clean = summed(step, _mask(item), clean(item))
+    return [Masked(result, masks[0], not is_clean)]
+
+
+def _moved(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
+    return list(map(Masked, as_operands(step, list(map(clean, wired))), masks))
+
+
+def _solved(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
+    (item,) = wired
+    return solved(step, _mask(item), clean(item), masks)
+
+
+def _mixed(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
+    """A linear step without a rule of its own: dead results may be anything, whatever its coefficients are."""
+    results = step.run(list(map(clean, wired)))
+    return [Masked(result, mask, True) for result, mask in zip(results, masks, strict=True)]
+
+
+_RULES: dict[str, Callable[..., list[Masked]]] = {
+    **dict.fromkeys(_MOVES, _moved),
+    **dict.fromkeys(_APART, _apart),
+    **dict.fromkeys(_SUMS, _sum),
+    **dict.fromkeys(of_kind("each"), _each),
+    **dict.fromkeys(("mul", "div"), _factor),
+    **dict.fromkeys(_SUMMED, _summed),
+    **dict.fromkeys(_SOLVED, _solved),
+    "select_n": _selection,
+}
+
+
+def _mask(item: Masked) -> Mask:
+    assert item.mask is not None
+    return item.mask
+
+
+# --- what is not linear, or adds a number: only in what a user wrote as a backward pass ------------------------------
+
+
+def _number_added(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
+    """Results to which a known number is added: live where a path leads, and where that number is not zero."""
+    if step.name in {"mul", "div"} and len(wired) == 2 and is_floating(step.results[0].aval):
+        masks = factors_fed(step, masks, [_mask(item) for item in wired])
+    values = list(map(clean, wired))
+    results = step.run(values)
+    return list(map(Masked, results, _live(step, masks, values, results)))
+
+
+def _live(step: Step, masks: list[Mask], given: Operands, results: Operands) -> list[Mask]:
+    """Where a path leads, or a change of what the step knows changes the result.
+
+    A result may be zero by chance: its derivative goes through what comes before.
+    """
+    if all(mask is True for mask in masks):
+        return masks
+    # A predicate where nothing is fed is that of zeros.
+    masks = [either(mask, r != 0) if is_floating(r) else mask for mask, r in zip(masks, results, strict=True)]
+    is_data = [is_floating(jax.typeof(value)) and numbers_of(value) is None for value in step.known]
+    if step.name in _FACTORS or not any(is_data):
+        return masks
+    if any(inner_jaxprs(step.equation)) or step.equation.primitive not in ad.primitive_jvps:
+        return [True] * len(masks)
+    data = [value for value, moves in zip(step.known, is_data, strict=True) if moves]
+
+    def of_data(*data: Any) -> Operands:
+        rest = iter(data)
+        known = [next(rest) if moves else v for v, moves in zip(step.known, is_data, strict=True)]
+        return step.with_known(known).run(given)
+
+    ones = [varying_like(jax.lax.full_like(value, 1), jax.typeof(value)) for value in data]
+    _, changes = jax.jvp(of_data, data, ones)
+    pairs = zip(masks, changes, strict=True)
+    return [either(mask, change != 0) if is_floating(change) else mask for mask, change in pairs]

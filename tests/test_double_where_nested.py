@@ -1,0 +1,93 @@
+"""Programs that raised: derivatives within derivatives, of functions under `double_where` within such functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.jet import jet
+from jax.experimental.ode import odeint
+
+import partgrad as pg
+from tables import table
+from test_double_where_composed import ORDERS, derivative
+
+X = np.array([0.0, 1.7, 0.6])
+by_hand = lambda f: f
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def a_cond_in_a_scan(guarded):
+    root = lambda c: jnp.where(c > 0, jnp.sqrt(jnp.where(c > 0, c, 1.0) if guarded else c), c)
+    step = lambda x: lambda c, k: (lax.cond(k, root, lambda c: c * x, c), None)
+    return lambda x: lax.scan(step(x), x, np.array([True, False, True]))[0].sum()
+
+
+def logarithm(guarded):
+    log = lambda v: jnp.log(jnp.where(v > 0, v, 1.0) if guarded else v)
+    return lambda v, y: lax.cond(v > 0, lambda v: log(v) * y, lambda v: v**2 * y, v)
+
+
+def gradients_in_a_batched_scan(guarded, wrap):
+    gradient = jax.grad(wrap(logarithm(guarded)))
+    step = lambda v: lambda k, _: (k * 0.5 + gradient(v, 2.0), None)
+    return lambda x: jax.vmap(lambda v: lax.scan(step(v), v, None, length=2)[0])(x).sum()
+
+
+def trajectory(rate):
+    return lambda x: jnp.sum(odeint(rate, jnp.ones(3), np.array([0.0, 0.5, 1.0]), x) ** 2)
+
+
+def unused_in_a_barrier(x):
+    return jnp.sum(lax.optimization_barrier((jnp.sin(x), x))[1] * 2.0 * x)
+
+
+PROGRAMS = {
+    "a cond in a scan": (pg.double_where(a_cond_in_a_scan(False)), a_cond_in_a_scan(True)),
+    "gradients in a batched scan": (
+        gradients_in_a_batched_scan(False, pg.double_where),
+        gradients_in_a_batched_scan(True, by_hand),
+    ),
+    "wrapped again": (
+        pg.double_where(gradients_in_a_batched_scan(False, pg.double_where)),
+        gradients_in_a_batched_scan(True, by_hand),
+    ),
+    "a barrier": (pg.double_where(unused_in_a_barrier), unused_in_a_barrier),
+}
+
+
+@table("name, order", PROGRAMS, ORDERS, quick=0, kind=lambda name, order: name)
+def test_what_raised(name, order):
+    ours, expected = PROGRAMS[name]
+    np.testing.assert_allclose(derivative(ours, order)(X), derivative(expected, order)(X), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_an_ordinary_differential_equation():
+    rate = lambda y, t, a: -jnp.where(a > 0, jnp.sqrt(a), 1.0) * y
+    guarded = lambda y, t, a: -jnp.where(a > 0, jnp.sqrt(jnp.where(a > 0, a, 1.0)), 1.0) * y
+    found = jax.grad(pg.double_where(trajectory(rate)))(X)
+    np.testing.assert_allclose(found, jax.grad(trajectory(guarded))(X), rtol=1e-6, atol=1e-9)
+    smooth, twice = trajectory(lambda y, t, a: -a * y), lambda f: jax.jacrev(jax.jacrev(f))(X)
+    np.testing.assert_allclose(twice(pg.double_where(smooth)), twice(smooth), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_at_both_orders():
+    inner, outer = a_cond_in_a_scan(False), a_cond_in_a_scan(True)
+    f = lambda f, wrap: lambda x: jnp.sum(jax.grad(wrap(f))(x) ** 2)
+    for transform in (jax.grad, jax.jacfwd):
+        found = transform(pg.double_where(f(inner, pg.double_where)))(X)
+        np.testing.assert_allclose(found, transform(f(outer, by_hand))(X), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_jet():
+    f = lambda v: jnp.where(v > 0, jnp.sin(v) * v, v)
+    series = lambda f: jet(f, (0.7,), ([1.0, 0.0],))
+    np.testing.assert_allclose(series(pg.double_where(f))[1], series(f)[1])
