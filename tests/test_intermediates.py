@@ -189,6 +189,36 @@ def test_a_value_is_what_it_was_to_the_last_bit():
     assert pg.value_and_grad(f, wrt=pg.intermediate("h"))(-0.0)[0] == jnp.inf
 
 
+def test_complex_values_keep_the_signs_of_their_zeros():
+    """The logarithm has its branch cut there."""
+    f = lambda x: jnp.imag(jnp.log(name(x, "h"))) ** 2
+    x = jnp.array(complex(-1.0, -0.0), jnp.complex64)
+    np.testing.assert_allclose(pg.grad(f, wrt=pg.intermediate("h"))(x), jax.grad(f)(x))
+
+
+def test_a_name_may_look_like_a_glob():
+    f = lambda x: name(x * 2, "layers[0].attn") ** 2 * name(x, "layers[1].attn")
+    assert pg.grad(f, wrt=pg.intermediate("layers[0].attn"))(1.0) == 4.0
+    assert list(pg.grad(f, wrt=pg.intermediate("layers*"))(1.0)) == ["layers[0].attn", "layers[1].attn"]
+    assert list(pg.capture_intermediates(f, "layers[1].attn")(1.0)[1]) == ["layers[1].attn"]
+
+
+def test_lanes_of_a_loop_that_stop_on_their_own():
+    f = jax.vmap(lambda x: jax.lax.while_loop(lambda c: c < 3, lambda c: name(c * 1.5, "h") + 1, x))
+    output, values = pg.capture_intermediates(f)(jnp.array([0.0, 2.0]))
+    np.testing.assert_array_equal(output, [4.75, 4.0])
+    np.testing.assert_array_equal(values["h"], [3.75, 3.0])
+    np.testing.assert_array_equal(pg.intervene(f, {"h": lambda h: h * 2})(jnp.array([0.0, 5.0])), [4.0, 5.0])
+
+
+def test_names_in_the_condition_of_a_loop():
+    named = lambda body: lambda x: jax.lax.while_loop(lambda c: name(c, "h") < 5.0, body, x)
+    with pytest.raises(pg.errors.NoMatchError, match=r"(?s)`h`.*condition of a loop at test_intermed.*outside of it"):
+        pg.capture_intermediates(named(lambda c: c * 2), "h")(1.0)
+    f = named(lambda c: name(c * 2, "h"))
+    assert pg.intervene(f, {"h": lambda h: h + 10})(1.0) == 1.0
+
+
 def test_checkpoints_save_the_replaced_value():
     """The name stays with the value that is used, for the policies that go by it."""
     policy = jax.checkpoint_policies.save_only_these_names("h")

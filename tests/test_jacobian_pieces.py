@@ -78,3 +78,25 @@ def test_temporaries_are_those_of_a_piece(transform):
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert 10 * temporaries(4) < temporaries(None)
+
+
+def test_integer_outputs_and_functions_that_branch_on_values():
+    f = lambda x: (x**2 if x[0] > 0 else x, jnp.argmax(x))
+    x = jnp.array([0.3, 0.7])
+    assert_close(pg.jacfwd(f)(x), pg.jacfwd(f, chunk_size=1)(x))
+    g = lambda x: jnp.sum(f(x)[0] ** 2)
+    assert_close(pg.hessian(g)(x), pg.hessian(g, chunk_size=1)(x))
+
+
+@table("transform", TRANSFORMS)
+@pytest.mark.parametrize("kind", ["shard_map", "explicit"])
+def test_on_a_mesh(transform, kind):
+    axis_type = jax.sharding.AxisType.Auto if kind == "shard_map" else jax.sharding.AxisType.Explicit
+    mesh, spec = jax.make_mesh((1,), ("i",), axis_types=(axis_type,)), jax.sharding.PartitionSpec("i")
+    f, x = lambda x: jnp.sum(x**3), jnp.arange(4.0)
+    if kind == "shard_map":
+        run = lambda t: jax.shard_map(t, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+    else:
+        run = lambda t: t(jax.device_put(x, jax.NamedSharding(mesh, spec)))
+    with jax.set_mesh(mesh):
+        assert_close(run(transform(f)), run(transform(f, chunk_size=2)))

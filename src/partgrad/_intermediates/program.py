@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._programs import Operands, Site, TracedCall, traced_call
-from .sites import Change, Named, by_name, refuse_undifferentiable, refuse_unknown, sites_in
+from .sites import Change, Named, Wanted, by_name, refuse_undifferentiable, refuse_unknown, sites_in, wanted_in
 
 
 class Program:
@@ -19,15 +19,16 @@ class Program:
     def __init__(self, f: Callable[..., Any], args: Any, kwargs: Any):
         self._call: TracedCall = traced_call(f, args, kwargs)
 
-    def sites(self, pattern: str) -> list[Site]:
-        """The values whose names match; an error if there is none."""
-        sites = sites_in(self._call.jaxpr, pattern)
-        refuse_unknown(self._call.jaxpr, pattern, sites)
-        return sites
+    def sites(self, name: str) -> tuple[Wanted, list[Site]]:
+        """Which names are meant by a name or a glob, and their values; an error if there is none."""
+        wanted = wanted_in(self._call.jaxpr, name)
+        sites = sites_in(self._call.jaxpr, wanted)
+        refuse_unknown(self._call.jaxpr, wanted, sites)
+        return wanted, sites
 
-    def visited(self, pattern: str, change: Change, own: Operands) -> tuple[Any, Operands]:
+    def visited(self, wanted: Wanted, change: Change, own: Operands) -> tuple[Any, Operands]:
         """What the call returns if each named value is changed, and the values."""
-        outputs, found = Named(pattern, change).run(self._call.jaxpr, self._call.consts, self._call.operands, own)
+        outputs, found = Named(wanted, change).run(self._call.jaxpr, self._call.consts, self._call.operands, own)
         return self._call.result(outputs), found
 
 
@@ -36,7 +37,7 @@ class Shifted:
 
     Args:
         f: The function.
-        pattern: The name, or a glob.
+        name: The name, or a glob.
         args: The positional arguments.
         kwargs: The keyword arguments.
 
@@ -44,22 +45,22 @@ class Shifted:
         zeros: What changes nothing when it is added, in the shape of the gradient.
     """
 
-    def __init__(self, f: Callable[..., Any], pattern: str, args: Any, kwargs: Any):
-        self._program, self._pattern = Program(f, args, kwargs), pattern
-        self._sites = self._program.sites(pattern)
+    def __init__(self, f: Callable[..., Any], name: str, args: Any, kwargs: Any):
+        self._program = Program(f, args, kwargs)
+        self._wanted, self._sites = self._program.sites(name)
         refuse_undifferentiable(self._sites)
         # Negative zeros: what they are added to stays what it is, even if that is a zero of either sign.
-        self.zeros = by_name(pattern, self._sites, [site.full(-0.0) for site in self._sites])
+        self.zeros = by_name(self._wanted, self._sites, [site.full(-0.0) for site in self._sites])
 
     def __call__(self, shifts: Any) -> Any:
         """What the call returns if these are added."""
-        own = _in_order(self._pattern, self._sites, shifts)
-        return self._program.visited(self._pattern, lambda name, value, shift: value + shift, own)[0]
+        own = _in_order(self._wanted, self._sites, shifts)
+        return self._program.visited(self._wanted, lambda name, value, shift: value + shift, own)[0]
 
 
-def _in_order(pattern: str, sites: list[Site], named: Any) -> Operands:
+def _in_order(wanted: Wanted, sites: list[Site], named: Any) -> Operands:
     """The inverse of `by_name`."""
-    numbers = by_name(pattern, sites, list(range(len(sites))))
+    numbers = by_name(wanted, sites, list(range(len(sites))))
     pairs: list[tuple[int, Any]] = []
     for key in numbers if isinstance(numbers, dict) else [None]:
         number, own = (numbers, named) if key is None else (numbers[key], named[key])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .._trees import refuse_uncallable
 from ..errors import ArgumentError
 from .program import Program
-from .sites import by_name, is_pattern
+from .sites import by_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,10 +48,10 @@ def capture_intermediates(f: Callable[P, R], name: str = "*") -> Callable[P, tup
     @functools.wraps(f, updated=())
     def captured(*args: P.args, **kwargs: P.kwargs) -> tuple[R, dict[str, Any]]:
         program = Program(f, args, kwargs)
-        sites = program.sites(name)
-        output, values = program.visited(name, lambda _, value, __: value, [None] * len(sites))
-        found = by_name(name, sites, values)
-        return output, found if is_pattern(name) else {name: found}
+        wanted, sites = program.sites(name)
+        output, values = program.visited(wanted, lambda _, value, __: value, [None] * len(sites))
+        found = by_name(wanted, sites, values)
+        return output, found if wanted.is_glob else {name: found}
 
     return captured
 
@@ -59,8 +59,9 @@ def capture_intermediates(f: Callable[P, R], name: str = "*") -> Callable[P, tup
 def intervene(f: Callable[P, R], changes: Mapping[str, Callable[[Any], Any]]) -> Callable[P, R]:
     """Create a function that is `f` with some of the values that it names replaced.
 
-    Everything that `f` computes from the value follows, and so do derivatives, which end at the value if the change is
-    `jax.lax.stop_gradient`.
+    Everything that `f` computes from the value follows, and so do derivatives of the result, which end at the value if
+    the change is `jax.lax.stop_gradient`. Intervene first and differentiate then: a derivative that `f` itself takes is
+    part of its program, and stays that of the function as it was.
 
     Args:
         f: A function that JAX can trace.
@@ -118,8 +119,8 @@ def _changed(f: Callable[..., Any], pattern: str, change: Callable[[Any], Any]) 
     @functools.wraps(f, updated=())
     def intervened(*args: Any, **kwargs: Any) -> Any:
         program = Program(f, args, kwargs)
-        sites = program.sites(pattern)
-        return program.visited(pattern, replacement, [None] * len(sites))[0]
+        wanted, sites = program.sites(pattern)
+        return program.visited(wanted, replacement, [None] * len(sites))[0]
 
     return intervened
 

@@ -5,7 +5,7 @@
 
 import fnmatch
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
@@ -24,7 +24,9 @@ from .._programs import (
     is_custom_rule,
     line,
     name_of,
+    opened,
     varying_axes,
+    while_parts,
     written,
 )
 from ..errors import NoMatchError, SelectionError
@@ -35,33 +37,53 @@ _OWN = "partgrad."
 Change = Callable[[str, Any, Any], Any]
 
 
-def is_pattern(name: str) -> bool:
-    """Whether a name is a glob, which stands for all names that match."""
-    return any(character in name for character in "*?[")
+class Wanted(NamedTuple):
+    """The names of which values are meant: one name, or all that match a glob.
+
+    Attributes:
+        text: The name or the glob.
+        is_glob: Which of the two.
+    """
+
+    text: str
+    is_glob: bool
+
+    def matches(self, name: str) -> bool:
+        """Whether a name is one of them."""
+        return fnmatch.fnmatchcase(name, self.text) if self.is_glob else name == self.text
 
 
-def _names(equation: JaxprEqn, pattern: str) -> bool:
-    """Whether an equation names a value, and the name matches."""
+ALL = Wanted("*", True)
+
+
+def wanted_in(jaxpr: Jaxpr, text: str) -> Wanted:
+    """What is meant in a program: a name that it has, `layers[0].h` too, or else a glob."""
+    is_name = any(site.name == text for site in sites_in(jaxpr, ALL))
+    return Wanted(text, not is_name and any(character in text for character in "*?["))
+
+
+def _names(equation: JaxprEqn, wanted: Wanted) -> bool:
+    """Whether an equation names a value, and the name is meant."""
     if equation.primitive.name != "name":
         return False
     name = name_of(equation)
-    return not name.startswith(_OWN) and fnmatch.fnmatchcase(name, pattern)
+    return not name.startswith(_OWN) and wanted.matches(name)
 
 
 class Named(Visitor):
     """Changes the values whose names match, and brings them back.
 
     Args:
-        pattern: A name, or a glob.
+        wanted: Their names.
         change: What to do.
     """
 
-    def __init__(self, pattern: str, change: Change = lambda name, value, own: value):
-        self._pattern, self._change = pattern, change
+    def __init__(self, wanted: Wanted, change: Change = lambda name, value, own: value):
+        self._wanted, self._change = wanted, change
 
     def site_of(self, equation: JaxprEqn) -> Site | None:
         """A named value."""
-        if not _names(equation, self._pattern):
+        if not _names(equation, self._wanted):
             return None
         aval = equation.outvars[0].aval
         return Site(name_of(equation), tuple(aval.shape), aval.dtype, varying_axes(aval), explicit_sharding(aval))
@@ -78,28 +100,28 @@ class Named(Visitor):
         return double_where if is_double_where(equation) else None
 
 
-def sites_in(jaxpr: Jaxpr, pattern: str) -> list[Site]:
+def sites_in(jaxpr: Jaxpr, wanted: Wanted) -> list[Site]:
     """The values of a jaxpr whose names match, at any depth."""
-    return Named(pattern).sites_in(jaxpr)
+    return Named(wanted).sites_in(jaxpr)
 
 
-def refuse_unknown(jaxpr: Jaxpr, pattern: str, sites: list[Site]) -> None:
+def refuse_unknown(jaxpr: Jaxpr, wanted: Wanted, sites: list[Site]) -> None:
     """Raise if no value has the name."""
     if sites:
         return
-    known = sorted({site.name for site in sites_in(jaxpr, "*")})
-    hidden = [(name, where) for name, where in _hidden(jaxpr) if fnmatch.fnmatchcase(name, pattern)]
+    known = sorted({site.name for site in sites_in(jaxpr, ALL)})
+    hidden = [(name, where) for name, where in _hidden(jaxpr) if wanted.matches(name)]
     if hidden:
         name, where = hidden[0]
         raise NoMatchError(
             f"The value `{name}` is named only inside {where}.",
-            "What a custom derivative rule or another library's primitive computes inside is not part of the program "
-            "that is differentiated.",
+            "What a custom derivative rule, the condition of a loop or another library's primitive computes inside is "
+            "not part of the program that is differentiated.",
             fix="name a value outside of it: what is passed to it, or what it returns.",
         )
-    near = near_misses(pattern, known)
+    near = near_misses(wanted.text, known)
     raise NoMatchError(
-        f"The function names no value `{pattern}`.",
+        f"The function names no value `{wanted.text}`.",
         f"Expected a name that jax.ad_checkpoint.checkpoint_name gives in it, got {listed(known) or 'no name at all'}.",
         fix=f"write {near[0]!r}."
         if near
@@ -111,8 +133,11 @@ def refuse_unknown(jaxpr: Jaxpr, pattern: str, sites: list[Site]) -> None:
 def _hidden(jaxpr: Jaxpr) -> Iterator[tuple[str, str]]:
     """The names of values that are not sites, each with the equation that hides it."""
     for equation in jaxpr.eqns:
+        test = opened(while_parts(equation).test)[0] if equation.primitive.name == "while" else None
         for inner in inner_jaxprs(equation):
-            if Named("*").is_entered(equation):
+            if inner is test:
+                yield from ((name, f"the condition of a loop at {line((equation,))}") for name in _names_in(inner))
+            elif Named(ALL).is_entered(equation):
                 yield from _hidden(inner)
             else:
                 rule = written(custom_rule_body(equation)).name if is_custom_rule(equation) else name_of(equation)
@@ -122,7 +147,7 @@ def _hidden(jaxpr: Jaxpr) -> Iterator[tuple[str, str]]:
 
 def _names_in(jaxpr: Jaxpr) -> Iterator[str]:
     for equation in jaxpr.eqns:
-        if _names(equation, "*"):
+        if _names(equation, ALL):
             yield name_of(equation)
         for inner in inner_jaxprs(equation):
             yield from _names_in(inner)
@@ -139,10 +164,10 @@ def refuse_undifferentiable(sites: list[Site]) -> None:
             )
 
 
-def by_name(pattern: str, sites: list[Site], values: list[Any]) -> Any:
+def by_name(wanted: Wanted, sites: list[Site], values: list[Any]) -> Any:
     """Values of sites as users see them: one, a tuple of those of one name, or for a glob a dict of these."""
     found: dict[str, list[Any]] = {}
     for site, value in zip(sites, values, strict=True):
         found.setdefault(site.name, []).append(value)
     named = {name: own[0] if len(own) == 1 else tuple(own) for name, own in found.items()}
-    return named if is_pattern(pattern) else named[pattern]
+    return named if wanted.is_glob else named[wanted.text]

@@ -1,11 +1,18 @@
 """Classes that hold what is in them: those of other libraries, and those that a user registers."""
 
+import collections
 import sys
 from typing import Any, TypeVar
+
+import jax
+import numpy as np
 
 from ..errors import ArgumentError
 
 C = TypeVar("C", bound=type)
+
+_CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.defaultdict, type(None))
+_LEAVES = (int, float, complex, str, bytes, np.ndarray, np.generic)
 
 _registered: list[type] = []
 # Whether a class holds its contents. A tree has few classes, but every layout asks about all nodes.
@@ -40,10 +47,10 @@ def register_nondiff(cls: C) -> C:
         >>> pg.grad(lambda t: t["w"] * t["norm"].mean, wrt="norm.mean")({"w": 3.0, "norm": Statistics(2.0)})
         Array(3., dtype=float32, weak_type=True)
     """
-    if not isinstance(cls, type) or cls in (dict, list, tuple):
+    if not isinstance(cls, type) or cls in _CONTAINERS or issubclass(cls, _LEAVES) or jax.Array in cls.__mro__:
         raise ArgumentError(
             f"`partgrad.register_nondiff` got {cls!r:.60}.",
-            "Expected a class of nodes of one's own.",
+            "Expected a class of nodes of one's own, which is neither a plain container nor that of a leaf.",
             fix="hold an instance by partgrad.freeze(tree, wrt), or pass the class of the nodes.",
         )
     _registered.append(cls)
@@ -71,6 +78,11 @@ def _holds(cls: type) -> bool:
     # A node of a class of flax exists only where flax has been imported.
     variable, parameter = (_of_library("flax.nnx", name) for name in ("Variable", "Param"))
     return variable is not None and issubclass(cls, variable) and not issubclass(cls, parameter)
+
+
+def is_registered(cls: type) -> bool:
+    """Whether a class holds its contents because a user registered it, of which JAX itself knows nothing."""
+    return issubclass(cls, tuple(_registered))
 
 
 def is_wrapper_class(cls: type) -> bool:

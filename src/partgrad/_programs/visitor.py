@@ -59,7 +59,9 @@ class Site(NamedTuple):
 
     def full(self, number: float) -> Any:
         """An array like what comes back, of one number."""
-        array = jnp.full(self.shape, number, self.dtype)
+        # In both parts of a complex number.
+        is_complex = jnp.issubdtype(self.dtype, jnp.complexfloating)
+        array = jnp.full(self.shape, complex(number, number) if is_complex else number, self.dtype)
         if self.sharding is not None:
             array = reshard(array, self.sharding)
         return lax.pcast(array, tuple(sorted(self.varying)), to="varying") if self.varying else array
@@ -132,8 +134,10 @@ class Visitor:
             if name == "cond":
                 run = self._branch(equation, sites)
             elif name == "while":
-                # In the carry stands what belongs to a site, and what comes back of it in the last step.
-                run, given = self._turn(equation, len(sites)), [*given, *(site.full(0) for site in sites)]
+                # In the carry stands what belongs to a site, if anything does, and what comes back in the last step.
+                kept = [value for value in own if value is not None]
+                run = self._turn(equation, len(kept))
+                given = [*given[: len(equation.invars)], *kept, *(site.full(0) for site in sites)]
             results = self._entered(equation, given, run)
         count = len(equation.outvars)
         return results[:count], results[-len(sites) :]
@@ -150,14 +154,17 @@ class Visitor:
         outputs, found = self.run(jaxpr, consts, operands[:count], operands[count:])
         return [*outputs, *found]
 
-    def _turn(self, equation: JaxprEqn, count: int) -> Callable[..., Operands]:
+    def _turn(self, equation: JaxprEqn, kept: int) -> Callable[..., Operands]:
         body, _ = opened(while_parts(equation).body)
 
         def turn(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
-            inputs, own = operands[: len(jaxpr.invars)], operands[len(jaxpr.invars) :][:count]
+            count = len(jaxpr.invars)
+            inputs, own = operands[:count], operands[count : count + kept]
             if jaxpr is not body:
-                return step_through(jaxpr, consts, inputs, bind)
-            outputs, found = self.run(jaxpr, consts, inputs, own)
+                # What is named in the condition is changed as well; nothing belongs to it, and nothing comes back.
+                nothing = [None] * len(self.sites_in(jaxpr))
+                return step_through(jaxpr, consts, inputs, bind) if own else self.run(jaxpr, consts, inputs, nothing)[0]
+            outputs, found = self.run(jaxpr, consts, inputs, own or [None] * len(self.sites_in(jaxpr)))
             return [*outputs, *own, *found]
 
         return turn

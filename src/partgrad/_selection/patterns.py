@@ -107,8 +107,10 @@ def _key_value(node: Any) -> Any:
     if isinstance(inner, ast.Tuple):
         return tuple(map(_key_value, inner.elts))
     if isinstance(inner, ast.Slice):
-        bounds = [inner.lower, inner.upper, inner.step]
-        return slice(*(None if bound is None else ast.literal_eval(bound) for bound in bounds))
+        bounds = [None if own is None else ast.literal_eval(own) for own in (inner.lower, inner.upper, inner.step)]
+        if not all(own is None or type(own) is int for own in bounds) or bounds[2] == 0:
+            raise ValueError("the bounds of a slice are integers, and its step is not 0")
+        return slice(*bounds)
     return ast.literal_eval(inner)
 
 

@@ -1,10 +1,12 @@
 """Jacobians computed a few columns or rows at a time, so that memory for all of them at once is not needed."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..errors import ArgumentError
@@ -17,34 +19,44 @@ def checked_chunk_size(chunk_size: Any) -> int | None:
     """The number of columns or rows to compute at once; None for all."""
     if chunk_size is None:
         return None
-    if isinstance(chunk_size, bool) or not hasattr(chunk_size, "__index__") or chunk_size < 1:
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int | np.integer) or chunk_size < 1:
         raise ArgumentError(
             f"`chunk_size` is {type(chunk_size).__name__} {chunk_size!r:.60}.",
             "Expected how many columns or rows to compute at once: a positive integer, or None for all.",
             fix="write chunk_size=100.",
         )
-    return int(chunk_size.__index__())
+    return int(chunk_size)
 
 
 def jacfwd_in_pieces(f: Callable[[Any], Any], x: list[Any], chunk_size: int, **options: Any) -> Any:
     """What `jax.jacfwd(f, **options)(x)` returns."""
     has_aux = options["has_aux"]
-    spec = _spec(jax.jacfwd(f, **options), x, has_aux)
+    _refuse_types(jax.jacfwd(f, **options), x)
     outputs, push, *aux = jax.linearize(f, x, has_aux=has_aux)
-    flat = lambda tangents: jax.tree.leaves(push(tangents))
-    rows = _pieces(flat, x, jax.tree.leaves(outputs), chunk_size, axis=-1)
-    return _like(spec, [column for row in rows for column in row], aux)
+    leaves, treedef = jax.tree.flatten(outputs)
+    # An integer has a derivative, which is zero.
+    moving = [number for number, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+    def flat(tangents: list[Any]) -> list[Any]:
+        found = jax.tree.leaves(push(tangents))
+        return [found[number] for number in moving]
+
+    rows = dict(zip(moving, _pieces(flat, x, [leaves[number] for number in moving], chunk_size, axis=-1), strict=True))
+    still = lambda leaf: [jnp.zeros((*leaf.shape, *jnp.shape(own)), leaf.dtype) for own in x]
+    jacobian = treedef.unflatten([rows[n] if n in rows else still(leaf) for n, leaf in enumerate(leaves)])
+    return (jacobian, aux[0]) if has_aux else jacobian
 
 
 def jacrev_in_pieces(f: Callable[[Any], Any], x: list[Any], chunk_size: int, **options: Any) -> Any:
     """What `jax.jacrev(f, **options)(x)` returns."""
     has_aux = options["has_aux"]
-    spec = _spec(jax.jacrev(f, **options), x, has_aux)
+    _refuse_types(jax.jacrev(f, **options), x)
     outputs, pull, *aux = jax.vjp(f, x, has_aux=has_aux)
     leaves, treedef = jax.tree.flatten(outputs)
     flat = lambda cotangents: pull(treedef.unflatten(cotangents))[0]
     columns = _pieces(flat, leaves, x, chunk_size, axis=0)
-    return _like(spec, [column for row in zip(*columns, strict=True) for column in row], aux)
+    jacobian = treedef.unflatten([[column[number] for column in columns] for number in range(len(leaves))])
+    return (jacobian, aux[0]) if has_aux else jacobian
 
 
 def hessian_in_pieces(f: Callable[[Any], Any], x: list[Any], chunk_size: int, **options: Any) -> Any:
@@ -55,16 +67,11 @@ def hessian_in_pieces(f: Callable[[Any], Any], x: list[Any], chunk_size: int, **
 IN_PIECES = {"jacfwd": jacfwd_in_pieces, "jacrev": jacrev_in_pieces, "hessian": hessian_in_pieces}
 
 
-def _spec(transformed: Callable[[Any], Any], x: list[Any], has_aux: bool) -> Any:
-    """The structure, shapes and dtypes of what JAX's transform returns; its errors about types are raised here."""
-    return jax.eval_shape(lambda x: transformed(x)[0] if has_aux else transformed(x), x)
-
-
-def _like(spec: Any, arrays: list[Any], aux: list[Any]) -> Any:
-    """The arrays in the structure and with the types of a Jacobian, and the auxiliary output, if there is one."""
-    wanted, treedef = jax.tree.flatten(spec)
-    jacobian = treedef.unflatten([array.astype(own.dtype) for array, own in zip(arrays, wanted, strict=True)])
-    return (jacobian, aux[0]) if aux else jacobian
+def _refuse_types(transformed: Callable[[Any], Any], x: list[Any]) -> None:
+    """Raise what JAX's transform raises for inputs or outputs of a type without such a derivative."""
+    # A function that branches on its values has none before it runs; JAX's message then comes later.
+    with contextlib.suppress(jax.errors.ConcretizationTypeError):
+        jax.eval_shape(lambda x: jax.tree.leaves(transformed(x))[:0], x)
 
 
 def _pieces(
@@ -104,12 +111,12 @@ def _group(
     total = sum(sizes)
 
     def unit(place: Any) -> list[Any]:
-        tangents = [jnp.zeros(jnp.shape(x), jnp.result_type(x)) for x in inputs]
+        tangents = [_like(jnp.zeros(jnp.shape(x), jnp.result_type(x)), x) for x in inputs]
         start = 0
         for number, size in zip(group, sizes, strict=True):
             x = inputs[number]
             is_one = (jnp.arange(size) == place - start).reshape(jnp.shape(x))
-            tangents[number] = is_one.astype(jnp.result_type(x))
+            tangents[number] = _like(is_one.astype(jnp.result_type(x)), x)
             start += size
         return tangents
 
@@ -125,10 +132,19 @@ def _group(
             for column, new in zip(columns, piece(start), strict=True)
         ]
 
-    empty = [jnp.zeros((*x.shape, total) if axis else (total, *x.shape), x.dtype) for x in _results(piece, axis)]
+    empty = [_empty(column, total, axis) for column in jax.eval_shape(lambda: piece(0))]
     return lax.fori_loop(0, -(-total // chunk_size), write, empty)
 
 
-def _results(piece: Callable[[int], list[Any]], axis: int) -> list[jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of one column of each output."""
-    return jax.eval_shape(lambda: [lax.index_in_dim(column, 0, axis, keepdims=False) for column in piece(0)])
+def _empty(columns: Any, total: int, axis: int) -> Any:
+    """Room for all columns, given how a few of them look."""
+    shape = (*columns.shape[:-1], total) if axis else (total, *columns.shape[1:])
+    return _like(jnp.zeros(shape, columns.dtype), columns)
+
+
+def _like(value: Any, other: Any) -> Any:
+    """A value that varies over the same mesh axes as another inside `shard_map`, or is sharded like it."""
+    # Importing it takes longer than importing everything that `grad` needs.
+    from .._programs import varying_like
+
+    return varying_like(value, jax.typeof(other))
