@@ -18,6 +18,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from .._compat import ordinary_custom_vjp
 from .._programs import (
     CALLS,
+    COMPARISONS,
     CUSTOM_VJPS,
     Operands,
     along,
@@ -66,42 +67,50 @@ def has_competition(jaxpr: Jaxpr) -> bool:
 def selecting_shares(closed: Any) -> Callable[[Operands], Operands]:
     """A function of the inputs of a jaxpr in which tangents are selected where they meet a share of zero."""
     jaxpr, consts = opened(closed)
-
-    def function(operands: Operands) -> Operands:
-        given = list(map(_Value, operands))
-        found = step_through(jaxpr, list(map(_Value, consts)), given, _step, literal=_of_literal)
-        return [item.value for item in found]
-
-    return function
+    return lambda operands: [item.value for item in _Selecting().through(jaxpr, consts, list(map(_Value, operands)))]
 
 
 def _of_literal(literal: Literal) -> _Value:
     return _Value(literal.val, "zero" if is_floating(literal.aval) and np.all(literal.val == 0) else "")
 
 
-def _step(equation: JaxprEqn, given: list[_Value]) -> list[_Value]:
-    name, kinds = equation.primitive.name, [item.kind for item in given]
-    if name in CALLS:
-        jaxpr, consts = opened(primal_jaxpr(equation))
-        return step_through(jaxpr, list(map(_Value, consts)), given, _step, literal=_of_literal)
-    results = bind(equation, [item.value for item in given])
-    if name == "mul" and "share" in kinds:
-        won = given[kinds.index("share")].won
-        return [_Value(lax.select(won, results[0], jnp.zeros_like(results[0])))]
-    return [_marked(name, given, kinds, result) for result in results]
+class _Selecting:
+    """A run of a rule that marks what its values say of competitions."""
+
+    def __init__(self) -> None:
+        # What has competed, by its id, which this keeps taken.
+        self._competed: dict[int, Any] = {}
+
+    def through(self, jaxpr: Jaxpr, consts: Operands, given: list[_Value]) -> list[_Value]:
+        """The outputs."""
+        return step_through(jaxpr, list(map(_Value, consts)), given, self._step, literal=_of_literal)
+
+    def _step(self, equation: JaxprEqn, given: list[_Value]) -> list[_Value]:
+        name, kinds = equation.primitive.name, [item.kind for item in given]
+        if name in CALLS:
+            return self.through(*opened(primal_jaxpr(equation)), given)
+        results = bind(equation, [item.value for item in given])
+        if name == "mul" and "share" in kinds:
+            won = given[kinds.index("share")].won
+            return [_Value(lax.select(won, results[0], jnp.zeros_like(results[0])))]
+        if name in _EXTREMES and is_floating(jax.typeof(results[0])):
+            self._competed.update((id(i.value), i.value) for i in given if isinstance(i.value, jax.core.Tracer))
+            return [_Value(results[0], "extreme")]
+        if name in COMPARISONS and ("extreme" in kinds or any(id(item.value) in self._competed for item in given)):
+            # 0.10 compares the operands with the winner, 0.12 with each other.
+            return [_Value(results[0], "won", results[0])]
+        return [_marked(name, given, kinds, result) for result in results]
 
 
 def _marked(name: str, given: list[_Value], kinds: list[str], result: Any) -> _Value:
-    if name in _EXTREMES and is_floating(jax.typeof(result)):
-        return _Value(result, "extreme")
-    if name == "eq" and "extreme" in kinds:
-        return _Value(result, "won")
     if name in _RESHAPED and kinds[0] in {"zero", "extreme"}:
         return _Value(result, kinds[0])
     if name == "convert_element_type" and kinds[0] == "won":
         return _Value(result, "share", given[0].value)
     if name == "select_n" and kinds[:2] == ["won", "zero"]:
         return _Value(result, "share", given[0].value)
+    if name == "select_n" and kinds[:2] == ["won", "share"]:
+        return _Value(result, "share", given[0].value | given[1].won)
     if name == "div" and kinds[0] == "share":
         return _Value(result, "share", given[0].won)
     return _Value(result)

@@ -25,6 +25,7 @@ from .primitives import (
     HIGH,
     HIGH_LINEAR,
     MOVES,
+    OWN,
     PRODUCTS,
     SUMS,
     Chain,
@@ -46,7 +47,7 @@ Transfer = Callable[[Chain, Sources], Sources]
 CONSTANT = 1
 # A function of zero is zero.
 _LINEAR = MOVES | SUMS
-_ENTERED = CALLS | CHECKPOINTS | {"custom_vmap_call", "shard_map"}
+_ENTERED = CALLS | CHECKPOINTS | {"custom_vmap_call", "shard_map", OWN[0]}
 # Expansions of equations, by id: two analyses of one program must see the same equations inside. An expansion is kept
 # together with its equation, so that the id stays taken.
 _expansions: weakref.WeakValueDictionary[int, Jaxpr] = weakref.WeakValueDictionary()
