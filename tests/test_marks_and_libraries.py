@@ -119,7 +119,7 @@ def test_a_class_of_ones_own_is_registered():
         assert jax.tree.structure(pg.freeze(tree, "s")) == jax.tree.structure(tree)
         assert pg.select(pg.partition(tree, "s.mean")[0], "s.mean") == 3.0
         refused(lambda tree=tree: pg.thaw(tree, "s"), ValueError, "cannot be thawed", "wrt=")
-    for wrong in (dict, list, tuple, 3, "a"):
+    for wrong in (dict, list, tuple, 3, "a", float, np.ndarray, jax.Array, type(jnp.ones(1))):
         refused(lambda wrong=wrong: pg.register_nondiff(wrong), TypeError, "register_nondiff", "a class of nodes")
 
 

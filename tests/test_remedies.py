@@ -818,6 +818,11 @@ ROWS = {
         lambda: made(a=pg.field(default_factory=lambda: jnp.ones(2)))().a,
         [1.0, 1.0],
     ),
+    "another word for nonfinite": (
+        lambda: pg.grad(value, nonfinite="raise"),
+        lambda: pg.grad(value, wrt="b", nonfinite="report")(TREE),
+        [6.0],
+    ),
     "a chunk of no columns": (
         lambda: pg.hessian(value, chunk_size=0),
         lambda: pg.hessian(value, wrt="b", chunk_size=100)(TREE),

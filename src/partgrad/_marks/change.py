@@ -19,7 +19,7 @@ import numpy as np
 from .._trees import is_differentiable
 from .cover import Cover, KeyPath
 from .fields import MARKS, children_of, rebuild, schema_of
-from .foreign import is_foreign_mark, is_registered, is_wrapper_class
+from .foreign import is_foreign_mark, is_wrapper_class
 from .layout import Layout, Place, flatten_one_level
 from .nondiff import NonDiff, cover_of, covering
 from .opening import closed, is_open, open_leaves, opened, without_marks
@@ -110,14 +110,12 @@ class _Visitor:
         if isinstance(node, Static):
             return node, _FREE
         if is_foreign_mark(node):
-            if is_wrapper_class(type(node)):
-                if all(self._after[i] for i in numbers):
-                    return node, mark
-                return self.visit(self._layout.children(place)[0], None, False, in_module, is_named)
-            is_frozen = any(i in self._changed and self._after[i] for i in numbers)
-            if not (is_frozen and is_registered(type(node))):
+            if not is_wrapper_class(type(node)):
                 # Its class holds it, whatever is marked around it.
                 return node, _FREE
+            if all(self._after[i] for i in numbers):
+                return node, mark
+            return self.visit(self._layout.children(place)[0], None, False, in_module, is_named)
         if place.is_leaf:
             return node, self._mark_of_leaf(place.start, mark, passed)
         counted = [i for i in numbers if self._differentiable[i]]

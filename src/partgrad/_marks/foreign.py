@@ -25,7 +25,7 @@ def register_nondiff(cls: C) -> C:
     """Hold everything inside the nodes of a class, as a mark would: running statistics, buffers, data.
 
     No transform of partgrad differentiates these leaves unless a selector names them. Nothing stops `jax.grad` of JAX
-    itself, which knows nothing of the class. What other libraries hold is held without being registered:
+    itself, which knows nothing of the class; `freeze` adds no mark there, but `NonDiff` around the node does. What other libraries hold is held without being registered:
     `paramax.NonTrainable`, and every `flax.nnx.Variable` that is not a `Param`.
 
     Args:
@@ -78,11 +78,6 @@ def _holds(cls: type) -> bool:
     # A node of a class of flax exists only where flax has been imported.
     variable, parameter = (_of_library("flax.nnx", name) for name in ("Variable", "Param"))
     return variable is not None and issubclass(cls, variable) and not issubclass(cls, parameter)
-
-
-def is_registered(cls: type) -> bool:
-    """Whether a class holds its contents because a user registered it, of which JAX itself knows nothing."""
-    return issubclass(cls, tuple(_registered))
 
 
 def is_wrapper_class(cls: type) -> bool:
