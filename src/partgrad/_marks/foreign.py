@@ -25,9 +25,9 @@ def register_nondiff(cls: C) -> C:
     """Hold everything inside the nodes of a class, as a mark would: running statistics, buffers, data.
 
     No transform of partgrad differentiates these leaves unless a selector names them. Nothing stops `jax.grad` of JAX
-    itself, which knows nothing of the class; `freeze` adds no mark there, but `NonDiff` around the node does. What other
-    libraries hold is held without being registered: `paramax.NonTrainable`, and every `flax.nnx.Variable` that is not a
-    `Param`.
+    itself, which knows nothing of the class; `freeze` adds no mark there, but `NonDiff` around the node does. What
+    other libraries hold is held without being registered: `paramax.NonTrainable`, and every `flax.nnx.Variable` that
+    is not a `Param`.
 
     Args:
         cls: A class of nodes (a pytree) that is not a plain container. Subclasses are held too.
