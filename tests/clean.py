@@ -87,7 +87,9 @@ def mauna_loa_likelihood():
     t, co2 = mauna_loa.load_co2()
     likelihood = lambda kernel, t, y: mauna_loa.log_marginal_likelihood(kernel, t, y)
     y = co2 - co2.mean()
-    return Clean("", likelihood, (mauna_loa.book_kernel(), t[::8], y[::8]), x64=True, quiet=False)
+    arguments = (mauna_loa.book_kernel(), t[::8], y[::8])
+    # The slope of one leaf is 1e-4 of the others', which is less than the noise of the solve.
+    return Clean("", likelihood, arguments, x64=True, quiet=False, verdict="inconclusive")
 
 
 @lazy(x64=None)

@@ -327,7 +327,7 @@ def is_opaque(cell):
 
 
 def is_inconclusive(cell):
-    """Whether `check` can confirm nothing: what was exported in float32 does not run in float64."""
+    """Whether `check` may confirm nothing: what was exported in float32 does not run in float64."""
     return cell.transform == "check" and cell.surrounding == "export" and cell.place != "around"
 
 
@@ -362,14 +362,18 @@ def judge(cell):
     except Exception as error:
         if reason is not None and reason in str(error):
             return None
-        if is_inconclusive(cell) and is_opaque(cell) and isinstance(error, pg.errors.CheckError):
+        # The steps of differences are too large for a draw in float32.
+        is_undecided = is_inconclusive(cell) and (is_opaque(cell) or cell.wrapper == "draws")
+        if is_undecided and isinstance(error, pg.errors.CheckError):
             return None
         return f"{type(error).__name__}: {error}"
     if reason is not None:
         return f"Expected the error {reason!r}, got {got}"
     if is_opaque(cell) and not is_inconclusive(cell):
         return None if np.array_equal(got, np.asarray(run(cell, through())), equal_nan=True) else f"Got {got}"
-    want = np.zeros(1) if is_inconclusive(cell) else np.reshape(expected(cell), -1)
+    want = np.reshape(expected(cell), -1)
+    if is_inconclusive(cell) and np.array_equal(got, [0]):
+        return None
     if got.shape != want.shape or not np.allclose(got, want, rtol=2e-5, atol=2e-5):
         return f"Expected {want}, got {got}"
     return None

@@ -188,7 +188,7 @@ class Exact:
         with jax.enable_x64(True), silent_callbacks():
             try:
                 return jax.device_get(self._run(which, consts, point, other, weights))
-            except (jax.errors.JaxRuntimeError, ValueError):  # The function rejects the point.
+            except (jax.errors.JaxRuntimeError, TypeError, ValueError):  # The function rejects the point, or float64.
                 missing = lambda size, dtype: np.full(size, np.nan, dtype)
                 kind = np.complex128 if any(self._is_complex) else np.float64
                 return missing(sum(self.sizes), kind), missing(point.size, np.float64)
