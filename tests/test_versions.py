@@ -1,6 +1,8 @@
 """What partgrad needs of JAX that is not JAX's public interface: each piece of `_compat.py`, asked in a sentence."""
 
+import contextlib
 import inspect
+import logging
 import re
 
 import jax
@@ -107,6 +109,48 @@ def written_rules():
     return [written(traced(f, 1.0)[0].params["jvp_jaxpr_fun"]) for f in (by_argument, at_once)]
 
 
+def callbacks_are_silent():
+    """JAX logs an error that a callback raises, and not inside the context."""
+
+    def fail(x):
+        raise ValueError("no")
+
+    def logged(context):
+        records = []
+        handler = logging.Handler()
+        handler.emit = records.append
+        logger = logging.getLogger("jax._src.callback")
+        logger.addHandler(handler)
+        try:
+            with context, contextlib.suppress(Exception):
+                jax.block_until_ready(jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), 1.0))
+        finally:
+            logger.removeHandler(handler)
+        return len(records)
+
+    return logged(contextlib.nullcontext()) > 0 and logged(compat.silent_callbacks()) == 0
+
+
+def loops_are_transposed():
+    """The transpose of a loop that `jax.linearize` makes, whose coefficients are known."""
+    x = jnp.arange(1.0, 4.0)
+    _, linear = jax.linearize(lambda x: jax.lax.scan(lambda c, t: (c + jnp.sin(t), None), 0.0, x)[0], x)
+    closed = jax.make_jaxpr(linear)(x)
+    loops = [
+        (outer, e) for outer in (closed.jaxpr, *inner_of(closed)) for e in outer.eqns if e.primitive.name == "scan"
+    ]
+    (outer, loop), *_ = loops
+    moved = outer.invars[-1]
+    known = [(n, jnp.cos(x)) for n, atom in enumerate(loop.invars) if atom is not moved and atom.aval.shape == (3,)]
+    found = compat.transposed_loop(loop, known, [jnp.float32(2.0)])
+    return bool(jnp.allclose(found[-1], 2 * jnp.cos(x)))
+
+
+def inner_of(closed):
+    """The jaxprs of the calls in a jaxpr."""
+    return [e.params["jaxpr"].jaxpr for e in closed.jaxpr.eqns if e.primitive.name in ("jit", "pjit")]
+
+
 PIECES = {
     "speaks_of_structures": (
         "JAX says in other words that two trees do not match; read the new ones into `_OF_STRUCTURES`.",
@@ -162,6 +206,14 @@ PIECES = {
     "ordinary_checkpoint": (
         "`jax._src.config.remat3` is no longer a context that switches the new `jax.checkpoint` off.",
         checkpoints_are_ordinary,
+    ),
+    "silent_callbacks": (
+        "JAX no longer logs that a callback raised by the logger `jax._src.callback`.",
+        callbacks_are_silent,
+    ),
+    "transposed_loop": (
+        "`backward_pass` in `jax._src.interpreters.ad` is no longer the transpose of a jaxpr of one loop.",
+        loops_are_transposed,
     ),
     "ordinary_name": (
         "`jax._src.config.remat3` is no longer a context that switches the new `checkpoint_name` off.",

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._compat import silent_callbacks
-from .._programs import Chain, Operands, evaluate, inner_jaxprs, is_floating, opened
+from .._programs import Chain, Operands, evaluate, explicit_sharding, inner_jaxprs, is_floating, opened
 from .float64 import leaves_jax, promoted, widened
 from .probe import Answer, Question, probe
 from .program import Array, Program
@@ -286,11 +287,18 @@ def wide_real(vector: Any) -> Any:
     return vector.astype(jnp.float64)
 
 
+def _unsharded(value: Any) -> Any:
+    """An array on all devices: one whose sharding is part of its type cannot be reshaped at will."""
+    array = jnp.asarray(value)
+    sharding = explicit_sharding(jax.typeof(array))
+    return array if sharding is None else jax.sharding.reshard(array, NamedSharding(sharding.mesh, PartitionSpec()))
+
+
 def _as_real(arrays: Operands) -> Any:
     """Arrays as one real vector; real and imaginary parts alternate."""
     parts = [
         jnp.ravel(jnp.stack([a.real, a.imag], axis=-1)) if jnp.iscomplexobj(a) else jnp.ravel(a)
-        for a in map(jnp.asarray, arrays)
+        for a in map(_unsharded, arrays)
     ]
     return wide_real(jnp.concatenate([*parts, jnp.zeros(0)]))
 
@@ -310,4 +318,4 @@ def _vector(leaves: Leaves) -> Vector:
 
 
 def _joined(outputs: list[Any]) -> Any:
-    return jnp.concatenate([jnp.ravel(output) for output in outputs]) if outputs else jnp.zeros(0)
+    return jnp.concatenate([jnp.ravel(_unsharded(output)) for output in outputs]) if outputs else jnp.zeros(0)
