@@ -23,6 +23,9 @@ version = ".".join(release.split(".")[:2])
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
+# The parts of a finding, which its entry describes.
+nitpick_ignore = [("py:class", f"partgrad._check.finding.{name}") for name in ("Rule", "Figures", "Fix")]
+nitpick_ignore += [("py:class", "collections.abc.Mapping")]
 default_role = "code"
 highlight_language = "default"
 

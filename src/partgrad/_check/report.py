@@ -57,7 +57,7 @@ class GradientReport:
 
     @property
     def verdict(self) -> str:
-        """The worst verdict on a leaf: `ok`, `inconclusive` or `error`."""
+        """The worst verdict on a leaf, which is `ok`, `inconclusive` or `error`."""
         of_findings = [ERROR for finding in self.findings if finding.severity == "error"]
         return worst([*(row.verdict for row in self.rows if row.verdict is not None), *of_findings])
 
