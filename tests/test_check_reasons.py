@@ -209,3 +209,10 @@ def test_what_has_no_source_is_intended_by_name_only():
 
 def test_a_tie_of_a_clamp():
     assert findings(lambda x: lax.clamp(0.0, x, 1.0), S(1))["tie", "warning", ""].operation == "clamp"
+
+
+@pytest.mark.parametrize("function", [lambda a: jnp.linalg.eigh(a)[1][0, 0] ** 2, lambda a: jnp.linalg.svd(a)[0][0, 0]])
+def test_a_degenerate_space_has_no_basis_of_its_own(function):
+    (finding,) = [f for f in pg.check(function, progress=False)(jnp.eye(2)).findings if f.severity == "error"]
+    assert "choice of a basis" in finding.suggestion
+    assert "safe.eigh" in finding.suggestion

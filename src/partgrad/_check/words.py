@@ -353,6 +353,12 @@ def _of_singular(finding: Finding) -> str:
     )
 
 
+_DEGENERATE = (
+    "where eigenvalues or singular values are equal, their vectors depend on the choice of a basis, and only a "
+    "function that treats the space as a whole has a derivative: that of `partgrad.safe.eigh`, `safe.svd` or "
+    "`safe.matrix_function`"
+)
+
 _ADVICE: dict[tuple[str, str], str | Callable[[Finding], str]] = {
     ("value", "rule"): "return from the rule what the function itself returns",
     ("value", "python"): "compute the same value in every mode",
@@ -384,9 +390,15 @@ _ADVICE: dict[tuple[str, str], str | Callable[[Finding], str]] = {
     ("nan", "singular"): _of_singular,
     ("nan", "rounding"): "rewrite what cancels or overflows, or compute it in a wider type",
     ("nan", "refuted"): "give that branch the slope of the points beside it, or write a custom rule",
-    ("nan", "no remedy"): "keep the point away from it, or write the function so that it is smooth here",
+    ("nan", "no remedy"): lambda f: (
+        _DEGENERATE
+        if f.operation in ("eigh", "svd")
+        else "keep the point away from it, or write the function so that it is smooth here"
+    ),
     ("nan", "smooth"): lambda f: (
-        f"{'correct the rule, or ' if f.details['of_rule'] else ''}write the function so that each of its steps has a "
+        _DEGENERATE
+        if f.operation in ("eigh", "svd")
+        else f"{'correct the rule, or ' if f.details['of_rule'] else ''}write the function so that each of its steps has a "
         "derivative"
     ),
     ("nan", "rule"): "correct that rule",
