@@ -398,8 +398,8 @@ _ADVICE: dict[tuple[str, str], str | Callable[[Finding], str]] = {
     ("nan", "smooth"): lambda f: (
         _DEGENERATE
         if f.operation in ("eigh", "svd")
-        else f"{'correct the rule, or ' if f.details['of_rule'] else ''}write the function so that each of its steps has "
-        "a derivative"
+        else f"{'correct the rule, or ' if f.details['of_rule'] else ''}write the function so that each of its "
+        "steps has a derivative"
     ),
     ("nan", "rule"): "correct that rule",
     ("oob", "disagrees"): (
