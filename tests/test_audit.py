@@ -331,6 +331,18 @@ def test_results_of_workers_are_joined(tmp_path):
     assert "broken" in page(result, settings)
 
 
+def test_workers_that_meet_one_cause_in_different_leaves(tmp_path):
+    """Each result has one of the leaves; together they have both."""
+    product = lambda x, y: jnp.sum(jnp.sqrt(x * y))
+    results = [
+        recorded(tmp_path, lambda argnums=argnums: jax.grad(product, argnums)(jnp.zeros(2), jnp.zeros(2)))[0]
+        for argnums in (0, 1)
+    ]
+    (cause,) = joined(results).causes
+    assert cause.finding["leaves"] == ["x", "y"]
+    assert [one.causes[0].finding["leaves"] for one in results] == [["x"], ["y"]]
+
+
 def test_precision_is_kept(tmp_path):
     """In float32 the difference would be lost."""
     with jax.enable_x64(True):

@@ -2,7 +2,7 @@
 
 import linecache
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ def audited(places: Sequence[Place], settings: Settings, show: Callable[[str], o
     end = time.monotonic() + settings.total
     for number, place in enumerate(places, 1):
         show(f"gradients: {number} of {len(places)}, {place.origin.name}")
-        name, where, begin = place.origin.name, _line(place.where, settings.root), time.monotonic()
+        name, where, begin = place.origin.name, settings.line(*place.where), time.monotonic()
         if place.reason or not place.points:
             left.append(Left(name, where, place.reason or "it was traced and did not run"))
             continue
@@ -103,7 +103,8 @@ def _findings(place: Place, point: Point, settings: Settings, until: float) -> l
 
 
 def _gathered(found: list[tuple[dict[str, Any], str, str]], settings: Settings) -> tuple[list[Cause], list[str]]:
-    causes: dict[Any, Cause] = {}
+    """What was found by its cause, and the entries of `intended` that match none of it."""
+    causes: list[Cause] = []
     used: set[str] = set()
     for finding, function, met in found:
         meant = [entry for entry in settings.intended if _is_meant(entry, finding, function)]
@@ -112,15 +113,26 @@ def _gathered(found: list[tuple[dict[str, Any], str, str]], settings: Settings) 
             continue
         if meant or COMMENT in linecache.getline(finding["file"], finding["line"]):
             finding = {**finding, "severity": "info", "intended": True}
+        causes.append(Cause(finding, [function], [met]))
+    return _merged(causes), [entry for entry in settings.intended if entry not in used]
+
+
+def _merged(causes: Iterable[Cause]) -> list[Cause]:
+    """Each cause once, with every leaf, function and test that meets it; errors first."""
+    merged: dict[Any, Cause] = {}
+    for cause in causes:
+        finding = cause.finding
         key = tuple(finding[name] for name in ("severity", "kind", "reason", "file", "line", "operation"))
         # Without a line, a function's findings are its own.
-        cause = causes.setdefault(key if finding["file"] else (*key, function), Cause(finding, [], []))
-        for own, new in ((cause.functions, function), (cause.met, met)):
-            if new not in own:
-                own.append(new)
-        cause.finding["leaves"] = list(dict.fromkeys([*cause.finding["leaves"], *finding["leaves"]]))
-    order = sorted(causes.values(), key=lambda cause: _SEVERITIES.index(cause.finding["severity"]))
-    return order, [entry for entry in settings.intended if entry not in used]
+        key = key if finding["file"] else (*key, *cause.functions)
+        known = merged.get(key)
+        if known is None:
+            merged[key] = Cause({**finding, "leaves": list(finding["leaves"])}, list(cause.functions), list(cause.met))
+            continue
+        lists = (known.functions, cause.functions), (known.met, cause.met), (known.finding["leaves"], finding["leaves"])
+        for own, new in lists:
+            own += [item for item in new if item not in own]
+    return sorted(merged.values(), key=lambda cause: _SEVERITIES.index(cause.finding["severity"]))
 
 
 def _is_meant(entry: str, finding: dict[str, Any], function: str) -> bool:
@@ -131,28 +143,11 @@ def _is_meant(entry: str, finding: dict[str, Any], function: str) -> bool:
     return entry in (finding["rule"], function) or entry in finding["leaves"]
 
 
-def _line(where: tuple[str, int], root: Path) -> str:
-    file, line = where
-    if not file:
-        return ""
-    path = Path(file)
-    return f"{path.relative_to(root) if path.is_relative_to(root) else path}:{line}"
-
-
 def joined(several: Sequence[Audited]) -> Audited:
     """The results of several workers as one."""
-    causes: dict[Any, Cause] = {}
-    for one in several:
-        for cause in one.causes:
-            finding = cause.finding
-            key = tuple(finding[name] for name in ("severity", "kind", "reason", "file", "line", "operation"))
-            key = key if finding["file"] else (*key, *cause.functions)
-            known = causes.setdefault(key, Cause(finding, [], []))
-            for own, new in ((known.functions, cause.functions), (known.met, cause.met)):
-                own += [name for name in new if name not in own]
     functions = {name: seconds for one in several for name, seconds in one.functions}
     left = list(dict.fromkeys(item for one in several for item in one.left))
     # An entry matches if it matches in one worker.
     unmatched = [e for e in several[0].unmatched if all(e in one.unmatched for one in several)] if several else []
-    order = sorted(causes.values(), key=lambda cause: _SEVERITIES.index(cause.finding["severity"]))
-    return Audited(list(functions.items()), order, left, unmatched)
+    causes = _merged(cause for one in several for cause in one.causes)
+    return Audited(list(functions.items()), causes, left, unmatched)

@@ -1,7 +1,6 @@
 """An audit in words, and as JSON."""
 
 import linecache
-from pathlib import Path
 from typing import Any
 
 from .audit import Audited, Cause
@@ -39,7 +38,7 @@ def _many(count: int, what: str) -> str:
 
 def _of_cause(cause: Cause, settings: Settings) -> list[str]:
     finding = cause.finding
-    where = place(finding, settings.root)
+    where = settings.line(finding["file"], finding["line"])
     parts = [finding["severity"], finding["kind"], where, finding["operation"], f"in {short(cause.functions)}"]
     lines = ["  ".join(part for part in parts if part), f"    {source(finding)}" if source(finding) else ""]
     message = finding["message"].splitlines()
@@ -56,14 +55,6 @@ def short(names: list[str]) -> str:
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
-def place(finding: dict[str, Any], root: Path) -> str:
-    """The line of a finding, from the root of the project."""
-    if not finding["file"]:
-        return ""
-    path = Path(finding["file"])
-    return f"{path.relative_to(root) if path.is_relative_to(root) else path}:{finding['line']}"
-
-
 def source(finding: dict[str, Any]) -> str:
     """The line of code itself."""
     return linecache.getline(finding["file"], finding["line"]).strip() if finding["file"] else ""
@@ -74,7 +65,11 @@ def data(result: Audited, settings: Settings) -> dict[str, Any]:
     return {
         "functions": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in result.functions],
         "findings": [
-            {**cause.finding, "where": place(cause.finding, settings.root), "source": source(cause.finding)}
+            {
+                **cause.finding,
+                "where": settings.line(cause.finding["file"], cause.finding["line"]),
+                "source": source(cause.finding),
+            }
             | {"functions": cause.functions, "differentiated_by": cause.met}
             for cause in result.causes
         ],

@@ -39,6 +39,11 @@ class Settings:
     skip: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
+    def line(self, file: str, line: int) -> str:
+        """A line of code, as seen from the root of the project; empty if there is none."""
+        path = Path(file)
+        return f"{path.relative_to(self.root) if path.is_relative_to(self.root) else path}:{line}" if file else ""
+
     def is_audited(self, file: str, name: str) -> bool:
         """Whether a function that is written in a file is audited."""
         if any(fnmatch.fnmatch(name, glob) or fnmatch.fnmatch(file, f"*{glob}") for glob in self.skip):
