@@ -325,6 +325,17 @@ def test_an_implicit_hold_raises_wherever_it_is(run):
     np.testing.assert_allclose(pg.grad(run(lambda m: loss(K(m.a, m.p))))(M).a, 30.0)
 
 
+@pytest.mark.parametrize("run", [lambda f: f, jax.jit, looped])
+def test_a_named_leaf_whose_mark_was_taken_off_ends_at_a_mark_of_its_class_with_an_error_too(run):
+    for model in (K(M.a, pg.Diff(M.p)), pg.thaw(M, "p")):
+        with pytest.raises(errors.HeldError, match=r"K\.p at test_open_marks"):
+            pg.grad(run(lambda m: loss(K(m.a, m.p))), wrt="p")(model)
+        with pytest.raises(errors.HeldError, match=r"K\.p at test_open_marks"):
+            pg.grad(run(lambda m: loss(K(m.a, m.p))), wrt=lambda m: m)(model)
+        np.testing.assert_allclose(pg.grad(run(lambda m: loss(K(m.a, pg.Diff(m.p)))), wrt="p")(model), 20.0)
+        np.testing.assert_allclose(pg.grad(run(lambda m: loss(K(m.a, m.p))))(model).a, 30.0)
+
+
 def built(m):
     return loss(K(m.a, m.p))
 

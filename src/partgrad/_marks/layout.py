@@ -132,6 +132,18 @@ class Place:
         return next((place for place in held if not is_wrapper_class(type(place.value))), None)
 
     @property
+    def is_released(self) -> bool:
+        """Whether a class above declares a mark for it that this instance does not have: `Diff` or `thaw` took it off."""
+        place = self
+        while place.parent is not None:
+            node = place.parent.value
+            schema, name = schema_of(node), getattr(place.step, "name", None)
+            if schema is not None and name in schema.nondiff and name not in getattr(node, MARKS).nondiff:
+                return True
+            place = place.parent
+        return False
+
+    @property
     def is_wrapper(self) -> bool:
         """Whether it is a `NonDiff` or `Static` wrapper."""
         return isinstance(self.value, _WRAPPERS)

@@ -122,7 +122,11 @@ def _plan(
     considered = range(len(structure.leaves)) if thaw else considered
     nodes = tuple(place for place in match.places if isinstance(place, Place) and not place.is_leaf)
     indices = [leaf.start for leaf in leaves]
-    plan = Plan(structure.leaves, indices, elements, considered, part, nodes, thaw)
+    watched = thaw
+    if structure.purpose == "differentiate" and match.named:
+        named = {leaf.start for pick in match.named for leaf in _named(structure, place_of(pick)).leaves}
+        watched = [leaf.start for leaf in leaves if leaf.start in named and (leaf.mark >= 0 or leaf.is_released)]
+    plan = Plan(structure.leaves, indices, elements, considered, part, nodes, thaw, watched)
     if thaw:
         plan.thawed = remarked(structure.tree, thaw, False)
         plan.opened[0] = opened(jax.tree.structure(structure.tree), structure.layout, thaw, 0)

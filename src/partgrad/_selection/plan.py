@@ -87,6 +87,7 @@ class Plan:
             leaf more than once, with other elements.
         is_whole: Whether all of them are whole leaves.
         thaw: The numbers of the selected leaves that a mark holds and that were named nevertheless.
+        watched: The numbers of the named leaves whose class declares a mark: those of `thaw`, and those without it.
         others: The leaves that the selector concerns (the considered ones) but that have no derivative.
         part: The shape of the named part; None if leaves are described.
         nodes: The nodes that the selector names or matches.
@@ -103,6 +104,7 @@ class Plan:
         part: Part | None = None,
         nodes: tuple[Place, ...] = (),
         thaw: Sequence[int] = (),
+        watched: Sequence[int] = (),
     ):
         self.indices = tuple(indices)
         self.elements = (None,) * len(self.indices) if elements is None else tuple(elements)
@@ -110,6 +112,7 @@ class Plan:
         self.part = part
         self.nodes = nodes
         self.thaw = tuple(thaw)
+        self.watched = tuple(watched)
         self.thawed: Any = None
         self.opened: dict[int, Any] = {}
         self._considered = tuple(considered)

@@ -69,18 +69,20 @@ class OfSelected:
         return closed(structure, self.level) if self.level else structure
 
     def refuse_silent_zeros(self, values: Sequence[Any], has_aux: bool = False) -> None:
-        """Raise if the derivative of a leaf whose mark was opened ends at a mark that nobody wrote there."""
-        if not self.level:
+        """Raise if the derivative of a named leaf that its class holds ends at a mark that nobody wrote there."""
+        if not any(target.plan.watched for target in self._targets):
             return
         # Importing it takes longer than importing everything that `grad` needs.
         from .silent import refuse_silent_zeros
 
-        named = [i in target.plan.thaw for target in self._targets for i in target.plan.indices]
-        refuse_silent_zeros(self.without_aux(has_aux), list(values), named, self._opened)
+        watched = [i in target.plan.watched for target in self._targets for i in target.plan.indices]
+        refuse_silent_zeros(self.without_aux(has_aux), list(values), watched, self._watched)
+
+    def _watched(self) -> str:
+        return listed(at(target.structure.path(i)) for target in self._targets for i in target.plan.watched)
 
     def _opened(self) -> str:
-        paths = (target.structure.path(i) for target in self._targets for i in target.plan.thaw)
-        return listed(map(at, paths))
+        return listed(at(target.structure.path(i)) for target in self._targets for i in target.plan.thaw)
 
     def annotate(self, error: Exception) -> None:
         """Say in an error of JAX about trees that do not match which marks are open; once."""

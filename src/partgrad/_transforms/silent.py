@@ -11,31 +11,31 @@ from ..errors import HeldError
 
 
 def refuse_silent_zeros(
-    f: Callable[[list[Any]], Any], values: list[Any], named: list[bool], opened: Callable[[], str]
+    f: Callable[[list[Any]], Any], values: list[Any], watched: list[bool], names: Callable[[], str]
 ) -> None:
-    """Raise if the derivative of a leaf whose mark was opened ends at another mark; the error says at which line.
+    """Raise if the derivative of a watched leaf ends at another mark; the error says at which line.
 
     Args:
         f: The function of the differentiated leaves.
         values: The leaves.
-        named: Of each leaf, whether its mark was opened.
-        opened: Lists these leaves.
+        watched: Of each leaf, whether a selector named it and its class declares a mark for it.
+        names: Lists these leaves.
     """
     try:
         jaxpr = jax.make_jaxpr(f)(values).jaxpr
     except jax.errors.ConcretizationTypeError:
         # It branches in Python on values, so it cannot be traced; another eager derivative has to tell.
-        for label, where in _met_while_running(f, values, named):
-            raise _held_again(label, where, opened()) from None
+        for label, where in _met_while_running(f, values, watched):
+            raise _held_again(label, where, names()) from None
         return
-    met = [chain for chain, _ in arrivals(jaxpr, list(map(int, named)), _is_implicit)]
+    met = [chain for chain, _ in arrivals(jaxpr, list(map(int, watched)), _is_implicit)]
     for chain in reaching(jaxpr, met):
         mark = mark_in(str(chain[-1].source_info.name_stack)) or ""
-        raise _held_again(mark, line(chain), opened())
+        raise _held_again(mark, line(chain), names())
 
 
-def _met_while_running(f: Callable[[list[Any]], Any], values: list[Any], named: list[bool]) -> list[Any]:
-    numbers = [number for number, is_named in enumerate(named) if is_named]
+def _met_while_running(f: Callable[[list[Any]], Any], values: list[Any], watched: list[bool]) -> list[Any]:
+    numbers = [number for number, is_watched in enumerate(watched) if is_watched]
 
     def of_named(own: list[Any]) -> Any:
         everything = list(values)
@@ -49,10 +49,10 @@ def _met_while_running(f: Callable[[list[Any]], Any], values: list[Any], named: 
     return watch.met
 
 
-def _held_again(mark: str, where: str, opened: str) -> HeldError:
+def _held_again(mark: str, where: str, names: str) -> HeldError:
     field = mark.rpartition(".")[2] if "." in mark else "field"
     return HeldError(
-        f"The derivative of {opened}, which `wrt` names, ends at another mark: {mark}"
+        f"The derivative of {names}, which `wrt` names, ends at another mark: {mark}"
         f"{f' at {where}' if where else ''}.",
         "Expected the derivative to reach the output; this part of it would be a zero that nobody asked for.",
         fix=f"build the model by dataclasses.replace(model, {field}=...), which keeps its marks, or "
