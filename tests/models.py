@@ -92,3 +92,22 @@ class Linear(eqx.Module):
 class Flax:
     w: Any
     size: int = flax.struct.field(pytree_node=False, default=4)
+
+
+@pg.dataclass
+class _Box:
+    tree: Any
+
+
+def trees_equal(first, second):
+    """Whether two trees have equal leaves and equal structures, marks included."""
+    return _Box(first) == _Box(second)
+
+
+def is_differentiable(leaf):
+    return len(jax.tree.leaves(pg.partition([leaf])[0])) == 1
+
+
+def paths(tree):
+    """The paths of the leaves."""
+    return [row.path for row in pg.summary(tree).rows]

@@ -13,8 +13,6 @@ import partgrad as pg
 from partgrad._check.draws import draws
 from partgrad._check.program import Program
 
-pytestmark = pytest.mark.internal
-
 S = jnp.float32
 F = lambda *values: jnp.array(values, jnp.float32)
 

@@ -11,8 +11,6 @@ from jax import lax
 
 import partgrad as pg
 
-pytestmark = pytest.mark.internal
-
 generator = np.random.default_rng(0)
 count = itertools.count()
 POINT = np.linspace(0.5, 1.5, 3, dtype=np.float32)

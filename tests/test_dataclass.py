@@ -3,7 +3,6 @@
 import abc
 import copy
 import dataclasses
-import gc
 import inspect
 import pickle
 import sys
@@ -535,12 +534,3 @@ def test_a_field_that_an_init_leaves_alone_has_the_default_of_the_class():
 
     assert pg.grad(lambda m: m.a * m.b)(Defaults(3.0)).a == 2.0
     assert pg.is_nondiff(Defaults(3.0), "b")
-
-
-@pytest.mark.internal
-def test_nothing_is_remembered_of_held_values_after_a_trace():
-    from partgrad._marks import hold
-
-    jax.eval_shape(lambda x: pg.NonDiff(x), 1.0)
-    gc.collect()
-    assert not hold._held

@@ -28,7 +28,6 @@ from random_programs import (
 )
 from tables import examples, table
 
-pytestmark = pytest.mark.internal
 WRAPPER_NAMES = [*["plain"] * 8, *WRAPPERS]
 steps = st.lists(
     st.tuples(st.sampled_from([*ONE, *TWO]), st.sampled_from(WRAPPER_NAMES), st.integers(0, 3), st.integers(0, 3)),

@@ -16,13 +16,10 @@ from jax.sharding import PartitionSpec
 
 import partgrad as pg
 from messages import refused
-from models import RBF, Linear, Periodic, Point, Sum, composite, loss
+from models import RBF, Linear, Periodic, Point, Sum, composite, loss, trees_equal
 from partgrad import NonDiff, errors
-from partgrad._trees.equality import trees_equal
 from tables import table
 from test_laws import mixed
-
-pytestmark = pytest.mark.internal
 
 TREE = {"k": RBF(1.0, NonDiff(2.0)), "lin": Linear(jnp.ones(2), 3.0), "n": 4}
 

@@ -8,13 +8,9 @@ import optax
 import pytest
 
 import partgrad as pg
-from models import Config, Flax, Point, composite
+from models import Config, Flax, Point, composite, is_differentiable, trees_equal
 from partgrad import NonDiff
-from partgrad._trees.equality import trees_equal
-from partgrad._trees.leaf import is_differentiable
 from tables import table
-
-pytestmark = pytest.mark.internal
 
 SHARED = jnp.array([1.0, 2.0])
 

@@ -7,19 +7,13 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import example, given, settings, strategies as st
 
 import partgrad as pg
-from models import RBF, Config, Flax, Linear
+from models import RBF, Config, Flax, Linear, is_differentiable, paths, trees_equal
 from partgrad import NonDiff
-from partgrad._selection import as_selection
-from partgrad._trees.equality import trees_equal
-from partgrad._trees.leaf import is_differentiable
 from strategies import trees
 from tables import examples
-
-pytestmark = pytest.mark.internal
 
 SHARED = jnp.array([0.5, 0.25])
 
@@ -41,12 +35,6 @@ NODES = [
 
 
 mixed, smooth = trees(st.one_of(floats, others), NODES), trees(floats, NODES)
-
-
-def paths(tree):
-    from partgrad._marks.layout import Layout
-
-    return Layout(tree).leaves
 
 
 def f(tree):
@@ -83,15 +71,15 @@ def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tre
     places = [(i, p) for i, p in enumerate(paths(tree)) if is_differentiable(leaves[i])]
     if not places:
         return
-    i, place = data.draw(st.sampled_from(places))
-    if place.path == "":
+    i, path = data.draw(st.sampled_from(places))
+    if path == "":
         return
 
     def closed(x):
         # Without marks: the leaf is named, so it is differentiated even if one holds it.
         return f([x if j == i else leaf for j, leaf in enumerate(leaves)])
 
-    got = pg.grad(jax.jit(f) if all(hasattr(leaf, "dtype") for leaf in leaves) else f, wrt=place.path)(tree)
+    got = pg.grad(jax.jit(f) if all(hasattr(leaf, "dtype") for leaf in leaves) else f, wrt=path)(tree)
     want = jax.grad(closed)(leaves[i])
     np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=2e-2, atol=1e-4)
 
@@ -128,8 +116,10 @@ def test_replace_keeps_marks_and_values(variance, lengthscale, marked):
 @given(smooth, st.data())
 @settings(max_examples=examples(40))
 def test_every_transform_is_that_of_jax_closed_over_the_rest(tree, data):
-    leaves, places = jax.tree.leaves(tree), paths(tree)
-    free = [place.path for place, leaf in zip(places, leaves, strict=True) if place.mark < 0 and jnp.size(leaf)]
+    leaves, rows = jax.tree.leaves(tree), pg.summary(tree).rows
+    free = [
+        row.path for row, leaf in zip(rows, leaves, strict=True) if row.status != "held by a mark" and jnp.size(leaf)
+    ]
     if not free:
         return
     chosen = data.draw(st.sets(st.sampled_from(free), min_size=1))
@@ -175,18 +165,27 @@ def selectors(draw, leaves):
     return draw(st.sampled_from(describing) | st.sampled_from(sorted(above)) | st.sampled_from(leaves))
 
 
+def as_selection(selector):
+    """The same as an object that has `&`, `-` and `~`; every leaf in place of a callable."""
+    if isinstance(selector, pg.Selection):
+        return selector
+    return (
+        pg.of_type(selector) if isinstance(selector, type) else pg.path(selector if isinstance(selector, str) else "**")
+    )
+
+
 @given(mixed, st.data())
 @settings(max_examples=examples(100))
 def test_combinations_are_those_of_sets(tree, data):
-    places = [place.path for place in paths(tree)]
+    places = paths(tree)
     if not all(places) or not places:
         return
     first, second = (data.draw(selectors(places)) for _ in range(2))
+    first = as_selection(first)
     one, other, free = selected(tree, first), selected(tree, second), selected(tree, None)
     if one is None or other is None:
         return
     # What a name opens is open in a union alone.
-    first = as_selection(first)
     assert (selected(tree, ~first) or set()) == free - one
     assert (selected(tree, first & second) or set()) == one & other & free
     assert (selected(tree, first - second) or set()) == (one - other) & free

@@ -19,6 +19,8 @@ def f(k, x):
 
 
 KERNEL = RBF(jnp.array(2.0), jnp.array(0.5))
+
+
 DIRECTION = RBF(jnp.array(1.0), jnp.array(3.0))
 
 
@@ -97,7 +99,8 @@ def test_callables_run_on_every_call_and_see_what_changed():
     assert pg.grad(lambda k: k.period * k.variance, wrt=lambda k: k.period)(Periodic(2.0, 1.0, 1.0)) == 2.0
 
 
-# --- one argument, or some ---------------------------------------------------------------------------------------
+# --- one argument, or some ---------------------------------------------------------------------------------------------
+
 
 MODEL, NOISE = {"a": 3.0, "n": 1}, {"s": 2.0, "t": 5.0}
 
@@ -160,3 +163,9 @@ def test_what_transforms_return_says_what_it_is():
     assert "partgrad.linearize" in repr(pg.linearize(product, MODEL, NOISE)[1])
     assert "3 entries" in repr(pg.ravel([1.0, NOISE])[1])
     assert all(word in repr(pg.path("a.b") | "c") for word in ("selection", "a.b", "c"))
+
+
+@pytest.mark.parametrize("linear", [lambda x: pg.vjp(jnp.sin, x)[1], lambda x: pg.linearize(jnp.sin, x)[1]])
+def test_linear_maps_leave_jit(linear):
+    result = jax.jit(linear)(0.5)(1.0)
+    np.testing.assert_allclose(jax.tree.leaves(result), [np.cos(0.5)], rtol=1e-5)

@@ -384,6 +384,8 @@ class Picky(Numbered):
 
 
 jax.tree_util.register_pytree_node(Numbered, lambda n: ((n.loc, n.scale), None), lambda _, leaves: Numbered(*leaves))
+
+
 jax.tree_util.register_pytree_node(
     Picky,
     lambda n: ([leaf for leaf in (n.loc, n.scale) if hasattr(leaf, "dtype")], None),
@@ -408,3 +410,10 @@ def test_leaves_without_names():
 def test_equinox_prints_the_marks_of_what_its_modules_hold():
     model = Scaled(pg.freeze(Line(jnp.ones(2), 1.0), "slope"), 2.0, 3)
     assert repr(model) == "Scaled(a=Line(slope=NonDiff(f32[2]), origin=NonDiff(1.0)), b=2.0, n=3)"
+
+
+def test_updates_without_a_derivative():
+    tree = {"n": jnp.int32(3), "w": jnp.float32(1.0)}
+    updates = jax.grad(lambda t: 2.0 * t["w"] * t["n"], allow_int=True)(tree)
+    updated = pg.apply_updates(tree, updates)
+    assert (int(updated["n"]), float(updated["w"])) == (3, 7.0)

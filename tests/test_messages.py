@@ -128,31 +128,6 @@ def test_a_misspelled_name_among_many_is_found_in_time():
     refused(lambda: pg.partition(tree, lambda t: t["nmae_77"]), LookupError, "write `name_77` for `nmae_77`")
 
 
-WIDE = {"layers": [{"base": 1.0, "w": 2.0} for _ in range(5000)], "head": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("wrt", "fragments"),
-    [
-        ("layers[3].bse", ["write 'layers[3].base'"]),
-        ("layers[*].bse", ["write 'layers[*].base'", "... 4990 more"]),
-        ("haed", ["write 'head'"]),
-        ("zzz.w", ["start at the tree itself"]),
-        (lambda t: t["haed"], ["write `head` for `haed`"]),
-    ],
-)
-@pytest.mark.internal
-def test_an_error_about_many_leaves_writes_few_paths(wrt, fragments, monkeypatch):
-    from partgrad._trees import paths
-
-    # Text is what takes long: a message shows some ten paths, and compares what is misspelled with different names.
-    written = []
-    write_step = paths.write_step
-    monkeypatch.setattr(paths, "write_step", lambda step: written.append(step) or write_step(step))
-    refused(lambda: pg.partition(WIDE, wrt), ValueError, *fragments)
-    assert len(written) < 500
-
-
 @pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"])
 def test_an_error_survives_another_process(again):
     with pytest.raises(pg.errors.NoMatchError) as caught:

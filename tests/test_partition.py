@@ -7,11 +7,8 @@ import optax
 import pytest
 
 import partgrad as pg
-from models import RBF, Flax, Linear, Periodic, Product, Sum, composite, loss
+from models import RBF, Flax, Linear, Periodic, Product, Sum, composite, loss, trees_equal
 from partgrad import NonDiff, errors
-from partgrad._trees.equality import trees_equal
-
-pytestmark = pytest.mark.internal
 
 
 def test_parts_have_the_trees_node_types_and_marks_and_the_gradients_structure():

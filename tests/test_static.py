@@ -5,7 +5,9 @@ import dataclasses
 import enum
 import functools
 import pickle
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 
 import partgrad as pg
 from models import RBF
-from partgrad import Static
+from partgrad import NonDiff, Static, errors
 
 
 class Colour(enum.Enum):
@@ -198,3 +200,91 @@ def test_a_slice_is_static():
 
 def test_errors_of_jax_about_structures_show_it():
     assert "'x'" in str(jax.tree.structure(Static("x")))
+
+
+@pg.dataclass
+class Configured:
+    w: Any
+    cfg: Any = pg.field(static=True)
+
+
+@pg.dataclass
+class Pair:
+    w: Any
+    b: Any
+
+
+def test_auxiliary_data_in_static_data_is_compared_by_type():
+    class Module(eqx.Module):
+        w: Any
+        n: Any = eqx.field(static=True)
+
+    f = jax.jit(lambda k: k.w * (2.0 if k.cfg.n is True else 3.0))
+    assert (f(Configured(1.0, Module(2.0, True))), f(Configured(1.0, Module(2.0, 1)))) == (2.0, 3.0)
+    assert Static(Module(2.0, 1)) != Static(Module(2.0, 1.0))
+    assert Static({1: 2}) != Static({True: 2})
+
+
+def test_containers_in_static_data_are_refused_at_any_depth():
+    for cfg, path, function in [
+        (Pair(1.0, {"g": 2.0, "n": 3}), "cfg.b", lambda k: k.cfg.b["g"]),
+        ({"s": NonDiff({"g": 2.0, "n": 3})}, "cfg.s", lambda k: k.cfg["s"].value["g"]),
+        ([Pair(1.0, {"g": 2.0, "n": 3})], "cfg[0].b", lambda k: k.cfg[0].b["g"]),
+        (Configured(2.0, {"g": 2.0, "n": 3}), "cfg", lambda k: k.cfg.cfg["g"]),
+    ]:
+        for wrt in (path, function):
+            with pytest.raises(errors.SelectionError, match="static[\\s\\S]*make it a field of its own"):
+                pg.grad(lambda k: k.w, wrt=wrt)(Configured(3.0, cfg))
+
+
+def test_a_static_constant_says_so():
+    with pytest.raises(
+        errors.NoMatchError, match=r"it returned 3 \(int\), which is not a part of the tree; static data is not a leaf"
+    ):
+        pg.partition(Configured(1.0, 3), lambda m: m.cfg)
+
+
+@pg.dataclass
+class Ratio:
+    a: Any
+
+    def __call__(self, x):
+        return x / self.a
+
+
+def test_signed_zeros_of_a_model_that_is_the_function():
+    models = [Ratio(0.0), Ratio(-0.0)]
+    assert [float(jax.jit(model)(1.0)) for model in models] == [np.inf, -np.inf]
+
+
+@pytest.mark.parametrize(("values", "dtypes"), [((1.0, jnp.ones(())), ("float16", "float32"))])
+def test_dtypes_of_a_static_argument(values, dtypes):
+    f = jax.jit(lambda m, x: m.a * x, static_argnums=0)
+    models = [Ratio(value) for value in values]
+    assert [f(model, jnp.float16(1)).dtype for model in models] == list(dtypes)
+
+
+@pytest.mark.parametrize("around", [lambda x: x, lambda x: (x,), lambda x: {"k": [x]}], ids=["plain", "tuple", "dict"])
+def test_signed_zeros_in_static(around):
+    f = jax.jit(lambda s, x: x / jax.tree.leaves(s.value)[0])
+    assert [float(f(pg.Static(around(zero)), 1.0)) for zero in (0.0, -0.0)] == [np.inf, -np.inf]
+
+
+class Mute(float):
+    def __repr__(self):
+        raise RuntimeError("hostile")
+
+
+class Alike(float):
+    def __repr__(self):
+        return "?"
+
+
+def test_static_numbers_are_told_apart_by_value_whatever_they_print():
+    assert repr(pg.Diff(Mute(1.0))) == "Diff(<Mute>)"
+    for kind in (Mute, Alike):
+        assert pg.Static(kind(1.0)) == pg.Static(kind(1.0)) != pg.Static(kind(2.0))
+        assert pg.Static(kind(0.0)) != pg.Static(kind(-0.0))
+        assert pg.Static(kind("nan")) == pg.Static(kind("nan"))
+    scaled = jax.jit(lambda static, x: x * static.value)
+    assert [scaled(pg.Static(Alike(number)), 1.0) for number in (1.0, 2.0)] == [1.0, 2.0]

@@ -11,10 +11,7 @@ import pytest
 
 import partgrad as pg
 from models import RBF, Config, Flax, Linear, Periodic, Point, composite
-from partgrad._display.summary import Row, summary
-from partgrad._marks.layout import Layout
-
-pytestmark = pytest.mark.internal
+from partgrad import summary
 
 
 def statuses(tree, wrt=None):
@@ -107,7 +104,7 @@ def test_dtypes_of_other_libraries():
 
     assert statuses([Foreign()]) == {"[0]": "Foreign"}
     Foreign.dtype = "foreign"
-    assert summary([Foreign()]).rows == (Row("[0]", "foreign[2]", "Foreign", ""),)
+    assert summary([Foreign()]).rows == (("[0]", "foreign[2]", "Foreign", ""),)
     assert statuses([np.zeros(2, jax.dtypes.float0), np.zeros(2, "M8[s]")]) == {"[0]": "ndarray", "[1]": "ndarray"}
 
 
@@ -142,14 +139,14 @@ def test_marks_above_whole_nodes_hold_what_is_in_them():
 )
 def test_rows_follow_the_leaves(tree):
     found = summary(tree)
-    assert [row.path for row in found.rows] == [leaf.path for leaf in Layout(tree).leaves]
-    assert len(found.rows) == len(jax.tree.leaves(tree))
+    for row, leaf in zip(found.rows, jax.tree.leaves(tree), strict=True):
+        assert row.path == "" or pg.select(tree, row.path) is leaf
     selected = jax.tree.leaves(pg.mask(tree, None))
     assert [row.status == "differentiated" for row in found.rows] == selected
 
 
 def test_shapes_and_tracers():
-    assert summary(jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)).rows == (Row("", "bf16[2,3]", "differentiated", ""),)
+    assert summary(jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)).rows == (("", "bf16[2,3]", "differentiated", ""),)
     found = []
 
     @jax.jit
@@ -159,9 +156,9 @@ def test_shapes_and_tracers():
 
     f(composite())
     assert found[0].rows[:3] == (
-        Row("a.variance", "f32[]", "held by a mark"),
-        Row("a.lengthscale", "f32[]", "differentiated"),
-        Row("b.a.variance", "f32[]", "not selected"),
+        ("a.variance", "f32[]", "held by a mark", ""),
+        ("a.lengthscale", "f32[]", "differentiated", ""),
+        ("b.a.variance", "f32[]", "not selected", ""),
     )
 
 

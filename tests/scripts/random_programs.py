@@ -17,14 +17,11 @@ import traceback
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 from jax.extend.core import Literal
 
 import partgrad as pg
 from partgrad._programs import OWN, bind, branches_of, primal_jaxpr, scan_parts, shown, while_parts
-
-pytestmark = pytest.mark.internal
 
 SIZE = 4
 MATRIX = np.array([[1.0, 0.0, -2.0, 0.5], [0.0, 0.0, 1.0, 0.0], [3.0, -1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0]])

@@ -133,7 +133,7 @@ class Place:
 
     @property
     def is_released(self) -> bool:
-        """Whether a class above declares a mark for it that this instance does not have: `Diff` or `thaw` took it off."""
+        """Whether a class above declares a mark for it that `Diff` or `thaw` took off."""
         place = self
         while place.parent is not None:
             node = place.parent.value

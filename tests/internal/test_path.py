@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 import partgrad as pg
+from messages import refused
 from models import RBF, Config, Flax, Linear, Point
 from partgrad import NonDiff, errors
 from partgrad._marks.layout import Layout
 from partgrad._selection import patterns as key_paths
-
-pytestmark = pytest.mark.internal
+from partgrad._trees import paths as text_of_paths
 
 
 class Colour(enum.Enum):
@@ -182,3 +182,25 @@ def test_a_path_lays_out_only_what_it_goes_through():
     assert len(layout._children) == 3
     assert [leaf.start for leaf in layout.leaves] == list(range(11))
     assert place in layout.leaves
+
+
+WIDE = {"layers": [{"base": 1.0, "w": 2.0} for _ in range(5000)], "head": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("wrt", "fragments"),
+    [
+        ("layers[3].bse", ["write 'layers[3].base'"]),
+        ("layers[*].bse", ["write 'layers[*].base'", "... 4990 more"]),
+        ("haed", ["write 'head'"]),
+        ("zzz.w", ["start at the tree itself"]),
+        (lambda t: t["haed"], ["write `head` for `haed`"]),
+    ],
+)
+def test_an_error_about_many_leaves_writes_few_paths(wrt, fragments, monkeypatch):
+    # Text is what takes long: a message shows some ten paths, and compares what is misspelled with different names.
+    written = []
+    write_step = text_of_paths.write_step
+    monkeypatch.setattr(text_of_paths, "write_step", lambda step: written.append(step) or write_step(step))
+    refused(lambda: pg.partition(WIDE, wrt), ValueError, *fragments)
+    assert len(written) < 500

@@ -11,8 +11,6 @@ from jax import lax
 import partgrad as pg
 from partgrad._check.verdict import ERROR, INCONCLUSIVE, OK, TABLE, Evidence, row_of, worst
 
-pytestmark = pytest.mark.internal
-
 WORDS = Evidence(
     ("finite", "not finite"),
     ("agree", "disagree"),

@@ -3,14 +3,12 @@
 import jax
 import jax.experimental.multihost_utils
 import jax.experimental.pallas  # These two define primitives of their own, whatever test runs before.
-import pytest
 from jax._src.interpreters import ad
 
 from partgrad._double_where.fed import FED
 from partgrad._double_where.walk import ENTERED
 from partgrad._programs import CALLS
 
-pytestmark = pytest.mark.internal
 RULES = {*FED, *ENTERED}
 
 # Without a rule, a primitive is live as a whole: a NaN may stay, no number is wrong.

@@ -17,8 +17,6 @@ from partgrad._check.report import GradientReport, LeafRow as Row
 from partgrad._check.verdict import VERDICTS
 from partgrad._display.table import ROOT, columns
 
-pytestmark = pytest.mark.internal
-
 FILE = "/home/somebody/my-model.py"
 NAN = Finding(
     "nan",

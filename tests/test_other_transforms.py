@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 import partgrad as pg
 from messages import refused
 from models import RBF, Linear, Periodic, Sum, composite
-from partgrad import NonDiff
+from partgrad import NonDiff, errors
 from tables import examples
 
 MODEL = {
@@ -19,6 +19,8 @@ MODEL = {
     "n": 3,
     "name": "x",
 }
+
+
 SELECTORS = [
     None,
     "k",
@@ -136,7 +138,7 @@ def test_held_leaves_that_are_named_are_reached_through_jit():
     assert pg.jacfwd(g, wrt=lambda k: k.b.b.period)(kernel) == pytest.approx(float(want), rel=1e-5)
 
 
-# --- primals -----------------------------------------------------------------------------------------------------
+# --- primals -----------------------------------------------------------------------------------------------------------
 
 
 def test_without_wrt_every_primal_is_selected_as_in_jax():
@@ -204,7 +206,7 @@ def test_errors_of_jax_stay():
         pg.jacrev(lambda p: p["a"])({"a": 1.0 + 1.0j, "n": 1})
 
 
-# --- arguments by name -------------------------------------------------------------------------------------------
+# --- arguments by name -------------------------------------------------------------------------------------------------
 
 
 def test_argnames():
@@ -291,7 +293,7 @@ def test_sum_of_kernels_by_class():
     assert gradient.b.b.variance is not None
 
 
-# --- unused leaves -----------------------------------------------------------------------------------------------
+# --- unused leaves -----------------------------------------------------------------------------------------------------
 
 
 def test_unused_leaves():
@@ -319,3 +321,16 @@ def test_unused_leaves():
         return p["b"] * 1.0
 
     refused(lambda: h(tree), ValueError, "The output cannot depend on `['a']`.")
+
+
+# --- arguments by name -------------------------------------------------------------------------------------------------
+
+
+def test_an_argument_named_twice_and_none_at_all():
+    f = lambda a, b: a * b
+    for argnums in ((0, 0), (0, -2)):
+        with pytest.raises(errors.ArgumentError, match="name argument 0 twice"):
+            pg.grad(f, argnums=argnums)(1.0, 2.0)
+    assert pg.grad(f, argnums=())(1.0, 2.0) == ()
+    with pytest.raises(ValueError, match="requires at least 3 positional"):
+        pg.grad(f, argnums=-3)(1.0, 2.0)

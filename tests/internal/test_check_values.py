@@ -17,9 +17,6 @@ from partgrad._check.program import Program
 from partgrad._check.values import Values
 from tables import examples, table
 
-pytestmark = pytest.mark.internal
-
-
 equinox = pytest.mark.skipif(importlib.util.find_spec("equinox") is None, reason="needs equinox")
 
 

@@ -12,8 +12,6 @@ from flags import flag_set
 from partgrad._transforms.unused import used_leaves
 from tables import table
 
-pytestmark = pytest.mark.internal
-
 CASES = {}
 FORWARD_ONLY = {"while_carry", "while_constant", "while_beside_custom_vjp"}
 

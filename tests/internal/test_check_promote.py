@@ -12,9 +12,6 @@ from jax.scipy import special
 from partgrad._check.float64 import promoted
 from tables import table
 
-pytestmark = pytest.mark.internal
-
-
 diffrax = pytest.importorskip("diffrax")
 lx = pytest.importorskip("lineax")
 optx = pytest.importorskip("optimistix")

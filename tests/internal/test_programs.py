@@ -35,8 +35,6 @@ from partgrad._programs import (
 )
 from partgrad._programs.same import Recent, operation_of, structure_of
 
-pytestmark = pytest.mark.internal
-
 
 @jax.custom_vjp
 def cubed(x):

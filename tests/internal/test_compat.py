@@ -15,8 +15,6 @@ import partgrad._compat as compat
 from flags import flag_set
 from partgrad._programs import written
 
-pytestmark = pytest.mark.internal
-
 
 def error_of(f, *args):
     with pytest.raises(Exception) as raised:  # noqa: PT011

@@ -12,8 +12,6 @@ from partgrad._check.probe import probe
 from partgrad._check.program import Program
 from partgrad._programs import line
 
-pytestmark = pytest.mark.internal
-
 
 def here(offset=0):
     """The line of the call, as `file.py:42`."""

@@ -10,8 +10,6 @@ from partgrad import errors, testing
 from partgrad._check.finding import Finding
 from partgrad._check.report import GradientReport, LeafRow as Row
 
-pytestmark = pytest.mark.internal
-
 NAN = Finding("nan", "error", "value", ("a",), "/model.py", 42, "log", details={"first": "NaN"})
 
 

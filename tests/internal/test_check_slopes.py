@@ -6,9 +6,6 @@ from hypothesis import given, settings, strategies as st
 
 from partgrad._check.slopes import JUMP, KINK, SMOOTH, UNSURE, slope
 
-pytestmark = pytest.mark.internal
-
-
 sizes = st.floats(1e-3, 1e3).flatmap(lambda size: st.sampled_from([size, -size]))
 
 
