@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import partgrad as pg
 from partgrad._marks import hold
-from partgrad._selection import structures
+from partgrad._selection import skeletons
 from partgrad._trees.reach import reaches_array
 
 
@@ -46,12 +46,12 @@ def test_selecting_leaves_no_cycle_that_holds_leaves():
         gc.enable()
 
 
-def test_of_large_structures_few_are_kept(monkeypatch):
-    monkeypatch.setattr(structures, "_structures", type(structures._structures)())
-    monkeypatch.setattr(structures, "_LEAVES", 10)
+def test_of_large_skeletons_few_are_kept(monkeypatch):
+    monkeypatch.setattr(skeletons, "_skeletons", type(skeletons._skeletons)())
+    monkeypatch.setattr(skeletons, "_LEAVES", 10)
     for size in (1, 2, 3, 4, 5, 30, 6):
         pg.select([1.0] * size, "[0]")
-        kept = [len(structure.slots) for structure in structures._structures.values()]
+        kept = [len(skeleton.slots) for skeleton in skeletons._skeletons.values()]
         assert kept[-1] == size
         assert sum(kept[:-1]) <= 10
     assert kept == [6]

@@ -105,7 +105,7 @@ def test_where_nothing_is_wanted_equations_are_the_same():
 
 def test_a_scope_names_the_equations_that_are_run_in_it():
     f = lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=3)[0]
-    scoped = lambda x: interpreted(f, lambda *_: None, x, scope=lambda chain: jax.named_scope(f"depth{len(chain)}"))
+    scoped = lambda x: interpreted(f, lambda *_: None, x, context=lambda chain: jax.named_scope(f"depth{len(chain)}"))
     (scan,) = jax.make_jaxpr(scoped)(0.5).eqns
     (sine,) = [e for e in opened(scan.params["jaxpr"])[0].eqns if e.primitive.name == "sin"]
     assert "depth1" in str(scan.source_info.name_stack)

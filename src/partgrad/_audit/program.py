@@ -28,7 +28,7 @@ def _name(function: Any, path: Any) -> str:
     targets = getattr(function, "_targets", None)
     if targets is not None:
         # A function of the list of selected leaves, as partgrad's own transforms differentiate.
-        paths = [target.structure.path(i) for target in targets for i in target.plan.indices]
+        paths = [target.skeleton.path(i) for target in targets for i in target.plan.indices]
         return paths[path[-1].idx]
     parameters = _parameters(function)
     argument, rest = path[1], path[2:]

@@ -280,7 +280,7 @@ def _eager_gradient(outputs: Callable[[Operands], Operands], leaves: Operands, c
 
 def _paths(targets: list[Target]) -> list[str]:
     """The paths of the differentiated leaves; with several arguments, each begins with the argument."""
-    return [_begun(targets, target, target.structure.path(i)) for target in targets for i in target.plan.indices]
+    return [_begun(targets, target, target.skeleton.path(i)) for target in targets for i in target.plan.indices]
 
 
 def _begun(targets: list[Target], target: Target, path: str) -> str:

@@ -128,7 +128,7 @@ def _is_infinite(outputs: Callable[..., list[Any]], point: Reached) -> bool:
 
 def _told(finding: Finding, targets: list[Target], leaves: list[Any], point: Reached, is_infinite: bool) -> Finding:
     """The finding, with which leaves were moved, from where to where."""
-    paths = [target.structure.path(i) for target in targets for i in target.plan.indices]
+    paths = [target.skeleton.path(i) for target in targets for i in target.plan.indices]
     moved = {
         path: (np.asarray(before).tolist(), np.asarray(after).tolist())
         for path, before, after in zip(paths, leaves, point.leaves, strict=True)
@@ -149,7 +149,7 @@ def _bounds(bounds: Any, targets: list[Target], leaves: list[Any]) -> list[tuple
             fix="write bounds=(0.0, None) for what is not negative.",
         )
     lower, upper = (_of_leaves(bound, targets, leaves) for bound in bounds)
-    paths = [target.structure.path(i) for target in targets for i in target.plan.indices]
+    paths = [target.skeleton.path(i) for target in targets for i in target.plan.indices]
     for path, leaf, low, high in zip(paths, leaves, lower, upper, strict=True):
         if (low is not None and np.any(leaf < low)) or (high is not None and np.any(leaf > high)):
             raise ArgumentError(

@@ -138,7 +138,7 @@ class Program:
         """
         # Calls are entered in place, so that the equations inside carry the number of the call too.
         in_place = CALLS | CUSTOM_RULES if into_rules else CALLS
-        numbered = functools.partial(run, in_place=in_place, scope=self._scope)
+        numbered = functools.partial(run, in_place=in_place, context=self._scope)
 
         def change(chain: Chain, operands: Operands) -> Operands | None:
             results = rule(chain, operands)

@@ -35,17 +35,17 @@ def drawn(lines: list[Line], legend: list[tuple[str, str]], title: str) -> str:
     for width in rest[:2]:
         lefts.append(lefts[-1] + width + (24 if width else 0))
     wide = max(lefts[-1] + rest[2], _MARGIN + _width(title), _MARGIN + _legend(legend, 0)[1]) + _MARGIN
-    parts = [_row(number, line, row, lefts) for number, (line, row) in enumerate(zip(lines, texts, strict=True))]
+    drawn = [_row(number, line, row, lefts) for number, (line, row) in enumerate(zip(lines, texts, strict=True))]
     below = _MARGIN + len(lines) * _LINE + 12
-    parts += [f'<path class="guide" d="M{_MARGIN} {below - 6}H{wide - _MARGIN:.0f}"/>', _legend(legend, below + 12)[0]]
-    parts.append(_text(_MARGIN, below + 12 + _LINE, title, "quiet"))
+    drawn += [f'<path class="guide" d="M{_MARGIN} {below - 6}H{wide - _MARGIN:.0f}"/>', _legend(legend, below + 12)[0]]
+    drawn.append(_text(_MARGIN, below + 12 + _LINE, title, "quiet"))
     high = below + 2 * _LINE + 10
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="pgv" width="{wide:.0f}" height="{high}" '
         f'viewBox="0 0 {wide:.0f} {high}" role="img">\n<title>{html.escape(printable(title))}</title>\n'
         f"<style>\n{_STYLE}</style>\n"
         f'<rect class="paper" x=".5" y=".5" width="{wide - 1:.0f}" height="{high - 1}" rx="8"/>\n'
-        + "\n".join(parts)
+        + "\n".join(drawn)
         + "\n</svg>\n"
     )
 
@@ -58,44 +58,44 @@ def _texts(twig: Twig, is_open: bool) -> tuple[str, str, str, str]:
 
 def _row(number: int, line: Line, texts: tuple[str, ...], lefts: list[float]) -> str:
     (last, twig, _), middle = line, _MARGIN + number * _LINE + _LINE / 2
-    parts = []
+    drawn = []
     for level, flag in enumerate(last):
         x = _MARGIN + level * _STEP + 5
         top, low = middle - _LINE / 2, middle + _LINE / 2
         if level == len(last) - 1:
-            parts.append(f'<path class="guide" d="M{x} {top}V{middle if flag else low}M{x} {middle}h{_STEP - 10}"/>')
+            drawn.append(f'<path class="guide" d="M{x} {top}V{middle if flag else low}M{x} {middle}h{_STEP - 10}"/>')
         elif not flag:
-            parts.append(f'<path class="guide" d="M{x} {top}V{low}"/>')
+            drawn.append(f'<path class="guide" d="M{x} {top}V{low}"/>')
     x = _MARGIN + len(last) * _STEP
     if twig.kind:
-        parts.append(_symbol(twig.kind, x + 5, middle))
+        drawn.append(_symbol(twig.kind, x + 5, middle))
         x += 18
     name, kind, status, value = texts
-    parts.append(_text(x, middle, name, "" if twig.kind else "node", twig.path))
-    parts.append(_text(lefts[0], middle, kind, "quiet"))
+    drawn.append(_text(x, middle, name, "" if twig.kind else "node", twig.path))
+    drawn.append(_text(lefts[0], middle, kind, "quiet"))
     if twig.status:
-        parts.append(_text(lefts[1], middle, status, "quiet" if twig.kind == "no derivative" else ""))
+        drawn.append(_text(lefts[1], middle, status, "quiet" if twig.kind == "no derivative" else ""))
     else:
-        parts.append(_counts(twig, lefts[1], middle))
-    parts.append(_text(lefts[2], middle, value, ""))
-    return "".join(parts)
+        drawn.append(_counts(twig, lefts[1], middle))
+    drawn.append(_text(lefts[2], middle, value, ""))
+    return "".join(drawn)
 
 
 def _counts(twig: Twig, x: float, middle: float) -> str:
-    parts = []
+    drawn = []
     for kind, count in twig.counted:
-        parts += [_symbol(kind, x + 5, middle), _text(x + 14, middle, count, "quiet")]
+        drawn += [_symbol(kind, x + 5, middle), _text(x + 14, middle, count, "quiet")]
         x += _width(count) + 30
-    return "".join(parts)
+    return "".join(drawn)
 
 
 def _legend(legend: list[tuple[str, str]], middle: float) -> tuple[str, float]:
     """The symbols with their meanings, and the width of that."""
-    parts, x = [], float(_MARGIN)
+    drawn, x = [], float(_MARGIN)
     for kind, text in legend:
-        parts += [_symbol(kind, x + 5, middle), _text(x + 18, middle, text, "")]
+        drawn += [_symbol(kind, x + 5, middle), _text(x + 18, middle, text, "")]
         x += 18 + _width(text) + 24
-    return "".join(parts), x
+    return "".join(drawn), x
 
 
 def _symbol(kind: str, x: float, y: float) -> str:

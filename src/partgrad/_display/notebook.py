@@ -24,7 +24,7 @@ def kinds_by_path(tree: Any, kinds: list[str]) -> dict[str, str]:
 def rendered(tree: Any, kinds: Mapping[str, str], caption: str) -> str:
     """The HTML of a tree; it needs scripts."""
     import treescope
-    from treescope import rendering_parts as parts
+    from treescope import rendering_parts
 
     def with_symbol(node: Any, path: str | None, node_renderer: Any) -> Any:
         # A mark that is printed around a leaf has the path of the leaf.
@@ -32,10 +32,10 @@ def rendered(tree: Any, kinds: Mapping[str, str], caption: str) -> str:
         if kind is None:
             return NotImplemented
         look = LOOKS[kind]
-        symbol = parts.custom_text_color(parts.text(f"{look.symbol} "), look.colour)
+        symbol = rendering_parts.custom_text_color(rendering_parts.text(f"{look.symbol} "), look.colour)
         # The symbol is left out of code that is copied from the drawing.
-        return parts.siblings_with_annotations(
-            parts.roundtrip_condition(not_roundtrip=symbol), node_renderer(node, path)
+        return rendering_parts.siblings_with_annotations(
+            rendering_parts.roundtrip_condition(not_roundtrip=symbol), node_renderer(node, path)
         )
 
     renderer = treescope.active_renderer.get().extended_with(wrapper_hooks=[with_symbol])

@@ -66,7 +66,7 @@ def _status_of_dtype(dtype: Any) -> str | None:
 def tied_paths(target: Target) -> Iterator[tuple[str, ...]]:
     """The paths of leaves that are one array, for each such array that is differentiated at one of them."""
     for numbers in tied(target.leaves, target.plan.indices):
-        yield tuple(target.structure.path(i) for i in numbers)
+        yield tuple(target.skeleton.path(i) for i in numbers)
 
 
 def tie_in_words(paths: Sequence[str]) -> str:

@@ -174,7 +174,7 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
         one array at ['layers'][0]['w'] and ['layers'][1]['w']: updates make it several (partgrad.ravel: tie=True)
     """
     target = Target(tree, as_selection(wrt))
-    layout = target.structure.layout
+    layout = target.skeleton.layout
     rows = tuple(
         Row(place.path, describe(leaf), status, value_of(leaf))
         for place, leaf, status in zip(

@@ -114,14 +114,14 @@ class Grower:
 
     def _signatures(self, layout: Layout) -> dict[Place, int]:
         """A number for each place; places that differ only in values have the same number."""
-        known: dict[Any, int] = {}
+        numbers: dict[Any, int] = {}
         found: dict[Place, int] = {}
         for place in reversed(layout.places):
             if place.is_leaf:
                 key: Any = describe(self._leaves[place.start]), self._statuses[place.start]
             else:
                 key = type(place.value), *((below.key, found[below]) for below in layout.children(place))
-            found[place] = known.setdefault(key, len(known))
+            found[place] = numbers.setdefault(key, len(numbers))
         return found
 
     def _grown(self, root: Place) -> Twig:

@@ -109,7 +109,7 @@ def refuse_unknown(jaxpr: Jaxpr, wanted: Wanted, sites: list[Site]) -> None:
     """Raise if no value has the name."""
     if sites:
         return
-    known = sorted({site.name for site in sites_in(jaxpr, ALL)})
+    names = sorted({site.name for site in sites_in(jaxpr, ALL)})
     hidden = [(name, where) for name, where in _hidden(jaxpr) if wanted.matches(name)]
     if hidden:
         name, where = hidden[0]
@@ -119,14 +119,14 @@ def refuse_unknown(jaxpr: Jaxpr, wanted: Wanted, sites: list[Site]) -> None:
             "not part of the program that is differentiated.",
             fix="name a value outside of it: what is passed to it, or what it returns.",
         )
-    near = near_misses(wanted.text, known)
+    near = near_misses(wanted.text, names)
     raise NoMatchError(
         f"The function names no value `{wanted.text}`.",
-        f"Expected a name that jax.ad_checkpoint.checkpoint_name gives in it, got {listed(known) or 'no name at all'}.",
+        f"Expected a name that jax.ad_checkpoint.checkpoint_name gives in it, got {listed(names) or 'no name at all'}.",
         fix=f"write {near[0]!r}."
         if near
         else "name the value where it is computed, x = jax.ad_checkpoint.checkpoint_name(x, 'x')"
-        + (", or choose one of these names." if known else "."),
+        + (", or choose one of these names." if names else "."),
     )
 
 

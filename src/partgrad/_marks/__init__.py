@@ -24,9 +24,9 @@ from .opening import (
     is_open as is_open,
     next_level as next_level,
     open_leaves as open_leaves,
-    opened as opened,
     united as united,
+    with_open_marks as with_open_marks,
     without_marks as without_marks,
 )
-from .static import Static as Static, StaticData as StaticData, typed_structure as typed_structure
+from .static import Static as Static, StaticData as StaticData, typed_treedef as typed_treedef
 from .unwrap import unwrap as unwrap

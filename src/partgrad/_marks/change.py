@@ -22,7 +22,7 @@ from .fields import MARKS, children_of, rebuild, schema_of
 from .foreign import is_foreign_mark, is_wrapper_class
 from .layout import Layout, Place, flatten_one_level
 from .nondiff import NonDiff, cover_of, covering
-from .opening import closed, is_open, open_leaves, opened, without_marks
+from .opening import closed, is_open, open_leaves, with_open_marks, without_marks
 from .static import Static
 
 # The mark of a place: none, one that holds everything (None), or one that holds a part (a Cover).
@@ -37,22 +37,22 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[R
     and is held only in part from now on, its mark is passed down to the rest. A mark that is open stays open, unless it
     is changed.
     """
-    values, structure = jax.tree.flatten(tree)
+    values, treedef = jax.tree.flatten(tree)
     changed = frozenset(leaves)
     if not changed:
-        return structure
-    if is_open(structure) or any(isinstance(value, jax.core.Tracer) for value in values):
+        return treedef
+    if is_open(treedef) or any(isinstance(value, jax.core.Tracer) for value in values):
         # Marks that are tried out here stop no gradients, and an open mark counts as a mark.
-        tree = closed(structure).unflatten(map(_placeholder, values))
-    layout = Layout(tree, structure)
+        tree = closed(treedef).unflatten(map(_placeholder, values))
+    layout = Layout(tree, treedef)
     after = [held if place.start in changed else place.mark >= 0 for place in layout.leaves]
     visitor = _Visitor(layout, changed, after, list(map(is_differentiable, values)), frozenset(nodes))
     new = jax.tree.structure(_realized(*visitor.visit(layout.root, _FREE, False, False, False)))
-    if is_open(structure):
-        old, layout = (Layout(each.unflatten(range(each.num_leaves))) for each in (structure, new))
+    if is_open(treedef):
+        old, layout = (Layout(each.unflatten(range(each.num_leaves))) for each in (treedef, new))
         for number, level in open_leaves(old).items():
             if number not in changed:
-                new = opened(new, layout, [number], level)
+                new = with_open_marks(new, layout, [number], level)
     return new
 
 
@@ -210,8 +210,8 @@ def _with_fields(node: Any, fields: dict[str, Any], children: list[Any]) -> Any:
 
 def _bare(node: Any) -> Any:
     """A node that is about to be marked as a whole, without the marks inside it that no class declares."""
-    leaves, structure = jax.tree.flatten(node)
-    return without_marks(structure, declared=True).unflatten(leaves)
+    leaves, treedef = jax.tree.flatten(node)
+    return without_marks(treedef, declared=True).unflatten(leaves)
 
 
 def _wrappers(tree: Any) -> list[tuple[bool, int]]:

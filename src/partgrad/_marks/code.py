@@ -22,10 +22,10 @@ _CACHE_SIZE = 1024
 FACTORY = object()
 
 
-def _compile(cls: type, name: str, lines: list[str], scope: dict[str, Any]) -> Callable[..., Any]:
+def _compile(cls: type, name: str, lines: list[str], namespace: dict[str, Any]) -> Callable[..., Any]:
     source, file = "\n    ".join(lines) + "\n", f"<partgrad {cls.__module__}.{cls.__qualname__}.{name} {id(cls):x}>"
-    exec(compile(source, file, "exec"), scope)
-    function: Callable[..., Any] = scope[name]
+    exec(compile(source, file, "exec"), namespace)
+    function: Callable[..., Any] = namespace[name]
     # For debuggers and tracebacks; `linecache.checkcache` keeps entries without a loader and a time.
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     return function
@@ -47,12 +47,12 @@ def compile_init(cls: Any, schema: Schema) -> Callable[..., None]:
     made = {n: f.default_factory for n, f in fields.items() if f.default_factory is not dataclasses.MISSING}
     stored = [name for name in fields if name in given or name in made]
 
-    scope: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": WRAPPERS, "_partgrad_hold": hold}
-    scope |= {"_partgrad_factory": FACTORY, "_partgrad_simple": {}, "_partgrad_simple_types": _SIMPLE}
-    scope |= {"_partgrad_settle": settle, "_partgrad_run_post_init": run_post_init}
-    scope["_partgrad_check_decorated"] = check_decorated
-    scope |= {f"_partgrad_make_{name}": factory for name, factory in made.items()}
-    scope |= {f"_partgrad_default_{p.name}": FACTORY if p.name in made else p.default for p in parameters}
+    namespace: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": WRAPPERS, "_partgrad_hold": hold}
+    namespace |= {"_partgrad_factory": FACTORY, "_partgrad_simple": {}, "_partgrad_simple_types": _SIMPLE}
+    namespace |= {"_partgrad_settle": settle, "_partgrad_run_post_init": run_post_init}
+    namespace["_partgrad_check_decorated"] = check_decorated
+    namespace |= {f"_partgrad_make_{name}": factory for name, factory in made.items()}
+    namespace |= {f"_partgrad_default_{p.name}": FACTORY if p.name in made else p.default for p in parameters}
 
     names = {p.name for p in parameters} - set(fields)
     # In order of declaration, from which keyword-only parameters depart in the signature.
@@ -73,7 +73,7 @@ def compile_init(cls: Any, schema: Schema) -> Callable[..., None]:
         lines.append(f"_partgrad_run_post_init({me}, {ORIGIN}, ({variables}))")
     else:
         lines += _settling(me, schema, set(stored), given)
-    init: Any = _compile(cls, "__init__", lines, scope)
+    init: Any = _compile(cls, "__init__", lines, namespace)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
     # A run-time type checker on the decorated class checks the arguments of `__init__`, marks included.
@@ -151,8 +151,8 @@ def compile_tree_functions(
 
     They are `flatten(instance) -> (children, marks)` and `unflatten(marks, children) -> instance`.
     """
-    scope: dict[str, Any] = {"irregular": flatten_irregular, "rebuild": rebuild, "schema": schema, "hold": hold}
-    scope |= {
+    namespace: dict[str, Any] = {"irregular": flatten_irregular, "rebuild": rebuild, "schema": schema, "hold": hold}
+    namespace |= {
         "concrete": CONCRETE,
         "new": object.__new__,
         "cls": schema.cls,
@@ -167,8 +167,8 @@ def compile_tree_functions(
         f"if marks.regular: return ({values}), marks",
         "return irregular(x)",
     ]
-    flatten = _compile(schema.cls, "flatten", lines, scope)
-    return flatten, _compile(schema.cls, "unflatten", _unflatten(schema), scope)
+    flatten = _compile(schema.cls, "flatten", lines, namespace)
+    return flatten, _compile(schema.cls, "unflatten", _unflatten(schema), namespace)
 
 
 def _unflatten(schema: Schema) -> list[str]:

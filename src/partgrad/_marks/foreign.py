@@ -67,10 +67,10 @@ def registrations() -> int:
 def is_foreign_mark(node: Any) -> bool:
     """Whether a node holds its contents because of its class."""
     cls = type(node)
-    known = _known.get(cls)
-    if known is None:
-        known = _known[cls] = _holds(cls)
-    return known
+    answer = _known.get(cls)
+    if answer is None:
+        answer = _known[cls] = _holds(cls)
+    return answer
 
 
 def _holds(cls: type) -> bool:

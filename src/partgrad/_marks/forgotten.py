@@ -28,10 +28,10 @@ def refuse_forgotten(
     """
     for number, leaf in enumerate(leaves):
         cls = type(leaf)
-        known = _is_dataclass.get(cls)
-        if known is None:
-            known = _is_dataclass[cls] = dataclasses.is_dataclass(cls) and not jax.tree_util.is_tree_node(cls)
-        if known and (held := _holds(leaf, {id(leaf)})):
+        is_dataclass = _is_dataclass.get(cls)
+        if is_dataclass is None:
+            is_dataclass = _is_dataclass[cls] = dataclasses.is_dataclass(cls) and not jax.tree_util.is_tree_node(cls)
+        if is_dataclass and (held := _holds(leaf, {id(leaf)})):
             message = _message(cls, path_of(number))
             if held == _ARRAYS or names is None or any(name and hasattr(leaf, name) for name in names):
                 raise ForgottenDecoratorError(message)

@@ -37,8 +37,8 @@ def hold(value: Any, label: str) -> Any:
     if value.__class__ in CONCRETE:
         return value
     if isinstance(value, _Tracer):
-        known = _held.get(id(value))
-        if known is not None and known() is value:
+        earlier = _held.get(id(value))
+        if earlier is not None and earlier() is value:
             return value
         watch = getattr(_running, "watch", None)
         with jax.named_scope(HELD + label):
@@ -61,7 +61,7 @@ def _forget(key: int, _: weakref.ref) -> None:
 
 def hold_leaves(tree: Any, label: str, stops: Callable[[Any], bool] | None = None) -> Any:
     """Stop gradients through the tracers of a tree, or through those for whose key paths `stops` is true."""
-    leaves, structure = flatten(tree)
+    leaves, treedef = flatten(tree)
     # A mark inside a rebuilt tree held its value when it was built; walking through it again at every level would
     # take time exponential in the depth.
     if getattr(_running, "rebuilding", False) or not any(isinstance(leaf, _Tracer) for leaf in leaves):
@@ -73,7 +73,7 @@ def hold_leaves(tree: Any, label: str, stops: Callable[[Any], bool] | None = Non
         leaves = [hold(leaf, label) if isinstance(leaf, _Tracer) and stops(path) else leaf for path, leaf in keyed]
     _running.rebuilding = True
     try:
-        return structure.unflatten(leaves)
+        return treedef.unflatten(leaves)
     finally:
         _running.rebuilding = False
 

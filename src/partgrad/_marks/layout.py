@@ -31,7 +31,7 @@ class Place:
 
     Attributes:
         value: The node or leaf.
-        structure: The treedef of a node, until its children are known.
+        treedef: The treedef of a node, until its children are known.
         parent: The place above, or None at the root.
         step: The key entry that leads here, or None for the root and for what a wrapper holds.
         below: If marks above hold only part of their value, the key paths from here to what they hold.
@@ -44,13 +44,13 @@ class Place:
 
     __slots__ = (
         *("_text", "below", "depth", "is_leaf", "mark", "number"),
-        *("parent", "start", "step", "stop", "structure", "value"),
+        *("parent", "start", "step", "stop", "treedef", "value"),
     )
 
     def __init__(
         self,
         value: Any,
-        structure: Any,
+        treedef: Any,
         parent: "Place | None" = None,
         step: Any = None,
         mark: "bool | Cover" = False,
@@ -61,9 +61,9 @@ class Place:
         self.parent = parent
         self.step = step
         self.number = number
-        self.start, self.stop = start, start + structure.num_leaves
-        self.is_leaf: bool = structure.num_nodes == 1 == structure.num_leaves
-        self.structure = None if self.is_leaf else structure
+        self.start, self.stop = start, start + treedef.num_leaves
+        self.is_leaf: bool = treedef.num_nodes == 1 == treedef.num_leaves
+        self.treedef = None if self.is_leaf else treedef
         self._text: str | None = None
         self.below: frozenset[KeyPath] = _NOTHING
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -154,7 +154,7 @@ class Layout:
 
     Args:
         tree: Any pytree.
-        structure: Its treedef, where that is known.
+        treedef: Its treedef, where that is known.
 
     Attributes:
         root: The place of the tree itself.
@@ -163,28 +163,28 @@ class Layout:
 
     is_asking = False
 
-    def __init__(self, tree: Any, structure: Any = None):
-        self.root = Place(tree, jax.tree.structure(tree) if structure is None else structure)
+    def __init__(self, tree: Any, treedef: Any = None):
+        self.root = Place(tree, jax.tree.structure(tree) if treedef is None else treedef)
         # Not kept in the places: every layout would be a reference cycle, which keeps its leaves alive for a while.
         self._children: dict[Place, list[Place]] = {}
 
     def children(self, place: Place) -> list[Place]:
         """The places right below one."""
         # Read first: another thread that makes the children drops the structure at the end.
-        structure = place.structure
+        treedef = place.treedef
         found = self._children.get(place)
-        if found is None and structure is not None:
+        if found is None and treedef is not None:
             found, start = [], place.start
             self.is_asking = True
             try:
-                entries = zip(structure.children(), *_children(place.value), strict=False)
+                entries = zip(treedef.children(), *_children(place.value), strict=False)
             finally:
                 self.is_asking = False
             for number, (own, step, value, mark) in enumerate(entries):
                 found.append(Place(value, own, place, step, mark, number, start))
                 start = found[-1].stop
             found = self._children.setdefault(place, found)
-            place.structure = None
+            place.treedef = None
         return found or []
 
     def within(self, place: Place) -> Iterator[Place]:
@@ -260,8 +260,8 @@ def _mark(marks: Marks, name: str) -> bool | Cover:
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The children of a node with their key entries, and the structure that rebuilds it from them."""
     # In JAX 0.10.2, `jax.tree_util.flatten_one_level_with_keys` gives all fields of a NamedTuple the same key.
-    keyed, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
-    return [(path[0], child) for path, child in keyed], structure
+    keyed, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
+    return [(path[0], child) for path, child in keyed], treedef
 
 
 def first_difference(first: Any, second: Any) -> tuple[str, str, str]:

@@ -32,37 +32,39 @@ class Inside:
         self._outer = getattr(_running, "level", 0)
         _running.level = self._level
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         _running.level = self._outer
 
 
-def next_level(structures: Iterable[Any]) -> int:
-    """A level for a call with arguments of these structures, above every level that is open around it.
+def next_level(treedefs: Iterable[Any]) -> int:
+    """A level for a call with arguments of these treedefs, above every level that is open around it.
 
     The running calls alone do not tell: the backward rule of a `custom_vjp` runs after its function has returned, with
     the open model in its residuals.
     """
-    return 1 + max(getattr(_running, "level", 0), *map(_highest_level, structures))
+    return 1 + max(getattr(_running, "level", 0), *map(_highest_level, treedefs))
 
 
 def close(tree: Any, level: int = 0) -> Any:
     """A tree without the open marks of transforms at this level or above; the same object if there are none."""
-    leaves, structure = jax.tree.flatten(tree)
-    after = closed(structure, level)
-    return tree if after is structure else after.unflatten(leaves)
+    leaves, treedef = jax.tree.flatten(tree)
+    after = closed(treedef, level)
+    return tree if after is treedef else after.unflatten(leaves)
 
 
-def closed(structure: Any, level: int = 0) -> Any:
+def closed(treedef: Any, level: int = 0) -> Any:
     """A treedef without the open marks of transforms at this level or above; the same object if there are none."""
     reached = lambda kind: (level_of(kind) or 0) >= level
     return _map_covers(
-        structure, lambda cover, *_: cover.closed(level), lambda kind, _: closed_class(kind) if reached(kind) else kind
+        treedef, lambda cover, *_: cover.closed(level), lambda kind, _: closed_class(kind) if reached(kind) else kind
     )
 
 
-def is_open(structure: Any) -> bool:
+def is_open(treedef: Any) -> bool:
     """Whether a mark in a treedef is open."""
-    return _highest_level(structure) > 0
+    return _highest_level(treedef) > 0
 
 
 def alike(first: Any, second: Any) -> bool:
@@ -70,7 +72,7 @@ def alike(first: Any, second: Any) -> bool:
     return bool(first == second) or bool(closed(first) == closed(second))
 
 
-def opened(structure: Any, layout: Layout, leaves: Iterable[int], level: int) -> Any:
+def with_open_marks(treedef: Any, layout: Layout, leaves: Iterable[int], level: int) -> Any:
     """A treedef in which the marks above some leaves are open at a level, given a layout of its structure."""
     paths: dict[Any, list[KeyPath]] = {}
     wrappers = set()
@@ -79,7 +81,7 @@ def opened(structure: Any, layout: Layout, leaves: Iterable[int], level: int) ->
             paths.setdefault(mark, []).append(path)
         wrappers |= {place.route for place in layout.leaves[number].above if is_wrapper_class(type(place.value))}
     return _map_covers(
-        structure,
+        treedef,
         lambda cover, *mark: cover.with_open(paths.get(mark, ()), level),
         lambda kind, route: open_class(kind, level) if route in wrappers else kind,
     )
@@ -90,8 +92,8 @@ def open_leaves(layout: Layout) -> dict[int, int]:
     levels: dict[int, int] = {}
     for number, leaf in enumerate(layout.leaves):
         for _, path, cover in _marks_above(leaf) if leaf.mark >= 0 else ():
-            for opened, level in cover.open if cover is not None else ():
-                if path[: len(opened)] == opened:
+            for opened_path, level in cover.open if cover is not None else ():
+                if path[: len(opened_path)] == opened_path:
                     levels[number] = max(level, levels.get(number, 0))
     return levels
 
@@ -108,13 +110,13 @@ def _marks_above(place: Place) -> Iterator[tuple[Any, KeyPath, Cover | None]]:
         path, place = (place.key, *path), place.parent
 
 
-def without_marks(structure: Any, declared: bool = False) -> Any:
+def without_marks(treedef: Any, declared: bool = False) -> Any:
     """A treedef without any marks, or with only those that classes declare."""
-    data = structure.node_data()
+    data = treedef.node_data()
     if data is None or data[0] is type(None):
-        return structure
+        return treedef
     kind, aux = data
-    children = [without_marks(child, declared) for child in structure.children()]
+    children = [without_marks(child, declared) for child in treedef.children()]
     if kind is NonDiff:
         return children[0]
     if type(aux) is Marks:
@@ -123,10 +125,10 @@ def without_marks(structure: Any, declared: bool = False) -> Any:
     return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), children)
 
 
-def at_level(structure: Any, level: int) -> Any:
+def at_level(treedef: Any, level: int) -> Any:
     """A treedef whose marks at level 0 are open at another level instead."""
     return _map_covers(
-        structure,
+        treedef,
         lambda cover, *_: Cover(cover.held, ((path, own or level) for path, own in cover.open)),
         lambda kind, _: open_class(kind, level) if level_of(kind) == 0 else kind,
     )
@@ -138,7 +140,7 @@ def united(first: Any, second: Any) -> Any:
     return _map_covers(first, lambda cover, *mark: Cover(cover.held, cover.open | others[mark].open))
 
 
-def _highest_level(structure: Any) -> int:
+def _highest_level(treedef: Any) -> int:
     levels = [0]
 
     def see(cover: Cover, *_: Any) -> Cover:
@@ -149,19 +151,19 @@ def _highest_level(structure: Any) -> int:
         levels.append(level_of(kind) or 0)
         return kind
 
-    _map_covers(structure, see, see_class)
+    _map_covers(treedef, see, see_class)
     return max(levels)
 
 
-def _covers(structure: Any) -> dict[Any, Cover]:
+def _covers(treedef: Any) -> dict[Any, Cover]:
     """The covers of the marks in a treedef, each by the route of its node and the marked field."""
     found: dict[Any, Cover] = {}
-    _map_covers(structure, lambda cover, *mark: found.setdefault(mark, cover))
+    _map_covers(treedef, lambda cover, *mark: found.setdefault(mark, cover))
     return found
 
 
 def _map_covers(
-    structure: Any,
+    treedef: Any,
     change: Callable[..., Cover],
     change_class: Callable[[type, tuple[int, ...]], type] = lambda kind, _: kind,
     route: tuple[int, ...] = (),
@@ -171,16 +173,16 @@ def _map_covers(
     `change` takes a cover, the route of the marked node and the marked field (None for a wrapper), and returns the
     new cover. `change_class` takes the class of a node and its route, and returns the class that is there instead.
     """
-    data = structure.node_data()
+    data = treedef.node_data()
     if data is None or data[0] is type(None):
-        return structure
-    children = structure.children()
+        return treedef
+    children = treedef.children()
     mapped = [_map_covers(child, change, change_class, (*route, number)) for number, child in enumerate(children)]
     before, kind = data[1], change_class(data[0], route)
     aux = _changed(kind, before, lambda cover, field: change(cover, route, field))
     is_same = kind is data[0] and aux is before
     if is_same and all(new is old for new, old in zip(mapped, children, strict=True)):
-        return structure
+        return treedef
     return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), mapped)
 
 

@@ -30,10 +30,10 @@ class Wrapped(NamedTuple):
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
         """The value has the path of its wrapper, unless another is given."""
-        from treescope import rendering_parts as parts
+        from treescope import rendering_parts
 
         inner = subtree_renderer(self.value, path=path)
-        return parts.siblings_with_annotations(f"{self.wrapper}(", inner, self._end)
+        return rendering_parts.siblings_with_annotations(f"{self.wrapper}(", inner, self._end)
 
 
 def text_of(value: Any) -> str:

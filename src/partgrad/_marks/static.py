@@ -61,7 +61,7 @@ def _key(value: Any, where: str) -> Any:
         if is_array(leaf):
             raise _is_an_array(where, path, leaf)
     keys = [_typed(leaf, functools.partial(_unhashable, where, write(path))) for path, leaf in paths_and_leaves]
-    return typed_structure(treedef), treedef, tuple(keys)
+    return typed_treedef(treedef), treedef, tuple(keys)
 
 
 def _is_an_array(where: str, path: Any, leaf: Any) -> StaticError:
@@ -83,10 +83,10 @@ def _copied(value: Any) -> Any:
     return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
 
 
-def typed_structure(structure: Any) -> Any:
+def typed_treedef(treedef: Any) -> Any:
     """A key of a treedef that compares by type and value: treedefs only compare by `==`, and `1 == True`."""
-    data = structure.node_data()
-    return data and (data[0], _typed(data[1]), tuple(map(typed_structure, structure.children())))
+    data = treedef.node_data()
+    return data and (data[0], _typed(data[1]), tuple(map(typed_treedef, treedef.children())))
 
 
 def _typed(value: Any, unhashable: Callable[[Any], Any] = type) -> Any:

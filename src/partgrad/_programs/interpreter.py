@@ -102,7 +102,7 @@ def run(
     inside: Chain = (),
     wanted: Callable[[JaxprEqn], bool] | None = None,
     in_place: Container[str] = (),
-    scope: Callable[[Chain], Any] = lambda chain: contextlib.nullcontext(),
+    context: Callable[[Chain], Any] = lambda chain: contextlib.nullcontext(),
 ) -> Operands:
     """The outputs of a jaxpr in which a rule stands in for some equations, at any depth.
 
@@ -122,7 +122,7 @@ def run(
             is. None for every equation.
         in_place: The names of primitives whose body is run in the place of the equation, not staged as a call; the
             derivative rules of custom ones are thereby lost.
-        scope: From an equation, after those that it is inside, to a context in which it is run: a `jax.named_scope`.
+        context: From an equation, after those that it is inside, to a context in which it is run: a `jax.named_scope`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -135,12 +135,12 @@ def run(
     """
 
     def within(chain: Chain) -> Callable[..., Operands]:
-        return functools.partial(run, rule=rule, inside=chain, wanted=wanted, in_place=in_place, scope=scope)
+        return functools.partial(run, rule=rule, inside=chain, wanted=wanted, in_place=in_place, context=context)
 
     def step(equation: JaxprEqn, given: Operands) -> Operands:
         chain = (*inside, equation)
         contains = wanted is None or any(any_equation(inner, wanted) for inner in inner_jaxprs(equation))
-        with scope(chain):
+        with context(chain):
             results = rule(chain, given) if contains or (wanted is not None and wanted(equation)) else None
             if results is None and contains and equation.primitive.name in in_place:
                 results = within(chain)(*opened(primal_jaxpr(equation)), given)

@@ -15,7 +15,7 @@ from .._message import at, listed, near_misses
 from ..errors import NoMatchError, SelectorTypeError, SlotError
 from .callables import MISFITS, code_of, parts_of
 from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse
-from .structures import Structure
+from .skeletons import Skeleton
 
 # In at most this many places, every path is compared with a misspelled one.
 _COMPARED = 2000
@@ -29,63 +29,63 @@ class _Advice(NamedTuple):
     fix: str = ""
 
 
-def not_found(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -> NoMatchError:
+def not_found(skeleton: Skeleton, pattern: str, steps: Sequence[PatternStep]) -> NoMatchError:
     """The error for a pattern that matches nothing."""
-    refuse_forgotten(structure.leaves, structure.path, [step.text for step in steps if step.kind == "name"])
-    details, fix = _instead(structure, pattern, steps)
+    refuse_forgotten(skeleton.leaves, skeleton.path, [step.text for step in steps if step.kind == "name"])
+    details, fix = _instead(skeleton, pattern, steps)
     if not fix:
-        near = near_misses(pattern, [place.path for place in _told_apart(structure.layout.places)])
+        near = near_misses(pattern, [place.path for place in _told_apart(skeleton.layout.places)])
         if near:
             details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
         fix = "write a path to one of these: paths start at the tree itself, not with the argument's name."
         fix = f"write {near[0]!r}." if near else fix
     what = f"The path '{pattern}' matches nothing in the tree."
-    return NoMatchError(what, *details, f"Leaves: {structure.listed_leaves()}.", fix=fix)
+    return NoMatchError(what, *details, f"Leaves: {skeleton.listed_leaves()}.", fix=fix)
 
 
-def no_path(structure: Structure, pattern: re.Pattern[str]) -> NoMatchError:
+def no_path(skeleton: Skeleton, pattern: re.Pattern[str]) -> NoMatchError:
     """The error for a regular expression that matches no path."""
-    paths = [place.path for place in structure.layout.leaves]
+    paths = [place.path for place in skeleton.layout.leaves]
     fix = "match a whole path, as partgrad.items prints it."
     if any(pattern.search(path) for path in paths):
         # Flags at its beginning are among its flags.
         inner = re.sub(r"^\(\?[aiLmsux]+\)", "", pattern.pattern)
         fix = f"match the whole path: partgrad.path({re.compile(f'.*(?:{inner}).*', pattern.flags)!r})."
     what = f"The regular expression {pattern.pattern!r} matches the path of no leaf."
-    details = "Expected one that matches a whole path.", f"Leaves: {structure.listed_leaves()}."
+    details = "Expected one that matches a whole path.", f"Leaves: {skeleton.listed_leaves()}."
     return NoMatchError(what, *details, fix=fix)
 
 
-def _instead(structure: Structure, pattern: str, steps: Sequence[PatternStep]) -> _Advice:
-    layout = structure.layout
+def _instead(skeleton: Skeleton, pattern: str, steps: Sequence[PatternStep]) -> _Advice:
+    layout = skeleton.layout
     reached, count = [layout.root], 0
     while count < len(steps) and (further := matching_places(layout, steps[: count + 1])):
         reached, count = further, count + 1
     step = steps[min(count, len(steps) - 1)]
     ways = (
-        _stored_otherwise(structure, reached, step),
+        _stored_otherwise(skeleton, reached, step),
         _deeper(layout, pattern, steps),
-        _after_the_name(structure, steps),
+        _after_the_name(skeleton, steps),
         _out_of_range(layout, reached, step),
         _misspelled(layout, reached, steps, count),
     )
     return next((advice for advice in ways if advice is not None), _Advice([]))
 
 
-def _stored_otherwise(structure: Structure, reached: Sequence[Place], step: PatternStep) -> _Advice | None:
+def _stored_otherwise(skeleton: Skeleton, reached: Sequence[Place], step: PatternStep) -> _Advice | None:
     """What the nodes have under this name that is no part of the tree: a property, a method, static data."""
     if step.kind != "name":
         return None
     for cls, place in {type(place.value): place for place in reversed(reached)}.items():
         code = code_of(inspect.getattr_static(cls, step.value, None))
         if code is not None:
-            return _computed(structure, place, step.value, code)
+            return _computed(skeleton, place, step.value, code)
     holder = next((place for place in reached if step.value in getattr(place.value, "__dict__", {})), None)
     if holder is None:
         return None
     kind, value = type(holder.value).__name__, vars(holder.value)[step.value]
     path = at(f"{holder.path}.{step.value}".removeprefix("."))
-    for child in structure.layout.children(holder):
+    for child in skeleton.layout.children(holder):
         if child.value is value:
             what = f"`{kind}` is registered without names: {path} is `{child.path}`."
             return _Advice([what], fix=f"write {child.path!r}, or a callable.")
@@ -93,21 +93,21 @@ def _stored_otherwise(structure: Structure, reached: Sequence[Place], step: Patt
     return _Advice([what], fix="make it a field of its own that is not static.")
 
 
-def _computed(structure: Structure, place: Place, name: str, code: types.CodeType) -> _Advice:
+def _computed(skeleton: Skeleton, place: Place, name: str, code: types.CodeType) -> _Advice:
     """A property or a method: a callable, if that returns a part of the tree; else what it is computed from."""
     kind = type(place.value).__name__
     what = f"`{name}` is computed by `{kind}`, and a path names what is stored."
     where = f"m{'' if place.path.startswith('[') or not place.path else '.'}{place.path}"
     try:
-        parts_of(getattr(place.value, name), structure)
+        parts_of(getattr(place.value, name), skeleton)
     except (*MISFITS, SlotError):
         used = _names_in(code)
-        known = [own for child in structure.layout.children(place) if (own := name_of(child.step)) in used]
-        parts = ", ".join(f"{where}.{own}" for own in known)
-        if not known:
+        stored = [own for child in skeleton.layout.children(place) if (own := name_of(child.step)) in used]
+        named = ", ".join(f"{where}.{own}" for own in stored)
+        if not stored:
             return _Advice([what], fix="name the leaves that it is computed from.")
-        parts = parts if len(known) == 1 else f"({parts})"
-        return _Advice([what], fix=f"name what it is computed from: wrt=lambda m: {parts}.")
+        named = named if len(stored) == 1 else f"({named})"
+        return _Advice([what], fix=f"name what it is computed from: wrt=lambda m: {named}.")
     return _Advice([what], fix=f"write a callable: wrt=lambda m: {where}.{name}.")
 
 
@@ -122,18 +122,18 @@ def _deeper(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> _Advi
     if not below:
         return None
     several = [repr(place.path) for place in below[:3]]
-    known = listed((repr(place.path) for place in below), len(below))
-    details = [f"It starts at the tree itself; deeper there {'is' if len(below) == 1 else 'are'} {known}."]
+    paths = listed((repr(place.path) for place in below), len(below))
+    details = [f"It starts at the tree itself; deeper there {'is' if len(below) == 1 else 'are'} {paths}."]
     every = f", or '**.{pattern.removeprefix('.')}' for all of them" if not pattern.startswith("[") else ""
     return _Advice(details, fix=f"write {several[0]}." if len(below) == 1 else f"write {' or '.join(several)}{every}.")
 
 
-def _after_the_name(structure: Structure, steps: Sequence[PatternStep]) -> _Advice | None:
+def _after_the_name(skeleton: Skeleton, steps: Sequence[PatternStep]) -> _Advice | None:
     """The same path without its first name, which may be that of the argument."""
     rest = steps[1:]
     if not rest or steps[0].kind != "name":
         return None
-    if not (matching_places(structure.layout, rest) or elements_at(structure, rest)[0]):
+    if not (matching_places(skeleton.layout, rest) or elements_at(skeleton, rest)[0]):
         return None
     return _Advice([f"It starts at the tree itself, not with `{steps[0].text}`."], fix=f"write {_joined(rest)!r}.")
 

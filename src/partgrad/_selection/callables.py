@@ -1,4 +1,4 @@
-"""Selector callables: run on the slots of a structure; what they return is turned into a match."""
+"""Selector callables: run on the slots of a skeleton; what they return is turned into a match."""
 
 import functools
 import inspect
@@ -17,8 +17,8 @@ from ..errors import ElementError, NoMatchError, SelectionError, SelectorTypeErr
 from .choose import LEAF, refuse_twice
 from .patterns import names_of
 from .plan import Match, Pick
+from .skeletons import Skeleton, refuse_changes
 from .slots import ElementSlot, Seen, Slot, computed
-from .structures import Structure, refuse_changes
 
 _TRACED = (
     jax.errors.ConcretizationTypeError,
@@ -44,32 +44,32 @@ class _Misfit(Exception):
 MISFITS = (_Misfit, AttributeError, KeyError, IndexError, TypeError)
 
 
-def match_of(function: Callable[[Any], Any], structure: Structure, *, everywhere: bool) -> Match:
-    """What a function returns for the root of a structure or, if it does not fit there, for the nodes where it does.
+def match_of(function: Callable[[Any], Any], skeleton: Skeleton, *, everywhere: bool) -> Match:
+    """What a function returns for the root of a skeleton or, if it does not fit there, for the nodes where it does.
 
     With `everywhere`, every node is asked, the root included.
     """
-    if structure.failure is not None:
+    if skeleton.failure is not None:
         what = "A callable cannot be asked here: a class in the tree does not keep the slots that stand for its leaves."
-        reason = f"{type(structure.failure).__name__}: {structure.failure}".splitlines()[0]
-        details = reason, f"Leaves: {structure.listed_leaves()}."
-        raise SelectionError(what, *details, fix="write a path or a glob.") from structure.failure
+        reason = f"{type(skeleton.failure).__name__}: {skeleton.failure}".splitlines()[0]
+        details = reason, f"Leaves: {skeleton.listed_leaves()}."
+        raise SelectionError(what, *details, fix="write a path or a glob.") from skeleton.failure
     # Copied before the function can change any.
-    containers = structure.containers
+    containers = skeleton.containers
     try:
-        return _asked(function, structure, everywhere)
+        return _asked(function, skeleton, everywhere)
     finally:
         refuse_changes(containers)
 
 
-def _asked(function: Callable[[Any], Any], structure: Structure, everywhere: bool) -> Match:
+def _asked(function: Callable[[Any], Any], skeleton: Skeleton, everywhere: bool) -> Match:
     misfit = None
     if not everywhere:
         try:
-            return Match(*parts_of(function(structure.layout.root.value), structure))
+            return Match(*parts_of(function(skeleton.layout.root.value), skeleton))
         except MISFITS as error:
-            misfit = _misfit(error, function, structure)
-    nodes, leaves = structure.nodes, structure.layout.leaves
+            misfit = _misfit(error, function, skeleton)
+    nodes, leaves = skeleton.nodes, skeleton.layout.leaves
     places: list[Place | Pick] = []
     groups: list[tuple[Place | Pick, ...]] = []
     fits = False
@@ -77,26 +77,26 @@ def _asked(function: Callable[[Any], Any], structure: Structure, everywhere: boo
         try:
             returned = function(node.value)
             # The fast path for what most callables return: this runs on every call, for every node.
-            if type(returned) is Slot and returned._owner is structure:
+            if type(returned) is Slot and returned._owner is skeleton:
                 places.append(leaves[returned._number])
             else:
-                several, _ = parts_of(returned, structure)
+                several, _ = parts_of(returned, skeleton)
                 places += several
                 if len(several) > 1:
                     groups.append(several)
             fits = True
         except MISFITS as error:
-            new = _misfit(error, function, structure)
+            new = _misfit(error, function, skeleton)
             misfit = misfit or new
     if not fits:
         misfit = misfit or _Misfit("it is one leaf, and a leaf is not a node")
-        raise _fits_nowhere(function, structure, misfit, max(len(nodes) - 1, 0))
+        raise _fits_nowhere(function, skeleton, misfit, max(len(nodes) - 1, 0))
     if groups:
-        refuse_twice(structure, groups)
+        refuse_twice(skeleton, groups)
     return Match(tuple(places))
 
 
-def _misfit(error: Exception, function: Callable[[Any], Any], structure: Structure) -> _Misfit:
+def _misfit(error: Exception, function: Callable[[Any], Any], skeleton: Skeleton) -> _Misfit:
     """Why a callable does not fit a node; raises the error if it is a mistake on any node.
 
     Always a new exception: the traceback of the old one would keep the frames of the call, and their leaves, alive.
@@ -113,13 +113,13 @@ def _misfit(error: Exception, function: Callable[[Any], Any], structure: Structu
             "What is selected is part of the program; it cannot depend on what is traced.",
             fix="index with a Python int, or select the whole and mask its gradient.",
         ) from None
-    if _is_from_inside(error, function, structure):
+    if _is_from_inside(error, function, skeleton):
         raise error
     name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
     return _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None)
 
 
-def _is_from_inside(error: Exception, function: Callable[[Any], Any], structure: Structure) -> bool:
+def _is_from_inside(error: Exception, function: Callable[[Any], Any], skeleton: Skeleton) -> bool:
     """Whether an error comes from inside a property or a method of a node, not from a node that lacks something."""
     traceback = error.__traceback__.tb_next if error.__traceback__ is not None else None
     if traceback is None or (traceback.tb_next is None and traceback.tb_frame.f_code is _code_of(function)):
@@ -135,7 +135,7 @@ def _is_from_inside(error: Exception, function: Callable[[Any], Any], structure:
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
         # Every attribute of an `eqx.Module` goes through its `__getattribute__`, properties too.
-        if frame.f_code.co_name != "__getattribute__" and _is_of_node(frame, structure):
+        if frame.f_code.co_name != "__getattribute__" and _is_of_node(frame, skeleton):
             return frame.f_code.co_name not in _ASKING
     return False
 
@@ -150,14 +150,14 @@ def _code_of(function: Any) -> Any:
     return getattr(function, "__code__", None)
 
 
-def _is_of_node(frame: types.FrameType, structure: Structure) -> bool:
+def _is_of_node(frame: types.FrameType, skeleton: Skeleton) -> bool:
     """Whether a frame runs a method or a property of a node of the tree, or of what a node keeps."""
     code = frame.f_code
     if not code.co_argcount or str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
         return False
     owner = frame.f_locals.get(code.co_varnames[0])
     members = (member for cls in type(owner).__mro__ for member in vars(cls).items())
-    return structure.holds(owner) and any(
+    return skeleton.holds(owner) and any(
         code_of(member) is code or (name == code.co_name and code_of(member) is not None) for name, member in members
     )
 
@@ -173,14 +173,14 @@ def code_of(member: Any) -> types.CodeType | None:
     return getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
 
 
-def parts_of(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, ...], Any]:
+def parts_of(returned: Any, skeleton: Skeleton) -> tuple[tuple[Place | Pick, ...], Any]:
     """The places that a function returned, and the containers around them."""
-    found = structure.find(returned)
+    found = skeleton.find(returned)
     if found is not None:
         # What comes next would say the same, and takes longer.
         return (found,), LEAF
     try:
-        places, containers = jax.tree.flatten(_to_places(returned, structure))
+        places, containers = jax.tree.flatten(_to_places(returned, skeleton))
     except (TypeError, ValueError) as error:
         raise SelectionError(
             f"The selector returned a container that JAX cannot flatten: {str(error).splitlines()[0]:.80}",
@@ -190,17 +190,17 @@ def parts_of(returned: Any, structure: Structure) -> tuple[tuple[Place | Pick, .
     return tuple(places), containers
 
 
-def _to_places(returned: Any, structure: Structure) -> Any:
+def _to_places(returned: Any, skeleton: Skeleton) -> Any:
     """Replace slots and nodes of the tree with their places, inside tuples, lists and dicts."""
-    place = structure.find(returned)
+    place = skeleton.find(returned)
     if place is not None:
         return place
     if isinstance(returned, tuple) and hasattr(returned, "_fields"):
-        return type(returned)(*(_to_places(item, structure) for item in returned))
+        return type(returned)(*(_to_places(item, skeleton) for item in returned))
     if type(returned) in (tuple, list):
-        return type(returned)(_to_places(item, structure) for item in returned)
+        return type(returned)(_to_places(item, skeleton) for item in returned)
     if type(returned) is dict:
-        return {key: _to_places(item, structure) for key, item in returned.items()}
+        return {key: _to_places(item, skeleton) for key, item in returned.items()}
     if isinstance(returned, Slot):
         raise _Misfit(f"it returned {returned!r}, which belongs to another tree")
     kind = type(returned).__name__
@@ -213,22 +213,22 @@ def _is_static(returned: Any) -> bool:
     return isinstance(returned, int | float | str)
 
 
-def _fits_nowhere(function: Callable[[Any], Any], structure: Structure, misfit: _Misfit, nodes: int) -> SelectionError:
+def _fits_nowhere(function: Callable[[Any], Any], skeleton: Skeleton, misfit: _Misfit, nodes: int) -> SelectionError:
     if not accepts(function, None):
         return SelectorTypeError(
             f"The selector does not take one argument: {misfit}.",
             "Expected a function of the tree.",
             fix="write wrt=lambda m: m.the_part.",
         )
-    refuse_forgotten(structure.leaves, structure.path, [misfit.name])
-    root = type(structure.layout.root.value).__name__
+    refuse_forgotten(skeleton.leaves, skeleton.path, [misfit.name])
+    root = type(skeleton.layout.root.value).__name__
     details = [f"On the tree itself: {misfit}.", f"Tried on {root} and the {nodes} nodes below it."]
-    near = near_misses(misfit.name, names_of(structure.layout.places)) if misfit.name else []
+    near = near_misses(misfit.name, names_of(skeleton.layout.places)) if misfit.name else []
     if near:
         details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
-    details.append(f"Leaves: {structure.listed_leaves()}.")
+    details.append(f"Leaves: {skeleton.listed_leaves()}.")
     what = "The selector fits no part of the tree."
-    answers = _answers(function, structure)
+    answers = _answers(function, skeleton)
     if misfit.name in _OF_LEAVES or (isinstance(misfit.found, bool) and answers):
         details.insert(2, "It asks about a leaf, and is given the tree and its nodes.")
         name = function_name(function) or ""
@@ -245,11 +245,11 @@ def _fits_nowhere(function: Callable[[Any], Any], structure: Structure, misfit: 
     return NoMatchError(what, *details, fix="return one of the leaves, or a node that holds some.")
 
 
-def _answers(function: Callable[[Any], Any], structure: Structure) -> list[bool]:
+def _answers(function: Callable[[Any], Any], skeleton: Skeleton) -> list[bool]:
     """What a function says of each leaf, if it is a predicate; nothing if it is none."""
-    numbers = (i for i, leaf in enumerate(structure.leaves) if is_differentiable(leaf))
+    numbers = (i for i, leaf in enumerate(skeleton.leaves) if is_differentiable(leaf))
     try:
-        answers = [function(Seen(structure, i)) for i in numbers]
+        answers = [function(Seen(skeleton, i)) for i in numbers]
     except (*MISFITS, SlotError):
         return []
     return [bool(answer) for answer in answers] if all(isinstance(a, bool | np.bool_) for a in answers) else []

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import jax
 
-from .._marks import Place, opened, remarked
+from .._marks import Place, remarked, with_open_marks
 from .._message import at, listed
 from .._trees import Elements, describe, is_differentiable, joined, overlap
 from ..errors import NoMatchError, NotDifferentiableError, SelectionError
 from .plan import Found, Match, Node, Part, Pick, Plan
-from .structures import Structure
+from .skeletons import Skeleton
 
 LEAF = jax.tree.structure(0)
 # How many leaves an error names in its remedy.
@@ -42,7 +42,7 @@ class _Named(NamedTuple):
     """What naming a place selects: the leaves, and whether it opens marks inside it."""
 
     leaves: list[Place]
-    is_opened: bool
+    is_thawed: bool
 
 
 def place_of(pick: "Place | Pick") -> Place:
@@ -50,86 +50,86 @@ def place_of(pick: "Place | Pick") -> Place:
     return pick.place if isinstance(pick, Pick) else pick
 
 
-def _named(structure: Structure, place: Place) -> _Named:
+def _named(skeleton: Skeleton, place: Place) -> _Named:
     """What naming a place selects: a mark on or above it gives way, one inside it keeps its leaves out."""
-    leaves = [leaf for leaf in structure.layout.within(place) if leaf.is_leaf]
-    wanted = [leaf for leaf in leaves if structure.is_wanted(leaf.start, is_itself=place.is_leaf)]
-    free = [leaf for leaf in wanted if structure.purpose == "marks" or leaf.mark <= place.depth]
+    leaves = [leaf for leaf in skeleton.layout.within(place) if leaf.is_leaf]
+    wanted = [leaf for leaf in leaves if skeleton.is_wanted(leaf.start, is_itself=place.is_leaf)]
+    free = [leaf for leaf in wanted if skeleton.purpose == "marks" or leaf.mark <= place.depth]
     # A node that is held as a whole is opened.
     return _Named(free or wanted, not free and not place.is_leaf)
 
 
-def choose(structure: Structure, match: Match, rules: Rules) -> Plan:
+def choose(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
     """The plan for a match."""
-    return (_choose_described if match.containers is None else _choose_named)(structure, match, rules)
+    return (_choose_described if match.containers is None else _choose_named)(skeleton, match, rules)
 
 
-def _choose_named(structure: Structure, match: Match, rules: Rules) -> Plan:
+def _choose_named(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
     considered: list[int] = []
     selected: list[Place | Pick] = []
     nodes = []
     for pick in match.places:
         place = place_of(pick)
-        refuse_undifferentiable(structure, place)
-        named = _named(structure, place)
+        refuse_undifferentiable(skeleton, place)
+        named = _named(skeleton, place)
         considered += range(place.start, place.stop)
         selected += [pick] * len(named.leaves) if isinstance(pick, Pick) else named.leaves
         own = [leaf.start - place.start for leaf in named.leaves]
-        nodes.append(Node(place.route, place.stop - place.start, own, named.is_opened))
-    refuse_twice(structure, [selected], lambda leaf: True)
+        nodes.append(Node(place.route, place.stop - place.start, own, named.is_thawed))
+    refuse_twice(skeleton, [selected], lambda leaf: True)
     elements = [pick.elements if isinstance(pick, Pick) else None for pick in selected]
     if not any(own is None or own.size for own in elements):
         has_elements = any(own is not None for own in elements)
         reason = "Its index takes no element." if has_elements else NOTHING_DIFFERENTIABLE
-        raise nothing_selected(structure, [], Rules(rules.name, reason))
+        raise nothing_selected(skeleton, [], Rules(rules.name, reason))
     first = match.places[0]
     is_leaf = match.containers == LEAF and (isinstance(first, Pick) or first.is_leaf)
     part = Part(None if is_leaf else match.containers, nodes)
-    return _plan(structure, match, list(map(place_of, selected)), elements, considered, part)
+    return _plan(skeleton, match, list(map(place_of, selected)), elements, considered, part)
 
 
-def _choose_described(structure: Structure, match: Match, rules: Rules) -> Plan:
-    found = leaves_in(structure, match, rules.is_strict)
+def _choose_described(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
+    found = leaves_in(skeleton, match, rules.is_strict)
     found = {i: own for i, own in sorted(found.items()) if own is None or own.size}
-    selected = selected_in(structure, match, found)
+    selected = selected_in(skeleton, match, found)
     if not selected and not rules.may_be_empty:
-        raise nothing_selected(structure, list(found), rules)
+        raise nothing_selected(skeleton, list(found), rules)
     # Whether a leaf has these elements depends on its shape.
     is_wide = rules.is_wide or any(isinstance(pick, Pick) for pick in match.places)
-    count = len(structure.leaves)
+    count = len(skeleton.leaves)
     considered = range(count) if is_wide else dict.fromkeys(i for pick in match.places for i in _range(pick))
-    leaves, elements = structure.layout.leaves, [found[i] for i in selected]
-    return _plan(structure, match, [leaves[i] for i in selected], elements, considered)
+    leaves, elements = skeleton.layout.leaves, [found[i] for i in selected]
+    return _plan(skeleton, match, [leaves[i] for i in selected], elements, considered)
 
 
-def selected_in(structure: Structure, match: Match, found: Found) -> list[int]:
+def selected_in(skeleton: Skeleton, match: Match, found: Found) -> list[int]:
     """The leaves among those found that no mark holds, or that are named."""
-    opens = {leaf.start for pick in match.named for leaf in _named(structure, place_of(pick)).leaves}
-    return [i for i in found if i in opens or not structure.is_held(i)]
+    opens = {leaf.start for pick in match.named for leaf in _named(skeleton, place_of(pick)).leaves}
+    return [i for i in found if i in opens or not skeleton.is_held(i)]
 
 
 def _plan(
-    structure: Structure,
+    skeleton: Skeleton,
     match: Match,
     leaves: Sequence[Place],
     elements: Sequence[Elements],
     considered: Iterable[int],
     part: Part | None = None,
 ) -> Plan:
-    is_thawing = structure.purpose != "marks"
+    is_thawing = skeleton.purpose != "marks"
     thaw = [leaf.start for leaf in leaves if is_thawing and leaf.mark >= 0]
     # What becomes of a mark also depends on what else can be differentiated beside the named leaf.
-    considered = range(len(structure.leaves)) if thaw else considered
+    considered = range(len(skeleton.leaves)) if thaw else considered
     nodes = tuple(place for place in match.places if isinstance(place, Place) and not place.is_leaf)
     indices = [leaf.start for leaf in leaves]
     watched = thaw
-    if structure.purpose == "differentiate" and match.named:
-        named = {leaf.start for pick in match.named for leaf in _named(structure, place_of(pick)).leaves}
+    if skeleton.purpose == "differentiate" and match.named:
+        named = {leaf.start for pick in match.named for leaf in _named(skeleton, place_of(pick)).leaves}
         watched = [leaf.start for leaf in leaves if leaf.start in named and (leaf.mark >= 0 or leaf.is_released)]
-    plan = Plan(structure.leaves, indices, elements, considered, part, nodes, thaw, watched)
+    plan = Plan(skeleton.leaves, indices, elements, considered, part, nodes, thaw, watched)
     if thaw:
-        plan.thawed = remarked(structure.tree, thaw, False)
-        plan.opened[0] = opened(jax.tree.structure(structure.tree), structure.layout, thaw, 0)
+        plan.thawed = remarked(skeleton.tree, thaw, False)
+        plan.open_treedefs[0] = with_open_marks(jax.tree.structure(skeleton.tree), skeleton.layout, thaw, 0)
     return plan
 
 
@@ -138,7 +138,7 @@ def _range(pick: "Place | Pick") -> range:
     return range(place.start, place.stop)
 
 
-def leaves_in(structure: Structure, match: Match, is_strict: bool) -> Found:
+def leaves_in(skeleton: Skeleton, match: Match, is_strict: bool) -> Found:
     """The leaves, or elements of leaves, in the places of a match, marks aside.
 
     It is an error if a place is a leaf without a derivative: any of them if it `is_strict`, as where a part is named,
@@ -146,41 +146,41 @@ def leaves_in(structure: Structure, match: Match, is_strict: bool) -> Found:
     """
     is_strict = is_strict or match.containers is not None
     places = [place_of(pick) for pick in match.places]
-    useless = [place for place in places if _is_useless(structure, place)]
+    useless = [place for place in places if _is_useless(skeleton, place)]
     if useless and (is_strict or len(useless) == len(places)):
-        refuse_undifferentiable(structure, useless[0])
+        refuse_undifferentiable(skeleton, useless[0])
     if match.containers is not None:
         for place in places:
-            refuse_undifferentiable(structure, place)
+            refuse_undifferentiable(skeleton, place)
     whole: set[int] = set()
-    parts: dict[int, list[Elements]] = {}
+    chosen: dict[int, list[Elements]] = {}
     for pick, place in zip(match.places, places, strict=True):
         if isinstance(pick, Pick):
-            parts.setdefault(place.start, []).append(pick.elements)
+            chosen.setdefault(place.start, []).append(pick.elements)
         elif place.is_leaf:
-            whole.update([place.start] if structure.is_wanted(place.start, is_itself=True) else [])
+            whole.update([place.start] if skeleton.is_wanted(place.start, is_itself=True) else [])
         else:
-            whole.update(filter(structure.is_wanted, range(place.start, place.stop)))
-    merged = {i: joined(own) for i, own in parts.items() if i not in whole}
+            whole.update(filter(skeleton.is_wanted, range(place.start, place.stop)))
+    merged = {i: joined(own) for i, own in chosen.items() if i not in whole}
     return {**dict.fromkeys(sorted(whole)), **merged}
 
 
-def _is_useless(structure: Structure, place: Place) -> bool:
-    return place.is_leaf and not structure.is_wanted(place.start, is_itself=True)
+def _is_useless(skeleton: Skeleton, place: Place) -> bool:
+    return place.is_leaf and not skeleton.is_wanted(place.start, is_itself=True)
 
 
-def nothing_selected(structure: Structure, held: Sequence[int], rules: Rules) -> NoMatchError:
+def nothing_selected(skeleton: Skeleton, held: Sequence[int], rules: Rules) -> NoMatchError:
     """The error for a selection that is empty, or empty because marks hold all its leaves."""
     if not held:
         return NoMatchError(
             f"The selector {rules.name} selects nothing to differentiate.",
             rules.reason,
-            f"Leaves: {structure.listed_leaves()}.",
+            f"Leaves: {skeleton.listed_leaves()}.",
             fix="select a floating or complex leaf, or a node that holds one.",
         )
-    paths = [structure.path(i) for i in held]
+    paths = [skeleton.path(i) for i in held]
     remedies = [f"name {_named_each(paths)}"]
-    if not any(structure.layout.leaves[i].foreign_mark for i in held):
+    if not any(skeleton.layout.leaves[i].foreign_mark for i in held):
         # Otherwise its class holds it, and there is no mark to take off.
         is_code = rules.name.isidentifier() or rules.name.startswith(("'", '"'))
         what = repr(paths[0]) if len(paths) == 1 else rules.name if is_code else "wrt"
@@ -200,11 +200,11 @@ def _named_each(paths: Sequence[str]) -> str:
     return f"the leaves themselves, wrt={' | '.join(f'partgrad.path({p!r})' for p in paths[:_NAMED])}{more}"
 
 
-def refuse_undifferentiable(structure: Structure, place: Place) -> None:
+def refuse_undifferentiable(skeleton: Skeleton, place: Place) -> None:
     """Raise if a place is a leaf without a derivative."""
-    if structure.purpose == "edit" or not place.is_leaf or is_differentiable(structure.leaves[place.start]):
+    if skeleton.purpose == "edit" or not place.is_leaf or is_differentiable(skeleton.leaves[place.start]):
         return
-    leaf = describe(structure.leaves[place.start])
+    leaf = describe(skeleton.leaves[place.start])
     remedy = "store a float (1.0 for 1)" if leaf.startswith(("bool", "i", "u")) else "select a floating leaf"
     raise NotDifferentiableError(
         f"The selector names {at(place.path)}, which cannot be differentiated.",
@@ -214,13 +214,13 @@ def refuse_undifferentiable(structure: Structure, place: Place) -> None:
 
 
 def refuse_twice(
-    structure: Structure, groups: "Sequence[Sequence[Place | Pick]]", counts: Callable[[int], bool] | None = None
+    skeleton: Skeleton, groups: "Sequence[Sequence[Place | Pick]]", counts: Callable[[int], bool] | None = None
 ) -> None:
     """Raise if a leaf that counts, or an element of one, is twice in a group; those count that can be selected."""
     flat = [pick for group in groups for pick in group]
     if len(set(flat)) == len(flat) and all(map(_IS_LEAF, flat)):
         return
-    counts = counts or (lambda i: structure.is_wanted(i) and not structure.is_held(i))
+    counts = counts or (lambda i: skeleton.is_wanted(i) and not skeleton.is_held(i))
     for group in groups:
         several: dict[int, list[Elements]] = {}
         for pick in group:
@@ -228,12 +228,12 @@ def refuse_twice(
                 several.setdefault(i, []).append(pick.elements if isinstance(pick, Pick) else None)
         twice = (
             i
-            for i, parts in several.items()
-            if (len(parts) > 1 or parts[0] is not None) and overlap(parts) and counts(i)
+            for i, chosen in several.items()
+            if (len(chosen) > 1 or chosen[0] is not None) and overlap(chosen) and counts(i)
         )
         for i in twice:
             raise SelectionError(
-                f"The selector returns {at(structure.path(i))} twice.",
+                f"The selector returns {at(skeleton.path(i))} twice.",
                 "A leaf may appear once: its gradient has one place to go.",
                 fix="return it once, or the node around it alone.",
             )

@@ -125,9 +125,9 @@ def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
         [("['n']", 3)]
     """
     target = Target(tree, as_selection(wrt), purpose="edit")
-    structure, pairs = target.structure, []
+    skeleton, pairs = target.skeleton, []
     for i, elements in zip(target.plan.indices, target.plan.elements, strict=True):
-        leaf, path = target.leaves[i], structure.path(i)
+        leaf, path = target.leaves[i], skeleton.path(i)
         if elements is None:
             pairs.append((path, leaf))
             continue
@@ -179,7 +179,7 @@ def is_nondiff(tree: Any, wrt: Selector) -> bool:
         (True, False)
     """
     target = _whatever_marks(tree, wrt)
-    return all(target.structure.mark(i) >= 0 for i in target.plan.indices)
+    return all(target.skeleton.mark(i) >= 0 for i in target.plan.indices)
 
 
 def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
@@ -293,7 +293,7 @@ def thaw(tree: T, wrt: Selector) -> T:
 
 def _remarked(tree: T, wrt: Any, held: bool) -> T:
     target = _whatever_marks(tree, wrt)
-    chosen, layout = frozenset(target.plan.indices), target.structure.layout
+    chosen, layout = frozenset(target.plan.indices), target.skeleton.layout
     # What is inside a thawed node and no mark of partgrad holds stays held; alone it cannot be thawed.
     stays = [i for i in chosen if not held and layout.leaves[i].foreign_mark]
     if stays and wrt is not None and len(stays) == len(chosen):
@@ -303,10 +303,10 @@ def _remarked(tree: T, wrt: Any, held: bool) -> T:
     # `freeze` states explicitly what a mark does silently: the derivative of a leaf that is open here ends.
     leaves = [_stopped(leaf, held and i in chosen) for i, leaf in enumerate(target.leaves)]
     try:
-        structure = remarked(tree, chosen, held, routes)
+        skeleton = remarked(tree, chosen, held, routes)
     except RecursionError as error:
         raise too_deep(tree) from error
-    return cast(T, structure.unflatten(leaves))
+    return cast(T, skeleton.unflatten(leaves))
 
 
 def _not_thawed(place: Place) -> SelectionError:

@@ -45,7 +45,7 @@ def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSIN
         for i in chosen.plan.indices:
             if i in labels:
                 raise SelectionError(
-                    f"Two groups select {at(target.structure.path(i))}: {labels[i]!r} and {name!r}.",
+                    f"Two groups select {at(target.skeleton.path(i))}: {labels[i]!r} and {name!r}.",
                     "Expected every leaf in at most one group.",
                     fix="take it out of one of them, as in partgrad.path('layers') - 'layers[1]'.",
                 )
@@ -53,7 +53,7 @@ def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSIN
     without = [i for i in range(len(target.leaves)) if i not in labels]
     if without and default is _MISSING:
         raise SelectionError(
-            f"No group selects {listed(at(target.structure.path(i)) for i in without)}.",
+            f"No group selects {listed(at(target.skeleton.path(i)) for i in without)}.",
             "Expected a label for every leaf, the held ones and those without a derivative too.",
             fix="give the others a label: default=...",
         )

@@ -1,4 +1,4 @@
-"""Masks: trees of bools, laid over a structure."""
+"""Masks: trees of bools, laid over a tree."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,29 +6,29 @@ from typing import Any
 from .._marks import Layout, Place
 from .._message import at
 from ..errors import SelectionError
-from .structures import Structure
+from .skeletons import Skeleton
 
 
-def masked_places(mask: Layout, chosen: Sequence[bool], structure: Structure) -> list[Place]:
-    """The places of a structure under True in a tree of bools of this layout, or in a prefix of one."""
+def masked_places(mask: Layout, chosen: Sequence[bool], skeleton: Skeleton) -> list[Place]:
+    """The places of a skeleton under True in a tree of bools of this layout, or in a prefix of one."""
     found = []
-    pending = [(mask.root, structure.layout.root)]
+    pending = [(mask.root, skeleton.layout.root)]
     while pending:
         place, there = pending.pop()
-        place, there = _inside_wrappers(mask, place), _inside_wrappers(structure.layout, there)
+        place, there = _inside_wrappers(mask, place), _inside_wrappers(skeleton.layout, there)
         if place.is_leaf:
             found += [there] * chosen[place.start]
             continue
         if place.value is not None and type(place.value) is not type(there.value):
             raise _other_structure(place.path, _class_name(there.value, place.value), _class_name(place.value, None))
         entries = {child.step: child for child in mask.children(place)}
-        below = {child.step: child for child in structure.layout.children(there)}
+        below = {child.step: child for child in skeleton.layout.children(there)}
         for step, child in entries.items():
             if step not in below:
                 raise _other_structure(child.path, "nothing there", "a mask entry")
         for left_out in [there] if there.is_leaf else [child for step, child in below.items() if step not in entries]:
             if left_out.start < left_out.stop:
-                raise _other_structure(structure.path(left_out.start), "True or False", "nothing")
+                raise _other_structure(skeleton.path(left_out.start), "True or False", "nothing")
         pending += [(child, below[step]) for step, child in reversed(entries.items())]
     return found
 

@@ -47,12 +47,12 @@ def partition(tree: T, wrt: Selector = None) -> tuple[T, T]:
     """
     target = Target(tree, as_selection(wrt))
     target.refuse_elements("partition")
-    leaves, structure = target.leaves, target.thawed
+    leaves, treedef = target.leaves, target.thawed
     selected: list[Any] = [None] * len(leaves)
     rest = leaves.copy()
     for i in target.plan.indices:
         selected[i], rest[i] = leaves[i], None
-    return unflatten_part(structure, selected), unflatten_part(structure, rest)
+    return unflatten_part(treedef, selected), unflatten_part(treedef, rest)
 
 
 def combine(*parts: T) -> T:
@@ -76,11 +76,11 @@ def combine(*parts: T) -> T:
         raise PartsError("`combine` got no parts.", fix="pass what `partition` returned: combine(selected, rest).")
     whole, treedef = jax.tree.flatten(parts[0], is_leaf=_is_none)
     for number, part in enumerate(parts[1:], start=1):
-        leaves, structure = jax.tree.flatten(part, is_leaf=_is_none)
-        if structure != treedef:
-            if not alike(structure, treedef):
+        leaves, own = jax.tree.flatten(part, is_leaf=_is_none)
+        if own != treedef:
+            if not alike(own, treedef):
                 raise _differ(parts[0], number, part)
-            treedef = united(treedef, structure)
+            treedef = united(treedef, own)
         for i, leaf in enumerate(leaves):
             if leaf is not None:
                 if whole[i] is not None:
@@ -142,8 +142,8 @@ def apply_updates(tree: T, updates: Any, wrt: Selector = None) -> T:
     if wrt is not None:
         return _updated_part(tree, updates, wrt)
     leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_none)
-    changes, structure = jax.tree.flatten(updates, is_leaf=_is_none)
-    if not alike(structure, treedef):
+    changes, other = jax.tree.flatten(updates, is_leaf=_is_none)
+    if not alike(other, treedef):
         raise _misfit(*first_difference(_filled(tree), _filled(updates)))
     path_of = lambda i: Layout(_filled(tree)).leaves[i].path
     pairs = enumerate(zip(leaves, changes, strict=True))
@@ -153,14 +153,14 @@ def apply_updates(tree: T, updates: Any, wrt: Selector = None) -> T:
 def _updated_part(tree: T, updates: Any, wrt: Selector) -> T:
     target = Target(tree, as_selection(wrt))
     template = target.shaped(list(range(len(target.plan.indices))))
-    changes, structure = jax.tree.flatten(updates, is_leaf=_is_none)
+    changes, found = jax.tree.flatten(updates, is_leaf=_is_none)
     # What is None on both sides is not selected; what is None among the updates alone stays.
     numbers, expected = jax.tree.flatten(template, is_leaf=_is_none)
-    if not alike(structure, expected):
+    if not alike(found, expected):
         raise _misfit(*first_difference(_filled(template), _filled(updates)), wrt)
     values = target.selected
     for number, change in zip(numbers, changes, strict=True):
-        path_of = lambda number=number: target.structure.path(target.plan.indices[number or 0])
+        path_of = lambda number=number: target.skeleton.path(target.plan.indices[number or 0])
         if number is not None:
             values[number] = _updated(values[number], change, path_of, wrt)
         elif change is not None:

@@ -12,7 +12,7 @@ from .._marks import Layout, Place
 from .._trees import written
 from ..errors import NoMatchError
 from .plan import Pick
-from .structures import Structure
+from .skeletons import Skeleton
 
 # A name, a part of one with `*` in it, or a star alone.
 _WORD = re.compile(r"(?:[^\W\d]|\*)(?:\w|\*)*")
@@ -195,23 +195,23 @@ def _inside(layout: Layout, places: list[Place]) -> list[Place]:
     return _inside(layout, [p for own in places for p in (layout.children(own) if own.is_wrapper else [own])])
 
 
-def elements_at(structure: Structure, steps: Sequence[PatternStep]) -> tuple[list[Pick], Sequence[PatternStep]]:
+def elements_at(skeleton: Skeleton, steps: Sequence[PatternStep]) -> tuple[list[Pick], Sequence[PatternStep]]:
     """The elements that the last steps of a pattern take from the arrays that the others match; and the others."""
     for count in range(1, len(steps) + 1):
         if not steps[-count].is_index:
             break
-        places = [place for place in matching_places(structure.layout, steps[:-count]) if place.is_leaf]
-        arrays = [place for place in places if getattr(structure.leaves[place.start], "shape", None)]
+        places = [place for place in matching_places(skeleton.layout, steps[:-count]) if place.is_leaf]
+        arrays = [place for place in places if getattr(skeleton.leaves[place.start], "shape", None)]
         if arrays:
-            return [_pick(structure, place, steps[-count:]) for place in arrays], steps[:-count]
+            return [_pick(skeleton, place, steps[-count:]) for place in arrays], steps[:-count]
     return [], steps
 
 
-def _pick(structure: Structure, place: Place, steps: Sequence[PatternStep]) -> Pick:
-    slot: Any = structure.slots[place.start]
+def _pick(skeleton: Skeleton, place: Place, steps: Sequence[PatternStep]) -> Pick:
+    slot: Any = skeleton.slots[place.start]
     for step in steps:
         slot = slot[step.value]
-    return structure.pick(slot)
+    return skeleton.pick(slot)
 
 
 def names_of(places: Iterable[Place]) -> dict[str, None]:

@@ -1,6 +1,6 @@
 """What selectors say and what it comes to, as records: a match of places, and the plan that is made of it.
 
-A plan is made for a structure, holds no leaves, and is kept with the structure for other trees of it.
+A plan is made for a skeleton, holds no leaves, and is kept with it for other trees of the same treedef.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ class Pick:
 
 
 class Match(NamedTuple):
-    """What a selector says about a structure.
+    """What a selector says about a skeleton.
 
     Attributes:
         places: The nodes, leaves and elements that it is about.
@@ -62,13 +62,13 @@ class Match(NamedTuple):
 class Node(NamedTuple):
     """A node or a leaf of a named part: where it is in the tree, and which of its leaves are selected.
 
-    It `is_opened` if marks inside it hold all of it, so that naming it removes them.
+    It `is_thawed` if marks inside it hold all of it, so that naming it removes them.
     """
 
     route: tuple[int, ...]
     size: int
     selected: list[int]
-    is_opened: bool
+    is_thawed: bool
 
 
 class Part(NamedTuple):
@@ -91,8 +91,8 @@ class Plan:
         others: The leaves that the selector concerns (the considered ones) but that have no derivative.
         part: The shape of the named part; None if leaves are described.
         nodes: The nodes that the selector names or matches.
-        thawed: The structure of the tree with the marks of these leaves off; None if there are none.
-        opened: The same with these marks open, by level.
+        thawed: The treedef of the tree with the marks of these leaves off; None if there are none.
+        open_treedefs: The same with these marks open, by level.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Plan:
         self.thaw = tuple(thaw)
         self.watched = tuple(watched)
         self.thawed: Any = None
-        self.opened: dict[int, Any] = {}
+        self.open_treedefs: dict[int, Any] = {}
         self._considered = tuple(considered)
         self._differentiable = [is_differentiable(leaves[i]) for i in self._considered]
         pairs = zip(self._considered, self._differentiable, strict=True)
@@ -122,7 +122,7 @@ class Plan:
         self._shapes = () if self.is_whole else tuple((i, _shape(leaves[i])) for i in self._considered)
 
     def fits(self, leaves: Sequence[Any]) -> bool:
-        """Whether it is right for other leaves in the same structure: they differ in nothing that mattered."""
+        """Whether it is right for other leaves in the same skeleton: they differ in nothing that mattered."""
         if list(map(is_differentiable, map(leaves.__getitem__, self._considered))) != self._differentiable:
             return False
         return not self._shapes or all(_shape(leaves[i]) == shape for i, shape in self._shapes)

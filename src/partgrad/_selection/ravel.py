@@ -38,11 +38,11 @@ class Unravel:
     @property
     def names(self) -> tuple[str, ...]:
         """A name for each entry: the path of its leaf and its index there, as in `kernel.lengthscale[0]`."""
-        plan, structure = self._target.plan, self._target.structure
+        plan, skeleton = self._target.plan, self._target.skeleton
         names: list[str] = []
         for number in self._own:
             i, elements = plan.indices[number], plan.elements[number]
-            names += entry_names(structure.path(i), shape_of(self._target.leaves[i]), elements)
+            names += entry_names(skeleton.path(i), shape_of(self._target.leaves[i]), elements)
         return tuple(names)
 
     def __repr__(self) -> str:

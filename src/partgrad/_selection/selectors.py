@@ -1,7 +1,7 @@
 """Selectors: what a user writes for `wrt=`.
 
 A selector either names a part of a tree, and the gradient has the shape of that part, or describes leaves, and the
-gradient is the tree with None elsewhere. On a structure it says which, with places: it returns a `Match`.
+gradient is the tree with None elsewhere. On a skeleton it says which, with places: it returns a `Match`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .intermediate import Intermediate
 from .masks import masked_places
 from .patterns import PatternStep, elements_at, matching_places, parse
 from .plan import Found, Match, Pick
+from .skeletons import Skeleton, keep
 from .slots import Seen
-from .structures import Structure, keep
 
 # What `wrt` accepts; a mask may be a tree of any class.
 Selector: TypeAlias = Callable[[Any], Any] | object
@@ -38,7 +38,7 @@ class Selection:
     Selections combine with each other and with any other selector: `a | b`, `a & b`, `a - b`, `~a`.
     """
 
-    # Whether its match depends only on the structure (and on shapes, if it takes elements). Then selections that
+    # Whether its match depends only on the skeleton (and on shapes, if it takes elements). Then selections that
     # compare equal give equal matches.
     is_fixed: bool = True
     # Whether it is `None`, which must not ignore what only looks like a leaf.
@@ -46,8 +46,8 @@ class Selection:
     # What it is called in an error.
     words: str
 
-    def match(self, structure: Structure) -> Match:
-        """What it says about a structure; equal matches make equal plans."""
+    def match(self, skeleton: Skeleton) -> Match:
+        """What it says about a skeleton; equal matches make equal plans."""
         raise NotImplementedError
 
     @property
@@ -107,48 +107,48 @@ class _Pair(Selection):
         # What is asked anew on every call is combined anew as well, or was for leaves of the same kinds.
         return Rules(self.words, self._why_empty(), is_wide=self.is_fixed)
 
-    def match(self, structure: Structure) -> Match:
+    def match(self, skeleton: Skeleton) -> Match:
         """What both sides say, combined; kept for what a side said that is asked anew on every call."""
         if self.is_fixed:
-            return self._combined(structure, self._first.match(structure), self._second.match(structure))
-        free = tuple(map(is_differentiable, structure.leaves))
-        asked = [side if side.is_fixed else side.match(structure) for side in (self._first, self._second)]
-        found = structure.combined.get(key := (self.symbol, structure.purpose, free, *asked))
+            return self._combined(skeleton, self._first.match(skeleton), self._second.match(skeleton))
+        free = tuple(map(is_differentiable, skeleton.leaves))
+        asked = [side if side.is_fixed else side.match(skeleton) for side in (self._first, self._second)]
+        found = skeleton.combined.get(key := (self.symbol, skeleton.purpose, free, *asked))
         if found is not None:
             return found
-        first, second = (side.match(structure) if isinstance(side, Selection) else side for side in asked)
-        found = self._combined(structure, first, second)
+        first, second = (side.match(skeleton) if isinstance(side, Selection) else side for side in asked)
+        found = self._combined(skeleton, first, second)
         # Which elements there are depends on shapes.
         has_elements = any(isinstance(pick, Pick) for pick in (*first.places, *second.places))
-        return found if has_elements else keep(structure.combined, key, found)
+        return found if has_elements else keep(skeleton.combined, key, found)
 
-    def _combined(self, structure: Structure, first: Match, second: Match) -> Match:
+    def _combined(self, skeleton: Skeleton, first: Match, second: Match) -> Match:
         # Marks count when both are compared: what is excluded need not be free.
-        sides = [self._found(structure, *own) for own in ((self._first, first), (self._second, second))]
-        combined = {i: own for i, own in self._set(structure, *sides).items() if own is None or own.size}
-        nodes = [place for match in (first, second) for place in match.places if _is_inside(structure, place, combined)]
-        leaves, slots = structure.layout.leaves, structure.slots
+        sides = [self._found(skeleton, *own) for own in ((self._first, first), (self._second, second))]
+        combined = {i: own for i, own in self._set(skeleton, *sides).items() if own is None or own.size}
+        nodes = [place for match in (first, second) for place in match.places if _is_inside(skeleton, place, combined)]
+        leaves, slots = skeleton.layout.leaves, skeleton.slots
         places = [leaves[i] if own is None else Pick(leaves[i], own, slots[i].size) for i, own in combined.items()]
         return Match((*nodes, *places))
 
-    def _found(self, structure: Structure, selection: Selection, match: Match) -> Found:
-        found = leaves_in(structure, match, selection.rules.is_strict)
+    def _found(self, skeleton: Skeleton, selection: Selection, match: Match) -> Found:
+        found = leaves_in(skeleton, match, selection.rules.is_strict)
         if not found:
-            raise nothing_selected(structure, [], Rules(selection.words))
+            raise nothing_selected(skeleton, [], Rules(selection.words))
         return found
 
-    def _set(self, structure: Structure, first: Found, second: Found) -> Found:
+    def _set(self, skeleton: Skeleton, first: Found, second: Found) -> Found:
         raise NotImplementedError
 
     def _why_empty(self) -> str:
         raise NotImplementedError
 
 
-def _is_inside(structure: Structure, place: Place | Pick, found: Found) -> bool:
+def _is_inside(skeleton: Skeleton, place: Place | Pick, found: Found) -> bool:
     """Whether a place is a node all of whose leaves were found."""
     if isinstance(place, Pick) or place.is_leaf:
         return False
-    return all(i in found and found[i] is None for i in range(place.start, place.stop) if structure.is_wanted(i))
+    return all(i in found and found[i] is None for i in range(place.start, place.stop) if skeleton.is_wanted(i))
 
 
 class _Union(_Pair):
@@ -156,11 +156,11 @@ class _Union(_Pair):
 
     symbol = "|"
 
-    def _combined(self, structure: Structure, first: Match, second: Match) -> Match:
+    def _combined(self, skeleton: Skeleton, first: Match, second: Match) -> Match:
         for selection, match in ((self._first, first), (self._second, second)):
-            found = self._found(structure, selection, match)
-            if not selected_in(structure, match, found):
-                raise nothing_selected(structure, list(found), Rules(selection.words))
+            found = self._found(skeleton, selection, match)
+            if not selected_in(skeleton, match, found):
+                raise nothing_selected(skeleton, list(found), Rules(selection.words))
         return Match((*first.places, *second.places), None, (*first.named, *second.named))
 
     def _why_empty(self) -> str:
@@ -172,7 +172,7 @@ class _Intersection(_Pair):
 
     symbol = "&"
 
-    def _set(self, structure: Structure, first: Found, second: Found) -> Found:
+    def _set(self, skeleton: Skeleton, first: Found, second: Found) -> Found:
         return {i: common(own, second[i]) for i, own in first.items() if i in second}
 
     def _why_empty(self) -> str:
@@ -189,8 +189,8 @@ class _Difference(_Pair):
         """A complement is written as one."""
         return f"~{self._second.words}" if self._first is _EVERYTHING else super().words
 
-    def _set(self, structure: Structure, first: Found, second: Found) -> Found:
-        sizes = {i: math.prod(shape_of(structure.leaves[i])) for i in first if second.get(i) is not None}
+    def _set(self, skeleton: Skeleton, first: Found, second: Found) -> Found:
+        sizes = {i: math.prod(shape_of(skeleton.leaves[i])) for i in first if second.get(i) is not None}
         return {i: without(own, second[i], sizes.get(i, 0)) if i in second else own for i, own in first.items()}
 
     def _why_empty(self) -> str:
@@ -210,9 +210,9 @@ class _Everything(Selection):
         """The caller refuses a tree without such leaves."""
         return Rules(self.words, is_wide=True, may_be_empty=True)
 
-    def match(self, structure: Structure) -> Match:
+    def match(self, skeleton: Skeleton) -> Match:
         """These leaves."""
-        pairs = zip(structure.layout.leaves, structure.leaves, strict=True)
+        pairs = zip(skeleton.layout.leaves, skeleton.leaves, strict=True)
         return Match(tuple(place for place, leaf in pairs if is_differentiable(leaf)))
 
 
@@ -237,9 +237,9 @@ class CallableSelection(Selection):
         """What it returns was pointed at, so it must be differentiable."""
         return Rules(self.words if self._everywhere else "`wrt`", is_strict=True)
 
-    def match(self, structure: Structure) -> Match:
+    def match(self, skeleton: Skeleton) -> Match:
         """What the function returns."""
-        return match_of(self._function, structure, everywhere=self._everywhere)
+        return match_of(self._function, skeleton, everywhere=self._everywhere)
 
 
 class Path(Selection):
@@ -259,18 +259,18 @@ class Path(Selection):
     def __reduce__(self) -> Any:
         return Path, (self._pattern,)
 
-    def match(self, structure: Structure) -> Match:
+    def match(self, skeleton: Skeleton) -> Match:
         """The places that it leads to."""
-        layout = structure.layout
+        layout = skeleton.layout
         steps: Sequence[PatternStep] = self._steps
         places: list[Any] = matching_places(layout, steps)
         if not places:
-            places, steps = elements_at(structure, steps)
+            places, steps = elements_at(skeleton, steps)
         if not places:
             # As JAX writes it, a wrapper takes a step.
             places, steps = matching_places(layout, self._steps, of_jax=True), self._steps
         if not places:
-            raise not_found(structure, self._pattern, self._steps)
+            raise not_found(skeleton, self._pattern, self._steps)
         if any(step.is_wild for step in steps):
             return Match(tuple(places))
         if len(places) > 1:
@@ -296,11 +296,11 @@ class WholePath(Selection):
     def __hash__(self) -> int:
         return hash(self._pattern)
 
-    def match(self, structure: Structure) -> Match:
+    def match(self, skeleton: Skeleton) -> Match:
         """The leaves."""
-        places = tuple(place for place in structure.layout.leaves if self._pattern.fullmatch(place.path))
+        places = tuple(place for place in skeleton.layout.leaves if self._pattern.fullmatch(place.path))
         if not places:
-            raise no_path(structure, self._pattern)
+            raise no_path(skeleton, self._pattern)
         return Match(places)
 
 
@@ -317,13 +317,13 @@ class OfType(Selection):
     def __hash__(self) -> int:
         return hash(self._cls)
 
-    def match(self, structure: Structure) -> Match:
+    def match(self, skeleton: Skeleton) -> Match:
         """The nodes of the class."""
-        found = [place for place in structure.nodes if isinstance(place.value, self._cls)]
+        found = [place for place in skeleton.nodes if isinstance(place.value, self._cls)]
         if not found:
-            refuse_forgotten(structure.leaves, structure.path)
-            are_leaves = any(isinstance(leaf, self._cls) for leaf in structure.leaves)
-            raise self._not_there(dict.fromkeys(type(place.value) for place in structure.nodes), are_leaves)
+            refuse_forgotten(skeleton.leaves, skeleton.path)
+            are_leaves = any(isinstance(leaf, self._cls) for leaf in skeleton.leaves)
+            raise self._not_there(dict.fromkeys(type(place.value) for place in skeleton.nodes), are_leaves)
         return Match(tuple(found))
 
     def _not_there(self, present: Iterable[type], are_leaves: bool) -> NoMatchError:
@@ -356,12 +356,12 @@ class _Mask(Selection):
     def __hash__(self) -> int:
         return hash((self._treedef, self._chosen))
 
-    def match(self, structure: Structure) -> Match:
+    def match(self, skeleton: Skeleton) -> Match:
         """The places under True."""
         if not any(self._chosen):
-            raise nothing_selected(structure, [], Rules(self.words, "It is False everywhere."))
+            raise nothing_selected(skeleton, [], Rules(self.words, "It is False everywhere."))
         layout = Layout(self._treedef.unflatten(self._chosen))
-        return Match(tuple(masked_places(layout, self._chosen, structure)))
+        return Match(tuple(masked_places(layout, self._chosen, skeleton)))
 
 
 class Matching(Selection):
@@ -373,16 +373,16 @@ class Matching(Selection):
     def __init__(self, function: Callable[[str, Any], bool]):
         self._function = function
 
-    def match(self, structure: Structure) -> Match:
+    def match(self, skeleton: Skeleton) -> Match:
         """The leaves for which it is true."""
-        leaves, places = structure.leaves, structure.layout.leaves
-        asked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and not structure.is_held(i)]
-        chosen = tuple([places[i] for i in asked if self._function(places[i].path, Seen(structure, i))])
+        leaves, places = skeleton.leaves, skeleton.layout.leaves
+        asked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and not skeleton.is_held(i)]
+        chosen = tuple([places[i] for i in asked if self._function(places[i].path, Seen(skeleton, i))])
         if not chosen:
             raise NoMatchError(
                 f"The selector {self.words} selects nothing to differentiate.",
                 f"The function is false for all of the {len(asked)} leaves that it was asked about.",
-                f"Leaves: {structure.listed_leaves()}.",
+                f"Leaves: {skeleton.listed_leaves()}.",
                 fix="ask for path, leaf.shape or leaf.dtype; or leave `wrt` out, for all of these leaves.",
             )
         return Match(chosen)

@@ -12,7 +12,7 @@ from ..errors import ElementError, SlotError
 
 
 class Owner(Protocol):
-    """A structure, as a slot of it sees it."""
+    """A skeleton, as a slot of it sees it."""
 
     @property
     def leaves(self) -> Any:

@@ -14,32 +14,32 @@ from ..errors import PartsError, SelectionError
 from .choose import choose
 from .plan import Plan, Purpose
 from .selectors import Selection
-from .structures import Bound, Structure, keep, structure_of
+from .skeletons import Bound, Skeleton, keep, skeleton_of
 
 
 def resolve(selection: Selection, tree: Any, leaves: list[Any], treedef: Any, purpose: Purpose) -> Plan:
     """The plan of a selection for a tree of these leaves.
 
-    What the selection always says about a structure is looked up; a callable runs on every call, and the plan for its
+    What the selection always says about a skeleton is looked up; a callable runs on every call, and the plan for its
     match is looked up.
     """
-    structure = structure_of(tree, treedef, exactly=not selection.is_fixed)
-    plans = structure.plans[purpose]
+    skeleton = skeleton_of(tree, treedef, exactly=not selection.is_fixed)
+    plans = skeleton.plans[purpose]
     found = _kept(plans, selection, leaves) if selection.is_fixed else None
     if found is None:
-        before = structure.bind(Bound(tree, leaves, purpose))
+        before = skeleton.bind(Bound(tree, leaves, purpose))
         try:
-            match = selection.match(structure)
+            match = selection.match(skeleton)
             found = None if selection.is_fixed else _kept(plans, match, leaves)
             if found is None:
-                found = choose(structure, match, selection.rules)
-                if _may_be_kept(found, structure, selection):
+                found = choose(skeleton, match, selection.rules)
+                if _may_be_kept(found, skeleton, selection):
                     keep(plans, selection if selection.is_fixed else match, found)
         finally:
-            structure.bind(before)
+            skeleton.bind(before)
     if selection.takes_everything and found.others:
         others = found.others
-        refuse_forgotten([leaves[i] for i in others], lambda number: structure.path(others[number]))
+        refuse_forgotten([leaves[i] for i in others], lambda number: skeleton.path(others[number]))
     return found
 
 
@@ -52,9 +52,9 @@ def _kept(plans: dict[Hashable, Plan], key: Any, leaves: list[Any]) -> Plan | No
     return found if found is not None and found.fits(leaves) else None
 
 
-def _may_be_kept(plan: Plan, structure: Structure, selection: Selection) -> bool:
-    """Whether a plan is right for every structure that compares equal, small, and keeps no array alive."""
-    is_exact = plan.thawed is None or structure.typed is None
+def _may_be_kept(plan: Plan, skeleton: Skeleton, selection: Selection) -> bool:
+    """Whether a plan is right for every skeleton that compares equal, small, and keeps no array alive."""
+    is_exact = plan.thawed is None or skeleton.typed is None
     return is_exact and plan.is_small and not (selection.is_fixed and reaches_array(selection))
 
 
@@ -73,7 +73,7 @@ class Form:
 
     @property
     def thawed(self) -> Any:
-        """The structure of the tree, thawed where a held place was named."""
+        """The treedef of the tree, thawed where a held place was named."""
         # The caller's own if possible: treedefs that compare equal may still differ (1 == True, two equal lists).
         return self.treedef if self.plan.thawed is None else self.plan.thawed
 
@@ -90,13 +90,13 @@ class Form:
             return value
         remaining, built = iter(values), []
         for node in part.nodes:
-            structure = self.treedef
+            treedef = self.treedef
             for number in node.route:
-                structure = structure.children()[number]
+                treedef = treedef.children()[number]
             leaves: list[Any] = [None] * node.size
             for number in node.selected:
                 leaves[number] = next(remaining)
-            built.append((without_marks(structure) if node.is_opened else structure).unflatten(leaves))
+            built.append((without_marks(treedef) if node.is_thawed else treedef).unflatten(leaves))
         return part.containers.unflatten(built)
 
     def values(self, shaped: Any, what: str) -> list[Any]:
@@ -120,9 +120,9 @@ class Target(Form):
         return not self.plan.indices and bool(self.leaves)
 
     @property
-    def structure(self) -> Structure:
-        """The structure of the tree."""
-        return structure_of(self.tree, self.treedef)
+    def skeleton(self) -> Skeleton:
+        """The skeleton of the tree."""
+        return skeleton_of(self.tree, self.treedef)
 
     @property
     def selected(self) -> list[Any]:
@@ -153,11 +153,11 @@ class Target(Form):
 
     def with_opened(self, values: Iterable[Any], level: int) -> Any:
         """The tree with other values in the differentiated leaves; named marks are open at a level."""
-        treedef, opened = self.treedef, self.plan.opened
-        if opened:
-            if level not in opened:
-                opened[level] = at_level(opened[0], level)
-            treedef = opened[level]
+        treedef, by_level = self.treedef, self.plan.open_treedefs
+        if by_level:
+            if level not in by_level:
+                by_level[level] = at_level(by_level[0], level)
+            treedef = by_level[level]
         return treedef.unflatten(self._inserted(values))
 
     def values(self, shaped: Any, what: str) -> list[Any]:
@@ -169,7 +169,7 @@ class Target(Form):
         for i, elements in zip(self.plan.indices, self.plan.elements, strict=True):
             if elements is not None:
                 raise SelectionError(
-                    f"`{what}` works on whole leaves, and the selector takes elements of {at(self.structure.path(i))}.",
+                    f"`{what}` works on whole leaves, and the selector takes elements of {at(self.skeleton.path(i))}.",
                     "Expected leaves or nodes.",
                     fix="select the whole leaf; for single elements use grad, select, replace, ravel or stop_gradient.",
                 )
@@ -190,8 +190,8 @@ def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:
 
 def values_like(template: Any, shaped: Any, what: str) -> list[Any]:
     """The leaves of a tree, which must have the structure of a template; `what` names the tree."""
-    leaves, structure = jax.tree.flatten(shaped)
-    if not alike(structure, jax.tree.structure(template)):
+    leaves, treedef = jax.tree.flatten(shaped)
+    if not alike(treedef, jax.tree.structure(template)):
         path, expected, found = first_difference(template, shaped)
         raise PartsError(
             f"{what} has a different structure from the selection, at {at(path)}.",

@@ -94,12 +94,12 @@ class Arguments:
         parameters = self._parameters
         if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):
             return
-        known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        if name not in known:
-            near = near_misses(name, known)
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        if name not in names:
+            near = near_misses(name, names)
             raise ArgumentError(
                 f"argnames names `{name}`, which is not a parameter of the function.",
-                f"Parameters: {listed(known) or 'none'}.",
+                f"Parameters: {listed(names) or 'none'}.",
                 fix=f"write {near[0]!r}." if near else "name one of these.",
             )
 
@@ -256,11 +256,11 @@ def refuse_empty(targets: Sequence[Target]) -> None:
     """Raise if an argument has leaves and none of them is differentiated."""
     for target in targets:
         if target.is_empty:
-            refuse_forgotten(target.leaves, target.structure.path, None)
+            refuse_forgotten(target.leaves, target.skeleton.path, None)
             raise NotDifferentiableError(
                 f"There is nothing to differentiate in argument {target.position}.",
                 "Expected a floating or complex leaf that is not held by a mark, got: "
-                f"{target.structure.listed_leaves(target.leaves)}.",
+                f"{target.skeleton.listed_leaves(target.leaves)}.",
                 fix="store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by argnums.",
             )
 
@@ -287,4 +287,4 @@ def forms_of(targets: Sequence[Target]) -> tuple[Form, ...]:
 
 def paths(targets: Sequence[Target]) -> list[str]:
     """The paths of the differentiated leaves."""
-    return [target.structure.path(i) for target in targets for i in target.plan.indices]
+    return [target.skeleton.path(i) for target in targets for i in target.plan.indices]

@@ -25,7 +25,7 @@ from .arguments import (
     paths,
     refuse_no_function,
 )
-from .opened import of_selected
+from .of_selected import of_selected
 
 P = ParamSpec("P")
 R = TypeVar("R")

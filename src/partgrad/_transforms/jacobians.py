@@ -17,7 +17,7 @@ from .arguments import (
     dressed,
     refuse_no_function,
 )
-from .opened import of_selected
+from .of_selected import of_selected
 from .pieces import IN_PIECES, checked_chunk_size
 
 P = ParamSpec("P")
@@ -215,11 +215,11 @@ def _jacobian_of(
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         call = arguments.call(args, kwargs)
         function, leaves = of_selected(call, has_aux)
-        structures = []
+        treedefs = []
 
         def observed(values: list[Any]) -> Any:
             output = function(values)
-            structures.append(jax.tree.structure(output[0] if has_aux else output))
+            treedefs.append(jax.tree.structure(output[0] if has_aux else output))
             return output
 
         try:
@@ -231,9 +231,9 @@ def _jacobian_of(
             function.annotate(error)
             raise
         derivative = result[0] if has_aux else result
-        outputs = structures[-1].flatten_up_to(derivative)
-        structure = function.closed_structure(structures[-1])
-        derivative = structure.unflatten([shaped(call.targets, values) for values in outputs])
+        outputs = treedefs[-1].flatten_up_to(derivative)
+        treedef = function.closed_treedef(treedefs[-1])
+        derivative = treedef.unflatten([shaped(call.targets, values) for values in outputs])
         return (derivative, function.closed(result[1])) if has_aux else derivative
 
     return dressed(name, f, "Hessian" if is_hessian else "Jacobian", jacobian)

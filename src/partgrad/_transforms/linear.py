@@ -24,7 +24,7 @@ from .arguments import (
     taken_paths,
     wrong_number_of_selectors,
 )
-from .opened import OfSelected, of_selected
+from .of_selected import OfSelected, of_selected
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -188,21 +188,21 @@ class Pullback(_OfJax):
 
     def __call__(self, *cotangents: Any) -> tuple[Any, ...]:
         """A tuple of one pulled-back cotangent for each selected primal, in the shape of its gradient."""
-        forms, output, opened = self._rest
+        forms, output, inside = self._rest
         if len(cotangents) != 1:
             raise ArgumentError(
                 f"The function that `vjp` returns takes one cotangent, and got {len(cotangents)}.",
                 "Expected a tree in the structure of the output.",
                 fix="if the output is a tuple, give a tuple: pull((a, b)).",
             )
-        leaves, structure = jax.tree.flatten(cotangents[0])
-        if not alike(structure, output):
+        leaves, treedef = jax.tree.flatten(cotangents[0])
+        if not alike(treedef, output):
             raise PartsError(
                 "The cotangent has a different structure from the output of the function.",
-                f"Expected {output}, got {structure}.",
+                f"Expected {output}, got {treedef}.",
                 fix="give a tree like the value, with a cotangent in the place of every array.",
             )
-        return shaped(forms, self._function(opened.unflatten(leaves))[0])
+        return shaped(forms, self._function(inside.unflatten(leaves))[0])
 
 
 @jax.tree_util.register_pytree_node_class
@@ -353,9 +353,9 @@ def vjp(
         "vjp", f, primals, has_aux, wrt, argnums, argnames, double_where, **options
     )
     value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux, **options)
-    opened = jax.tree.structure(value)
+    inside = jax.tree.structure(value)
     value, *aux = function.closed((value, *aux))
-    return value, Pullback(pull, forms_of(targets), jax.tree.structure(value), opened), *aux
+    return value, Pullback(pull, forms_of(targets), jax.tree.structure(value), inside), *aux
 
 
 @overload

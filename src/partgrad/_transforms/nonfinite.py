@@ -17,7 +17,7 @@ from .._programs import Operands, Recorded, host_copies
 from .._trees import is_array
 from .arguments import Call, paths
 from .kept import Kept, keep
-from .opened import OfSelected
+from .of_selected import OfSelected
 
 
 def watch(call: Call, function: OfSelected, leaves: list[Any], gradients: Sequence[Any], has_aux: bool) -> None:

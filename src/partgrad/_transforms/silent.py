@@ -52,8 +52,7 @@ def _met_while_running(f: Callable[[list[Any]], Any], values: list[Any], watched
 def _held_again(mark: str, where: str, names: str) -> HeldError:
     field = mark.rpartition(".")[2] if "." in mark else "field"
     return HeldError(
-        f"The derivative of {names}, which `wrt` names, ends at another mark: {mark}"
-        f"{f' at {where}' if where else ''}.",
+        f"The derivative of {names}, which `wrt` names, ends at another mark: {mark}{f' at {where}' if where else ''}.",
         "Expected the derivative to reach the output; this part of it would be a zero that nobody asked for.",
         fix=f"build the model by dataclasses.replace(model, {field}=...), which keeps its marks, or "
         f"with {field}=partgrad.Diff(x), without the mark; jax.lax.stop_gradient(x) if a zero is meant.",

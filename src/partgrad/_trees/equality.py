@@ -16,10 +16,10 @@ def trees_equal(first: Any, second: Any) -> bool:
     what it specialises on by `==`, and would reuse the program of one for the other.) Two different tracers are never
     equal: their values are not known while tracing, and the answer is one bool.
     """
-    leaves, structure = jax.tree.flatten(first)
-    other_leaves, other_structure = jax.tree.flatten(second)
+    leaves, treedef = jax.tree.flatten(first)
+    other_leaves, other_treedef = jax.tree.flatten(second)
     try:
-        alike = bool(structure == other_structure)
+        alike = bool(treedef == other_treedef)
     except Exception:
         # Another library's auxiliary data may hold an array, whose comparison is not a single bool.
         return False
@@ -54,5 +54,5 @@ def _same_sign(first: Any, second: Any) -> bool:
     """Whether equal numbers have the same sign of zero."""
     if not is_differentiable(first):
         return True
-    parts = [(np.real(first), np.real(second)), (np.imag(first), np.imag(second))]
-    return all(np.array_equal(np.signbit(one), np.signbit(other)) for one, other in parts)
+    components = [(np.real(first), np.real(second)), (np.imag(first), np.imag(second))]
+    return all(np.array_equal(np.signbit(one), np.signbit(other)) for one, other in components)

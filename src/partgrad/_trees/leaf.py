@@ -19,9 +19,9 @@ _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 def is_differentiable(leaf: Any) -> bool:
     """Whether a leaf is floating or complex: an array of such a dtype, or a Python float or complex number."""
-    known = _SCALARS.get(type(leaf))
-    if known is not None:
-        return known
+    kind = _SCALARS.get(type(leaf))
+    if kind is not None:
+        return kind
     try:
         # Asked of every leaf in every call: nearly all are arrays of a dtype that was met before.
         return _DTYPES[leaf.dtype]

@@ -51,10 +51,10 @@ def _inside(value: Any) -> Iterable[Any]:
     return [held for _, held in held_by(value)]
 
 
-def data_of(structure: Any) -> list[Any]:
+def data_of(treedef: Any) -> list[Any]:
     """The auxiliary data of all nodes of a treedef."""
     data: list[Any] = []
-    structure.walk(lambda _, own: data.append(own), callable, range(structure.num_leaves))
+    treedef.walk(lambda _, own: data.append(own), callable, range(treedef.num_leaves))
     return data
 
 

@@ -106,10 +106,10 @@ def _integral(fn: Function, order: int, corners: list[jax.Array], rule: _Rule) -
     total = jnp.zeros_like(corners[0])
     for weight, point in zip(rule.weights, rule.points, strict=True):
         # Not the sum of products with the coordinates, which may leave the interval by rounding.
-        at = corners[0] + sum(
+        point = corners[0] + sum(
             share * (corner - corners[0]) for share, corner in zip(point[1:], corners[1:], strict=True)
         )
-        total += weight * _at(derivative, at, order)
+        total += weight * _at(derivative, point, order)
     return total
 
 

@@ -25,9 +25,9 @@ def _unary(
     check(name, at_singular, np.shape(x), not jnp.iscomplexobj(x))
     rule = SafeRule(
         value=lambda o: function(o["x"]),
-        smooth=lambda mask, o, at: function(moved(mask, o["x"], away)),
+        smooth=lambda mask, o, at_singular: function(moved(mask, o["x"], away)),
         singular=lambda o, out: singular(o["x"]),
-        partials=lambda o, at: {"x": at},
+        partials=lambda o, at_singular: {"x": at_singular},
     )
     return call(rule, {"x": x}, at_singular)
 
@@ -50,9 +50,9 @@ def _binary(
     pair = _pair(name, at_singular, x1, x2)
     rule = SafeRule(
         value=lambda o: function(o["x1"], o["x2"]),
-        smooth=lambda mask, o, at: function(moved(mask, o["x1"], 1), moved(mask, o["x2"], 1)),
+        smooth=lambda mask, o, at_singular: function(moved(mask, o["x1"], 1), moved(mask, o["x2"], 1)),
         singular=lambda o, out: singular(o["x1"], o["x2"]),
-        partials=lambda o, at: dict(zip(("x1", "x2"), partials(o["x1"], o["x2"], *at), strict=True)),
+        partials=lambda o, at_singular: dict(zip(("x1", "x2"), partials(o["x1"], o["x2"], *at_singular), strict=True)),
     )
     return call(rule, {"x1": x1, "x2": x2}, pair)
 

@@ -71,9 +71,9 @@ def norm(
         some = powers and ord < 0  # type: ignore[operator]
         return (jnp.any if some else jnp.all)(zeros, axis=axis, keepdims=True)
 
-    def smooth(mask: jax.Array, o: Operands, at: Any) -> jax.Array:
+    def smooth(mask: jax.Array, o: Operands, at_singular: Any) -> jax.Array:
         if powers:
-            return _power_norm(moved(mask, o["x"], 1), float(ord), axis, keepdims, at)  # type: ignore[arg-type]
+            return _power_norm(moved(mask, o["x"], 1), float(ord), axis, keepdims, at_singular)  # type: ignore[arg-type]
         # The singular values have second derivatives only at a diagonal of distinct numbers.
         away = _diagonal(np.shape(o["x"]), axes) if ord in ("nuc", 2, -2) and len(axes) == 2 else 1
         return jnp.linalg.norm(jnp.where(mask, away, o["x"]), ord, axis, keepdims)
@@ -82,7 +82,7 @@ def norm(
         value=lambda o: jnp.linalg.norm(o["x"], ord, axis, keepdims),
         smooth=smooth,
         singular=singular,
-        partials=lambda o, at: {"x": at},
+        partials=lambda o, at_singular: {"x": at_singular},
         **_along(axis, keepdims),
     )
     return call(rule, {"x": x}, at_singular)
@@ -156,7 +156,7 @@ def std(
         return jnp.std(**given, **static)
     check("std", at_singular, np.shape(given["a"]), not jnp.iscomplexobj(given["a"]))
 
-    def smooth(mask: jax.Array, o: Operands, at: Any) -> jax.Array:
+    def smooth(mask: jax.Array, o: Operands, at_singular: Any) -> jax.Array:
         variance = jnp.var(**_chosen(o), **static)
         return jnp.sqrt(moved(rule.outer(mask), variance, 1))
 
@@ -164,7 +164,7 @@ def std(
         value=lambda o: jnp.std(**o, **static),
         smooth=smooth,
         singular=lambda o, value: _all_equal(o, value, axis, dtype),
-        partials=lambda o, at: {"a": at},
+        partials=lambda o, at_singular: {"a": at_singular},
         **_along(axis, keepdims),
     )
     return call(rule, given, at_singular)
@@ -218,9 +218,9 @@ def var(
     check("var", at_singular, np.shape(given["a"]), not jnp.iscomplexobj(given["a"]))
     rule = SafeRule(
         value=lambda o: jnp.var(**o, **static),
-        smooth=lambda mask, o, at: jnp.var(**_chosen(o), **static),
+        smooth=lambda mask, o, at_singular: jnp.var(**_chosen(o), **static),
         singular=None,
-        partials=lambda o, at: {},
+        partials=lambda o, at_singular: {},
     )
     return call(rule, given, at_singular)
 
@@ -316,9 +316,9 @@ def logsumexp(
         size = jnp.real(out[0] if return_sign else out).reshape(infinite.shape)
         return jnp.isneginf(size) | (infinite & jnp.isposinf(size))
 
-    def smooth(mask: jax.Array, o: Operands, at: Any) -> Any:
+    def smooth(mask: jax.Array, o: Operands, at_singular: Any) -> Any:
         o = _chosen(o, a=0, b=1)
         return value(o | {name: moved(mask, o[name], to) for name, to in (("a", 0), ("b", 1)) if name in o})
 
-    rule = SafeRule(value, smooth, singular, lambda o, at: {"a": at}, **_along(axis, keepdims))
+    rule = SafeRule(value, smooth, singular, lambda o, at_singular: {"a": at_singular}, **_along(axis, keepdims))
     return call(rule, given, at_singular)

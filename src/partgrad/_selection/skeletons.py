@@ -1,4 +1,4 @@
-"""Structures, on which selectors are resolved: the places of a tree, and a slot for every leaf."""
+"""Skeletons: a tree with a slot in place of every leaf, on which selectors are resolved."""
 
 import collections
 import contextlib
@@ -21,7 +21,7 @@ from .._marks import (
     flatten_one_level,
     registrations,
     schema_of,
-    typed_structure,
+    typed_treedef,
 )
 from .._message import listed
 from .._trees import data_of, describe, is_differentiable, reaches_array
@@ -32,14 +32,14 @@ from .slots import ElementSlot, Slot
 T = TypeVar("T")
 
 _STRUCTURES = 256
-# How many leaves all kept structures but the newest may have together: each leaf takes about a kilobyte.
+# How many leaves all kept skeletons but the newest may have together: each leaf takes about a kilobyte.
 _LEAVES = 1_000_000
-# How many plans and combinations are kept for a structure and a purpose.
+# How many plans and combinations are kept for a skeleton and a purpose.
 _KEPT = 128
 
 
 class Bound(NamedTuple):
-    """What the slots of a structure stand for while a selector is resolved, and what for."""
+    """What the slots of a skeleton stand for while a selector is resolved, and what for."""
 
     tree: Any = None
     leaves: Any = None
@@ -50,10 +50,10 @@ class _Local(threading.local):
     bound = Bound()
 
 
-class Structure:
-    """A structure of trees, on which selectors are resolved: its places, and a slot for every leaf.
+class Skeleton:
+    """A tree with a slot in place of every leaf, on which selectors are resolved.
 
-    It is kept for other trees of the same structure, so it holds no leaves. A call binds its leaves and its purpose
+    It is kept for other trees of the same treedef, so it holds no leaves. A call binds its leaves and its purpose
     while it resolves a selector; each thread binds its own.
 
     Attributes:
@@ -63,7 +63,7 @@ class Structure:
         plans: The plans made for it, by purpose and by what the selector says.
         combined: What combinations of matches come to.
         holds_arrays: Whether it keeps an array alive, through another library's auxiliary data or a closure in it.
-        typed: A key that distinguishes structures that compare equal but differ in static data, as 1 and True do.
+        typed: A key that distinguishes treedefs that compare equal but differ in static data, as 1 and True do.
         failure: Why the tree could not be built with slots, if it could not.
     """
 
@@ -86,7 +86,7 @@ class Structure:
             # A class that loses its leaves when it is built: callables cannot run, all other selectors work.
             self.layout, self.holds_arrays = Layout(tree, treedef), True
             self.failure = error.with_traceback(None)
-        self.typed = None if all(map(_is_exact, data)) else typed_structure(treedef)
+        self.typed = None if all(map(_is_exact, data)) else typed_treedef(treedef)
 
     @functools.cached_property
     def nodes(self) -> list[Place]:
@@ -252,11 +252,11 @@ def _with_leaves(node: Any, leaves: Iterator[Any]) -> Any:
     """A tree with other leaves, built without constructors wherever a node keeps its children as attributes."""
     if not jax.tree_util.is_tree_node(type(node)):
         return next(leaves)
-    children, structure = flatten_one_level(node)
+    children, skeleton = flatten_one_level(node)
     rebuilt = [_with_leaves(child, leaves) for _, child in children]
     names = [step.name if isinstance(step, jax.tree_util.GetAttrKey) else None for step, _ in children]
     if schema_of(node) is not None or not set(names) <= set(getattr(node, "__dict__", ())):
-        return structure.unflatten(rebuilt)
+        return skeleton.unflatten(rebuilt)
     new = object.__new__(type(node))
     new.__dict__.update(node.__dict__)
     new.__dict__.update(zip(names, rebuilt, strict=True))
@@ -271,39 +271,39 @@ def _is_exact(data: Any) -> bool:
 
 
 # Not an OrderedDict, which would hash a treedef, slowly, at every step of an iteration.
-_structures: dict[Any, Structure] = {}
+_skeletons: dict[Any, Skeleton] = {}
 _clock = itertools.count()
 
 
-def structure_of(tree: Any, treedef: Any, exactly: bool = False) -> Structure:
-    """The structure of a tree, kept from an earlier call unless that would keep an array alive.
+def skeleton_of(tree: Any, treedef: Any, exactly: bool = False) -> Skeleton:
+    """The skeleton of a tree, kept from an earlier call unless that would keep an array alive.
 
     `exactly` requires static data of the same types too, because a callable reads it.
     """
     # It is not there, or its auxiliary data cannot be compared.
     with contextlib.suppress(Exception):
-        found = _structures[treedef]
-        is_same = not exactly or found.typed is None or found.typed == typed_structure(treedef)
+        found = _skeletons[treedef]
+        is_same = not exactly or found.typed is None or found.typed == typed_treedef(treedef)
         if is_same and found.registrations == registrations():
             found.used = next(_clock)
             return found
-    new = Structure(tree, treedef)
+    new = Skeleton(tree, treedef)
     if not new.holds_arrays:
         # Another thread may be dropping the same one.
         with contextlib.suppress(Exception):
-            _structures[treedef] = new
-            # Leaves are summed up for large structures only: all small ones have at most `_LEAVES` together.
-            if len(_structures) > _STRUCTURES or len(new.slots) > _LEAVES // _STRUCTURES:
+            _skeletons[treedef] = new
+            # Leaves are summed up for large skeletons only: all small ones have at most `_LEAVES` together.
+            if len(_skeletons) > _STRUCTURES or len(new.slots) > _LEAVES // _STRUCTURES:
                 _drop_oldest()
     return new
 
 
 def _drop_oldest() -> None:
-    """Drop what was used longest ago, while there are too many structures or the older ones have too many leaves."""
-    *older, _ = sorted(_structures.values(), key=lambda structure: structure.used)
-    leaves = sum(len(structure.slots) for structure in older)
+    """Drop what was used longest ago, while there are too many skeletons or the older ones have too many leaves."""
+    *older, _ = sorted(_skeletons.values(), key=lambda skeleton: skeleton.used)
+    leaves = sum(len(skeleton.slots) for skeleton in older)
     for oldest in older:
-        if len(_structures) <= _STRUCTURES and leaves <= _LEAVES:
+        if len(_skeletons) <= _STRUCTURES and leaves <= _LEAVES:
             break
-        del _structures[oldest.treedef]
+        del _skeletons[oldest.treedef]
         leaves -= len(oldest.slots)

@@ -64,9 +64,9 @@ class OfSelected:
         """A result of the function, with the marks closed that this call opened."""
         return close(output, self.level) if self.level else output
 
-    def closed_structure(self, structure: Any) -> Any:
+    def closed_treedef(self, treedef: Any) -> Any:
         """Like `closed`, for a treedef."""
-        return closed(structure, self.level) if self.level else structure
+        return closed(treedef, self.level) if self.level else treedef
 
     def refuse_silent_zeros(self, values: Sequence[Any], has_aux: bool = False) -> None:
         """Raise if the derivative of a named leaf that its class holds ends at a mark that nobody wrote there."""
@@ -79,10 +79,10 @@ class OfSelected:
         refuse_silent_zeros(self.without_aux(has_aux), list(values), watched, self._watched)
 
     def _watched(self) -> str:
-        return listed(at(target.structure.path(i)) for target in self._targets for i in target.plan.watched)
+        return listed(at(target.skeleton.path(i)) for target in self._targets for i in target.plan.watched)
 
     def _opened(self) -> str:
-        return listed(at(target.structure.path(i)) for target in self._targets for i in target.plan.thaw)
+        return listed(at(target.skeleton.path(i)) for target in self._targets for i in target.plan.thaw)
 
     def annotate(self, error: Exception) -> None:
         """Say in an error of JAX about trees that do not match which marks are open; once."""
