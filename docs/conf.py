@@ -1,6 +1,7 @@
 """The documentation site: Sphinx with MyST and the PyData theme. CONTRIBUTING says why, and how to build it.
 
-Sphinx runs no code: `tests/test_docs.py` executes every block of the pages and compares what it prints.
+The examples run when the site is built (`example_pages.py`). The blocks of all other pages are executed by
+`tests/test_docs.py`, which compares what they print.
 """
 
 import os
@@ -12,6 +13,7 @@ from docutils import nodes
 import partgrad
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import example_pages
 from packages import drawn
 
 project = "partgrad"
@@ -20,8 +22,11 @@ copyright = "The partgrad authors, Apache-2.0"
 release = partgrad.__version__
 version = ".".join(release.split(".")[:2])
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-source_suffix = {".md": "markdown"}
+extensions = [
+    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"),
+    *("sphinx_copybutton", "sphinx_design", "sphinx_gallery.gen_gallery"),
+]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 nitpicky = True
 # The parts of a finding, which its entry describes.
 nitpick_ignore = [("py:class", f"partgrad._check.finding.{name}") for name in ("Rule", "Figures", "Fix")]
@@ -39,6 +44,8 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 80
 add_module_names = False
+
+sphinx_gallery_conf = example_pages.SETTINGS
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"partgrad {version}"

@@ -1,5 +1,7 @@
 # %% [markdown]
-"""Low-rank adapters: a small transformer learns Python's manual, and its adapters learn Python.
+"""
+Low-rank adapters on a transformer
+==================================
 
 A character-level language model is trained on the text of Python's manual, which ships with the interpreter. Then each
 of its linear maps gets an adapter, the rest is frozen, and the adapters learn the source code of the standard library.
@@ -7,7 +9,7 @@ The model is made of equinox modules, and one line freezes it: `pg.freeze(adapte
 saves (the bytes of the gradient and of the working memory, from XLA's analysis, the bytes of the optimiser's state, and
 the time), and compares it with training everything, and with `optax.masked`, which computes every gradient and then
 discards those that are not wanted. It fails if freezing does not save what it should. It also runs as a notebook: its
-cells begin with `# %%`.
+cells begin with `# %%`::
 
     python -m pip install -e ".[examples-all]" && python examples/adapters.py [--out adapters.png]
 """
@@ -53,7 +55,8 @@ CODE = characters("".join(inspect.getsource(module) for module in (argparse, dat
 
 
 # %% [markdown]
-# ## A transformer, in equinox
+# A transformer, in equinox
+# -------------------------
 
 
 # %%
@@ -132,7 +135,8 @@ def loss(model, texts):
 
 
 # %% [markdown]
-# ## Training
+# Training
+# --------
 #
 # The optimiser is given the part of the model that no mark holds. For a model without marks that is all of it.
 
@@ -188,7 +192,8 @@ STEPS = ARGUMENTS.steps
 transformer = train("the transformer, on the manual", Transformer(jax.random.key(0)), MANUAL, STEPS, adam(STEPS)).model
 
 # %% [markdown]
-# ## Adapters
+# Adapters
+# --------
 #
 # Every linear map in the blocks gets one, and everything else is frozen. Frozen parts are called as before: the model's
 # code does not change. Without partgrad you would use `optax.masked`, which acts after the gradient.
@@ -222,7 +227,8 @@ WAYS = {
 runs = {name: train(f"{name}, on code", model, CODE, STEPS // 2, rule) for name, (model, rule) in WAYS.items()}
 
 # %% [markdown]
-# ## What it costs
+# What it costs
+# -------------
 
 
 # %%

@@ -1,5 +1,9 @@
 # %% [markdown]
-"""Handwritten digits: train a network on one task, freeze its body, and learn a second task from few labels.
+"""
+Handwritten digits: freeze a trained body
+=========================================
+
+Train a network on one task, freeze its body, and learn a second task from few labels.
 
 A network that can tell ten digits apart has learnt features that help with a second question: is the digit odd or
 even? With few labels, freezing its body and training a new head beats training everything. Features of 0 to 4 say
@@ -7,7 +11,7 @@ little about 5 to 9, and there freezing loses, even to a network that starts fro
 (`jax.vmap`), each with its own weights and its own choice of images; accuracies are means over the seeds, with their
 spread. Marks on the model decide what is trained: the training function does not know what is frozen. The script
 fails if a conclusion does not hold, that is, if a lead is less than two standard errors. It also runs as a notebook:
-its cells begin with `# %%`.
+its cells begin with `# %%`::
 
     python -m pip install -e ".[examples-all]" && python examples/frozen_digits.py [--out frozen_digits.png]
 """
@@ -76,7 +80,8 @@ def new_network(key: jax.Array, classes: int) -> Network:
 
 
 # %% [markdown]
-# ## Training
+# Training
+# --------
 #
 # `pg.partition` gives the optimiser whatever no mark holds, so a frozen layer has neither a gradient nor optimiser
 # state. `None` in an update means "leave this alone". Nothing else in this function is about freezing.
@@ -106,7 +111,8 @@ def accuracy(network: Network, classes: jax.Array, images: jax.Array) -> jax.Arr
 
 
 # %% [markdown]
-# ## Two transfers
+# Two transfers
+# -------------
 #
 # Each seed splits the images differently: 900 for the first task, 400 to draw the few labels from, 497 for the test.
 
@@ -156,7 +162,8 @@ print("0 to 4, then 5 to 9")
 digits = transfer(range(5), range(5, 10), np.maximum(DIGITS - 5, 0))
 
 # %% [markdown]
-# ## Conclusions
+# Conclusions
+# -----------
 
 
 # %%

@@ -1,12 +1,16 @@
 # %% [markdown]
-"""Two planets of K2-24: their masses by radial velocities, with periods and transit times held, and then thawed.
+"""
+Two planets of K2-24: their masses, with error bars
+===================================================
+
+Masses by radial velocities, with periods and transit times held, and then thawed.
 
 The planets pull the star to and fro. The light curve from the Kepler telescope says to the minute when they pass in
 front of it; 32 velocities measured at Keck (Petigura et al. 2016, arXiv:1511.04497) say how heavy they are. So the
 parameters known from the light curve are held, by marks that the class sets, and those that the velocities determine
 are fitted. Error bars, with names, come from the Hessian. Then the periods are thawed, with the light curve as a
 prior and without. The script compares its results with published ones, and with those of radvel 1.6.7 for the same
-likelihood, and fails if one is wrong. It also runs as a notebook: its cells begin with `# %%`.
+likelihood, and fails if one is wrong. It also runs as a notebook: its cells begin with `# %%`::
 
     python -m pip install -e ".[examples]" && python examples/radial_velocities.py [--out radial_velocities.png]
 """
@@ -32,13 +36,15 @@ parser.add_argument("--out", type=Path, default=Path("radial_velocities.png"), h
 OUT = parser.parse_known_args()[0].out
 
 # %% [markdown]
-# ## Data and model
+# Data and model
+# --------------
 #
 # Periods and times of transit are *held* in every orbit, because the class says so. They remain ordinary numbers, but
 # no gradient, optimiser or Hessian treats them as parameters until they are named or thawed.
 
 # %%
-DATA = Path(__file__ if "__file__" in globals() else "examples/radial_velocities.py").with_name("data")
+# A notebook has no file, and runs in its folder.
+DATA = (Path(__file__).parent if "__file__" in globals() else Path()) / "data"
 error, time, velocity = np.loadtxt(DATA / "epic203771098.csv", delimiter=",", skiprows=1, usecols=(1, 2, 3)).T
 MIDDLE = (time.min() + time.max()) / 2
 
@@ -86,7 +92,8 @@ print(pg.summary(star), end="\n\n")
 print(pg.check(log_likelihood)(star).raise_if_failed(), end="\n\n")
 
 # %% [markdown]
-# ## Fit
+# Fit
+# ---
 #
 # `pg.ravel` turns the free parameters into one vector, names each entry, and puts a vector back into the model, which
 # is all that SciPy and a Hessian need. Nothing here knows which parameters are free; the marks of the model decide.
@@ -122,7 +129,8 @@ def fit(star: Star, log_density=log_likelihood) -> Fit:
 held = fit(star)
 
 # %% [markdown]
-# ## Thaw
+# Thaw
+# ----
 #
 # `pg.thaw` removes the marks. The prior is what the light curve says about the periods, addressed by the same paths
 # that select them. The velocities determine the periods a hundred times less precisely. With the prior, masses and
@@ -145,7 +153,8 @@ with_prior = fit(free, log_posterior)
 without_prior = fit(free)
 
 # %% [markdown]
-# ## Results
+# Results
+# -------
 
 
 # %%
@@ -197,7 +206,8 @@ for i, (amplitude, sigma, mass, mass_sigma) in enumerate([(4.766, 0.91, 21.0, 5.
     ]
 
 # %% [markdown]
-# ## Picture
+# Picture
+# -------
 
 
 # %%

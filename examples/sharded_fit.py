@@ -1,4 +1,8 @@
-"""One fit, three times: on one device, with the data split over eight, and with the parameters split as well.
+"""
+One fit on one device and on eight
+==================================
+
+The same fit three times: on one device, with the data split over eight, and with the parameters split as well.
 
 Run it with ``python examples/sharded_fit.py``, which uses eight virtual devices on the CPU. The model, the loss and the
 fit know nothing about devices. Only the placement of the arrays differs, and the numbers are the same.

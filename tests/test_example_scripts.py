@@ -15,6 +15,8 @@ SCRIPTS = {
     "radial_velocities": ((), 9),
     "frozen_digits": (("--seeds", "4"), 4),
     "adapters": (("--steps", "16"), 6),
+    "hare_and_lynx": ((), 4),
+    "saliency": ((), 1),
 }
 
 
