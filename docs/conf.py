@@ -23,7 +23,7 @@ release = partgrad.__version__
 version = ".".join(release.split(".")[:2])
 
 extensions = [
-    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"),
+    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.viewcode"),
     *("sphinx_copybutton", "sphinx_design", "sphinx_gallery.gen_gallery"),
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
@@ -37,6 +37,7 @@ highlight_language = "default"
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
+autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
