@@ -245,7 +245,8 @@ class Comparison:
             blamed = [blame for blame in blamed if not is_in_library(blame.chain)]
             crossing = None if blamed else self._crossing(leaf, answer)
             if crossing is not None:
-                yield finding("mismatch", "error", "removable", path, crossing.chain, figures=figures)
+                reason = "removable" if is_discrete(crossing.chain) else "smooth tie"
+                yield finding("mismatch", "error", reason, path, crossing.chain, figures=figures)
                 return
         for blame in blamed:
             reason = "rule value" if blame.of_value else "rule"

@@ -228,7 +228,7 @@ class Exact:
         """The outputs at a point moved along a direction; what moves gets a nudge too, relative to its size."""
         self.evaluations += 1
         start, along = _vector(point), _vector(direction)
-        moved = start + nudge * np.abs(start) * (along != 0) + step * along
+        moved = start + nudge * size_of(start) * (along != 0) + step * along
         return np.asarray(self._called(_VALUE, moved, start, self.cotangents(np.zeros(sum(self.sizes))))[0])
 
     def forward(self, point: Leaves, direction: Leaves) -> Vector | None:
@@ -310,6 +310,11 @@ def _unit(jaxpr: Jaxpr) -> float:
         made = [v.aval.dtype for v in equation.outvars if leaves_jax(equation) and is_floating(v.aval)]
         largest = max([largest, *(float(jnp.finfo(d).eps) for d in made), *map(_unit, inner_jaxprs(equation))])
     return largest if largest > np.finfo(np.float64).eps else 0.0
+
+
+def size_of(values: Array) -> Array:
+    """The size of each number; nothing for one that is not finite, which stays where it is."""
+    return np.where(np.isfinite(values), np.abs(values), 0.0)
 
 
 def _vector(leaves: Leaves) -> Vector:

@@ -233,7 +233,7 @@ def no_reverse(program: Program | None, error: Exception) -> Finding:
 def _tells_part_of(zero: Finding, other: Finding) -> bool:
     is_same = other.severity == "warning" or (bool(zero.where) and other.where == zero.where)
     is_milder = (zero.severity, other.severity) == ("info", "warning")
-    return other.leaves == zero.leaves and other.kind == "mismatch" and is_same and not is_milder
+    return other.leaves == zero.leaves and other.kind in ("mismatch", "precision") and is_same and not is_milder
 
 
 def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:

@@ -56,7 +56,7 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
     program = own.program
     bad = [leaf for leaf, gradient in enumerate(own.gradients) if not is_finite(gradient)]
     if not own.is_finite:
-        yield from _of_the_value(own, bad)
+        yield from _of_the_value(own, bad, point())
     if bad:
         births = _births_of_gradient(own) if program.cotangent is not None else []
         of = lambda function: own.gradients_of(function)
@@ -308,11 +308,13 @@ def _is_rule_of_library(chain: Chain) -> bool:
     return bool(chain) and is_custom_rule(chain[-1]) and is_in_library(chain)
 
 
-def _of_the_value(own: Own, bad: list[int]) -> Iterator[Finding]:
+def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
     """For a function whose value is not finite, with the operation that made it so first."""
     program = own.program
     first = next(iter(_births(program.jaxpr, program.leaves, program.value)), None)
     paths = [program.paths[leaf] for leaf in bad]
     chain = first.chain if first else ()
     what = None if first is None else "NaN" if first.numbers[1] else "infinite"
-    yield finding("nan", "error", "value", paths, chain, first=what, steps=steps_of([first] if first else []))
+    dtype = str(own.plain[0].dtype) if is_finite(point.start) else ""
+    more = {"first": what, "dtype": dtype, "steps": steps_of([first] if first else [])}
+    yield finding("nan", "error", "value", paths, chain, **more)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .evaluation import Leaves
+from .evaluation import Leaves, size_of
 from .float64 import wide_dtype, widened
 from .outcomes import Crossing
 from .program import Array, Program
@@ -328,7 +328,7 @@ def distance(got: Any, expected: Any) -> float:
 
 def _scale(leaf: Array) -> Array:
     """The size of each element, or that of the others if it is much smaller."""
-    sizes = np.where(np.isfinite(leaf), np.abs(leaf), 0.0)
+    sizes = size_of(leaf)
     largest = sizes.max(initial=0.0)
     return np.maximum(sizes, _SMALLEST * largest) if largest else np.ones(leaf.shape)
 

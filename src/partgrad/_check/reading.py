@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .evaluation import Exact, Leaves, Vector
+from .evaluation import Exact, Leaves, Vector, size_of
 from .outcomes import Outcomes
 from .slopes import JUMP, KINK, SMOOTH, UNSURE, Slope, slope
 
@@ -174,7 +174,7 @@ class Point:
         return bool(self.outcomes.crossings(None, self.leaves, [(1.0, other) for other in beside]))
 
     def _beside(self, by: float) -> Leaves:
-        return [x + by * np.abs(x) for x in self.leaves]
+        return [x + by * size_of(x) for x in self.leaves]
 
     def _noise_of_derivatives(self, direction: Leaves) -> tuple[Any, float]:
         """How far both derivatives move with the last digits of the point, on two sides: a tie may lie between them."""
@@ -200,7 +200,7 @@ class Point:
         if tangents is None:
             return Agreement(ABSENT)
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
-        magnitude = np.maximum(np.abs(tangents), np.maximum(_size(found.right), _size(found.left)))
+        magnitude = np.maximum(np.abs(tangents), np.maximum(size_of(found.right), size_of(found.left)))
         finite = np.where(np.isfinite(magnitude) & settled, magnitude, 0.0)
         of_arrays = self.exact.parts(finite)
         largest = np.concatenate([np.zeros(0), *(np.full(p.shape, np.max(p, initial=0.0)) for p in of_arrays)])
@@ -225,8 +225,8 @@ class Point:
             half = np.abs(weights) * np.abs(np.where(settled, found.right - found.left, 0.0)) / 2
             low, high = (low + high) / 2 - half, (low + high) / 2 + half
         error = np.sqrt(np.sum((np.abs(weights) * np.where(settled, found.error, 0.0)) ** 2)) + off
-        size = np.maximum(_size(low), _size(high))
-        magnitude = max(magnitude, _size(low.sum()), _size(high.sum()), _NOTHING * size.sum())
+        size = np.maximum(size_of(low), size_of(high))
+        magnitude = max(magnitude, size_of(low.sum()), size_of(high.sum()), _NOTHING * size.sum())
         return _agreement(slack, *(np.atleast_1d(v) for v in (got, low.sum(), high.sum(), error, magnitude, off)))
 
     def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
@@ -274,11 +274,6 @@ def _agreement(
     # No negative zeros.
     numbers = got[worst].item() + 0.0, middle[worst].item() + 0.0
     return Agreement(status, *numbers, float(relative[worst]))
-
-
-def _size(slopes: Any) -> Any:
-    """The sizes of slopes; nothing for an infinite one."""
-    return np.where(np.isfinite(slopes), np.abs(slopes), 0.0)
 
 
 def _range(values: list[Any]) -> Any:

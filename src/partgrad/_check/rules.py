@@ -122,7 +122,9 @@ def _is_reverse(equation: JaxprEqn) -> bool:
 
 def _differing(equation: JaxprEqn, operands: Operands) -> Any:
     body = custom_rule_body(equation)
-    where = [i for i, operand in enumerate(operands) if is_floating(jnp.asarray(operand))]
+    # By what its function closes over, a rule gives no derivative.
+    closed_over = equation.params.get("num_consts", 0)
+    where = [i for i, operand in enumerate(operands) if i >= closed_over and is_floating(jnp.asarray(operand))]
 
     def of_floating(run: Callable[[Operands], Operands]) -> Callable[..., list[Any]]:
         def function(*floating: Any) -> list[Any]:

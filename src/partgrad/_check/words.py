@@ -145,6 +145,17 @@ def _first(finding: Finding) -> str:
     return f"the {finding.details['mode']} is not finite: first {finding.details['first']} in {by}{place(finding)}."
 
 
+def _first_value(finding: Finding) -> str:
+    first = finding.details["first"]
+    return f": first {first} in {_at(finding)}{steps(finding)}" if first else ""
+
+
+def _narrow(finding: Finding) -> str:
+    """That another precision would do, if it would."""
+    dtype = finding.details["dtype"]
+    return f" In float64 it is finite: {dtype} has too few digits here, or too small a range." if dtype else ""
+
+
 def _index(finding: Finding) -> str:
     details = finding.details
     index, length = details["index"], details["length"]
@@ -208,6 +219,10 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         f"{_compared(f.figures, f)}; both sides agree on that, {_at(f)} decides here, and JAX differentiates the "
         "branch it takes."
     ),
+    ("mismatch", "smooth tie"): lambda f: (
+        f"{_compared(f.figures, f)}; both sides agree on that, {_at(f)} is at a tie, and what JAX does there does not "
+        "add up to it."
+    ),
     ("mismatch", "unknown rule"): lambda f: (
         f"{_compared(f.figures, f)}; on its path is the rule of {_rule(f)}, which cannot be compared with its function."
     ),
@@ -237,11 +252,7 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         f"reverse mode raises {f.details['error']}{f' in the derivative of {_at(f)}' if f.operation else ''}, so there "
         f"is no gradient: {f.details['text']}"
     ),
-    ("nan", "value"): lambda f: (
-        f"the value of the function is not finite: first {f.details['first']} in {_at(f)}{steps(f)}."
-        if f.details["first"]
-        else "the value of the function is not finite."
-    ),
+    ("nan", "value"): lambda f: f"the value of the function is not finite{_first_value(f)}.{_narrow(f)}",
     ("nan", "not taken"): lambda f: f"{_first(f)} The value does not take this path.",
     ("nan", "singular"): lambda f: f"{_first(f)} The value takes this path, and the operation has no derivative here.",
     ("nan", "refuted"): lambda f: (
@@ -249,9 +260,7 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         f"{number(f.details['got'])}, and differences give {number(f.details['expected'])}: the function is smooth "
         "here, and the branch it takes does not have its slope."
     ),
-    ("nan", "rounding"): lambda f: (
-        f"{_first(f)} In float64 it is finite: {f.details['dtype']} has too few digits here, or too small a range."
-    ),
+    ("nan", "rounding"): lambda f: f"{_first(f)}{_narrow(f)}",
     ("nan", "no remedy"): lambda f: f"{_first(f)} The value takes this path: a true singularity.",
     ("nan", "smooth"): lambda f: (
         f"{_first(f)} {'The rule is at fault: the' if f.details['of_rule'] else 'The'} function is smooth here, and "
@@ -374,6 +383,7 @@ _ADVICE: dict[tuple[str, str], str | Callable[[Finding], str]] = {
         "give that branch the slope of the points beside it (a series term instead of a constant), or write a custom "
         "rule"
     ),
+    ("mismatch", "smooth tie"): "write it without that tie, or write a custom rule",
     ("mismatch", "unknown rule"): "look at that rule",
     ("mismatch", "closed over"): "pass that value as an argument of the function that has the rule",
     ("mismatch", "modes"): "look at the derivative rules on its path",
