@@ -21,7 +21,7 @@ from .._programs import (
 from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
 from .float64 import widened
-from .names import element_of, finding, operation_of
+from .names import element_of, finding, operation_of, steps_of
 from .outcomes import Crossing, is_discrete
 from .program import Program
 from .questions import Answer, Search, Seen
@@ -194,7 +194,7 @@ class Comparison:
         is_chosen = operation_of(crossing.chain).startswith("safe.") or self._is_mended(leaf, crossing)
         severity = "info" if is_chosen else "warning"
         more = {"figures": figures, "~element": element_of(*crossing.element)}
-        return finding("tie", severity, "tie", path, crossing.chain, steps=[s for s in [crossing.steps] if s], **more)
+        return finding("tie", severity, "tie", path, crossing.chain, steps=steps_of([crossing]), **more)
 
     def _at_kink(self, leaf: int, answer: Answer) -> Seen | None:
         """A reading of the part of a leaf that is at the kink."""
@@ -228,9 +228,8 @@ class Comparison:
     def _of_unsettled(self, leaf: int, answer: Answer) -> Finding:
         crossing, figures, path = self._crossing(leaf, answer), self._figures(leaf, answer), [self._path(leaf)]
         if answer.row.name == "jump" and crossing is not None:
-            more = {"~element": element_of(*crossing.element)}
-            steps = [s for s in [crossing.steps] if s]
-            return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, steps=steps, **more)
+            more = {"~element": element_of(*crossing.element), "steps": steps_of([crossing])}
+            return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, **more)
         chain = () if crossing is None else crossing.chain
         return finding("noise", "info", "noise", path, chain, figures=figures)
 

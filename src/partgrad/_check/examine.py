@@ -1,5 +1,6 @@
 """One check of a function at one point: the questions, in order."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -195,9 +196,15 @@ class _Examination:
 
     def concluded(self) -> tuple[list[Finding], list[str]]:
         """The findings, each cause once, and the verdict on each leaf."""
-        findings = list(intended(self.findings, self._options.intended))
+        found = [self._with_name(finding) for finding in self.findings]
+        findings = list(intended(found, self._options.intended))
         verdicts = [self._verdict(leaf, path, findings) for leaf, path in enumerate(self._program.paths)]
         return merged(findings), verdicts
+
+    def _with_name(self, finding: Finding) -> Finding:
+        """A finding that says which named value the operation is computed from."""
+        after = self._program.named_before(finding.chain) if finding.severity != "info" else ""
+        return dataclasses.replace(finding, details={**finding.details, "after": after}) if after else finding
 
     def _verdict(self, leaf: int, path: str, findings: list[Finding]) -> str:
         own = [finding for finding in findings if path in finding.leaves or not finding.leaves]

@@ -86,13 +86,13 @@ class Fix:
         replaces: What is replaced: an operation, or `f` for the whole function.
         by: What replaces it.
         derivative: The slope then, along the direction of the differences.
-        slope: The slope by differences.
+        slope: The slope by differences; None at a kink, where the derivative lies between those of its two sides.
     """
 
     replaces: str
     by: str
     derivative: complex
-    slope: complex
+    slope: complex | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from .probe import Answer, probe
 from .program import Array, Program
 from .questions import Answer as Found, Search
 from .quick import quick_jit
-from .reading import Point
+from .reading import Agreement, Point
 from .verdict import OK
 
 # By primitive: the function to call instead, and its name.
@@ -236,8 +236,8 @@ class _NotFinite:
         return "smooth", {"slope": slope, "of_rule": is_rule}
 
     def _fix(self, replaces: str, by: str, found: Found) -> Fix:
-        reading = found.seen.reading if found.seen else None
-        return Fix(replaces, by, reading.shown.got if reading else 0.0, reading.shown.expected if reading else 0.0)
+        shown = found.seen.reading.shown if found.seen else Agreement("")
+        return Fix(replaces, by, shown.got, None if found.row.name == "kink" else shown.expected)
 
     def _slope(self, leaf: int) -> float | None:
         """The slope along all elements of a leaf by finite differences; None if there is none."""

@@ -16,7 +16,7 @@ _REBUILT = "build the model in the function with `partgrad.Diff` around this fie
 def message(finding: Finding) -> str:
     """What was found, and the fix or the suggestion."""
     said = _SAID[finding.kind, finding.reason](finding)
-    said = f"{_moved(finding)}{said}"
+    said = f"{_moved(finding)}{said}{_after(finding)}"
     said = f"intended: {said}" if finding.intended else said
     if finding.fix is not None:
         return f"{said} Fix: {_fix(finding)}."
@@ -39,6 +39,12 @@ def _moved(finding: Finding) -> str:
     return f"at a point nearby, which moves {', '.join(steps)}: " if steps else ""
 
 
+def _after(finding: Finding) -> str:
+    """Which named value comes before the operation."""
+    after = finding.details.get("after")
+    return f" What `{finding.operation}` takes there is computed from the value named `{after}`." if after else ""
+
+
 def _leaf(path: str) -> str:
     return f"`{path}`" if path else "it"
 
@@ -53,15 +59,18 @@ def _fix(finding: Finding) -> str:
     fix = finding.fix
     assert fix is not None
     what = f"differentiate `{fix.by}`" if fix.replaces == "f" else f"write `{fix.by}` for `{fix.replaces}`"
-    return f"{what}; tried: its derivative is {number(fix.derivative)}, and differences give {number(fix.slope)}"
+    beside = "between the slopes on the two sides" if fix.slope is None else f"and differences give {number(fix.slope)}"
+    return f"{what}; tried: its derivative is {number(fix.derivative)}, {beside}"
 
 
 # --- parts of sentences ----------------------------------------------------------------------------------------------
 
 
-def number(value: complex) -> str:
-    """A number, without negative zeros."""
-    return f"{value + 0.0:.6g}"
+def number(value: complex, noise: float = 0.0) -> str:
+    """A number, without negative zeros and without digits that are noise."""
+    exact = abs(value) / noise if noise > 0 else np.inf
+    digits = int(np.clip(np.log10(exact), 2, 6)) if np.isfinite(value) and 0 < exact < np.inf else 6
+    return f"{value + 0.0:.{digits}g}"
 
 
 def _at(finding: Finding) -> str:
@@ -115,8 +124,8 @@ def _sides(finding: Finding) -> str:
     figures = finding.figures
     if figures is None:
         return ""
-    left, right, derivative = map(number, (figures.left, figures.right, figures.derivative))
-    return f": the slopes on the two sides are {left} and {right}, and the derivative is {derivative}"
+    left, right = (number(side, figures.noise) for side in (figures.left, figures.right))
+    return f": the slopes on the two sides are {left} and {right}, and the derivative is {number(figures.derivative)}"
 
 
 def _lines(finding: Finding) -> str:
@@ -193,7 +202,7 @@ def _stopped(finding: Finding, by: str) -> str:
 
 
 _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
-    ("value", "rule"): lambda f: f"{_values(f)}; the rule of {_rule(f)} computes another value.",
+    ("value", "rule"): lambda f: f"{_values(f)}; the rule of {_rule(f)}, computes another value.",
     ("value", "python"): lambda f: (
         f"{_values(f)}; Python takes another path while it is traced, or a rule detects that."
     ),
