@@ -175,12 +175,12 @@ class Comparison:
 
     # --- kinks and jumps ---------------------------------------------------------------------------------------------
 
-    def _crossing(self, leaf: int, answer: Answer) -> Crossing | None:
-        """The selection that decides at the point; a user's line rather than one in a library."""
+    def _crossing(self, leaf: int, answer: Answer, *, last: bool = False) -> Crossing | None:
+        """The selection that decides at the point, the first or the last one; a user's line rather than a library's."""
         if answer.seen is None:
             return None
         found = self._search.crossings(leaf, answer.seen)
-        return min(found, key=lambda c: not line(c.chain), default=None)
+        return min(found[:: -1 if last else 1], key=lambda c: not line(c.chain), default=None)
 
     def _of_kink(self, leaf: int, answer: Answer) -> Finding:
         answer = answer._replace(seen=self._at_kink(leaf, answer))
@@ -193,7 +193,7 @@ class Comparison:
             return finding("tie", severity, "convention" if chain else "kink", path, chain, figures=figures)
         is_chosen = operation_of(crossing.chain).startswith("safe.") or self._is_mended(leaf, crossing)
         severity = "info" if is_chosen else "warning"
-        more = {"figures": figures, "~element": element_of(*crossing.element)}
+        more = {"figures": figures, "changes_in": element_of(*crossing.element)}
         return finding("tie", severity, "tie", path, crossing.chain, steps=steps_of([crossing]), **more)
 
     def _at_kink(self, leaf: int, answer: Answer) -> Seen | None:
@@ -228,7 +228,7 @@ class Comparison:
     def _of_unsettled(self, leaf: int, answer: Answer) -> Finding:
         crossing, figures, path = self._crossing(leaf, answer), self._figures(leaf, answer), [self._path(leaf)]
         if answer.row.name == "jump" and crossing is not None:
-            more = {"~element": element_of(*crossing.element), "steps": steps_of([crossing])}
+            more = {"changes_in": element_of(*crossing.element), "steps": steps_of([crossing])}
             return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, **more)
         chain = () if crossing is None else crossing.chain
         return finding("noise", "info", "noise", path, chain, figures=figures)
@@ -242,7 +242,8 @@ class Comparison:
         if answer.evidence.nearby == "equal":
             # Right beside the point: only a rule of the user's own can be to blame rather than a selection.
             blamed = [blame for blame in blamed if not is_in_library(blame.chain)]
-            crossing = None if blamed else self._crossing(leaf, answer)
+            # The first ones guard what the last one selects.
+            crossing = None if blamed else self._crossing(leaf, answer, last=True)
             if crossing is not None:
                 reason = "removable" if is_discrete(crossing.chain) else "smooth tie"
                 yield finding("mismatch", "error", reason, path, crossing.chain, figures=figures)

@@ -24,9 +24,10 @@ from .._programs import (
     line,
     of_cotangents,
 )
+from .digits import first_losing
 from .evaluation import Own, is_finite, tried
 from .finding import Finding, Fix
-from .names import element_of, finding, steps_of
+from .names import element_of, finding, operation_of, steps_of
 from .probe import Answer, probe
 from .program import Array, Program
 from .questions import Answer as Found, Search
@@ -216,7 +217,7 @@ class _NotFinite:
             return "not taken", {"fix": self._fix("f", "partgrad.double_where(f)", wrapped)}
         exact = self._point().gradient
         if self._mode == "gradient" and exact is not None and is_finite(exact[leaf]):
-            return "rounding", {"dtype": str(self._program.leaves[leaf].dtype)}
+            return "rounding", {"dtype": str(self._program.leaves[leaf].dtype), "lost": _lost_in(self._own)}
         replaced = self._safe_function_for(leaf, chain) if chain else None
         if wrapped is not None and (wrapped.row.name != "wrong" and wrapped.row.name != "removable"):
             return "not taken", {"by": "partgrad.double_where(f)"}
@@ -304,6 +305,12 @@ class _NotFinite:
         return search.answer(leaf, None)
 
 
+def _lost_in(own: Own) -> tuple[str, str] | None:
+    """The operation that loses the digits, and its line."""
+    chain = first_losing(own)
+    return (operation_of(chain), line(chain)) if chain else None
+
+
 def _is_rule_of_library(chain: Chain) -> bool:
     return bool(chain) and is_custom_rule(chain[-1]) and is_in_library(chain)
 
@@ -315,6 +322,7 @@ def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
     paths = [program.paths[leaf] for leaf in bad]
     chain = first.chain if first else ()
     what = None if first is None else "NaN" if first.numbers[1] else "infinite"
-    dtype = str(own.plain[0].dtype) if is_finite(point.start) else ""
-    more = {"first": what, "dtype": dtype, "steps": steps_of([first] if first else [])}
+    more: dict[str, Any] = {"first": what, "dtype": "", "steps": steps_of([first] if first else [])}
+    if is_finite(point.start):
+        more |= {"dtype": str(own.plain[0].dtype), "lost": _lost_in(own)}
     yield finding("nan", "error", "value", paths, chain, **more)

@@ -14,7 +14,7 @@ from .evaluation import Leaves, size_of
 from .float64 import wide_dtype, widened
 from .outcomes import Crossing
 from .program import Array, Program
-from .reading import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, ROUNDING, Point, Reading, coarsely
+from .reading import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Point, Reading, coarsely
 from .verdict import Evidence, Row, row_of
 
 # With more leaves than this, they are first moved together, in this many groups.
@@ -33,8 +33,8 @@ _STRIDES = (0.5, 1.5)
 # they do not.
 SLACK_OF_CONSTANTS = 1e-6
 _BADLY = 1e-3
-# Another ratio of steps, for a second opinion, and larger steps.
-_OTHER_STEPS = 0.73
+# Other steps, for a second opinion, and larger ones.
+_OTHER_STEPS = (0.73, 1.37)
 _LARGER_STEPS = 12.0
 
 # A leaf, and flat indices of its elements.
@@ -145,8 +145,11 @@ class Search:
             return self._beyond(place, group, direction, reading) or coarsely(reading)
         if MISMATCH not in (reading.forward.status, reading.reverse.status):
             return reading
-        # Another ratio of steps has to confirm it.
-        other = place.read(direction, slack=self.slack, shrink=_OTHER_STEPS)
+        # Other steps have to confirm it, of which the smaller ones may drown in noise.
+        others = (place.read(direction, slack=self.slack, shrink=shrink) for shrink in _OTHER_STEPS)
+        other = next(
+            (found for found in others if not found.unsure), reading._replace(forward=NOTHING, reverse=NOTHING)
+        )
         is_wrong = lambda found, mode: getattr(found, mode).status == MISMATCH
         refuted = [mode for mode in ("forward", "reverse") if is_wrong(reading, mode) and not is_wrong(other, mode)]
         return reading._replace(**{mode: getattr(reading, mode)._replace(status=INCONCLUSIVE) for mode in refuted})

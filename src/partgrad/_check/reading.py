@@ -43,6 +43,9 @@ class Agreement(NamedTuple):
     relative: float = 0.0
 
 
+NOTHING = Agreement(INCONCLUSIVE)
+
+
 class Reading(NamedTuple):
     """Both derivatives compared with finite differences along one direction and, in `modes`, with each other.
 

@@ -86,7 +86,7 @@ def _rule(finding: Finding) -> str:
 
 def place(finding: Finding) -> str:
     """Which element, in which steps of a loop."""
-    element = finding.details.get("element") or finding.details.get("~element")
+    element = finding.details.get("element") or finding.details.get("changes_in")
     return (f" in element {list(element)}" if element else "") + steps(finding)
 
 
@@ -161,8 +161,9 @@ def _first_value(finding: Finding) -> str:
 
 def _narrow(finding: Finding) -> str:
     """That another precision would do, if it would."""
-    dtype = finding.details["dtype"]
-    return f" In float64 it is finite: {dtype} has too few digits here, or too small a range." if dtype else ""
+    dtype, lost = finding.details["dtype"], finding.details.get("lost")
+    where = "here" if lost in (None, (finding.operation, finding.where)) else f"for `{lost[0]}` at {lost[1]}"
+    return f" In float64 it is finite: {dtype} has too few digits {where}, or too small a range." if dtype else ""
 
 
 def _index(finding: Finding) -> str:
@@ -349,8 +350,8 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         "precision may explain."
     ),
     ("precision", "unconverged"): lambda f: (
-        f"derivative and differences disagree by {f.figures.relative if f.figures else 0:.1e}: the iteration in "
-        f"{_at(f)} has not converged further."
+        f"derivative and differences disagree by {f.figures.relative if f.figures else 0:.1e}: the derivative of "
+        f"{_at(f)} is that of a limit, which its iteration has not reached."
     ),
     ("nondeterminism", "runs"): lambda f: (
         f"two runs of {f.details['way']} at the same point differ by {f.details['difference']:.2g}, so no derivative "
@@ -453,7 +454,7 @@ _ADVICE: dict[tuple[str, str], str | Callable[[Finding], str]] = {
         else f"compute in {f.details['dtype']}, or rewrite what cancels"
     ),
     ("precision", "cancels"): "rewrite what cancels, or compute it in a wider type",
-    ("precision", "unconverged"): "tighten its tolerance, if that is not enough",
+    ("precision", "unconverged"): "tighten its tolerance, or take more steps, if that is not enough",
     ("nondeterminism", "runs"): "pass in what changes, such as a key, as an argument",
     ("intended", "stale"): "correct the name, or remove it so that it hides nothing later",
 }
