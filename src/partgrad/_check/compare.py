@@ -258,7 +258,8 @@ class Comparison:
         elif wrong := self._rules.wrong_values():
             yield self._of_rule("rule value", path, wrong[0], figures)
         elif unknown := self._rules.incomparable_for(leaf):
-            yield finding("mismatch", "error", "unknown rule", path, unknown[0], figures=figures)
+            chain, raised = unknown[0]
+            yield finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
         else:
             yield finding("mismatch", "error", "unexplained", path, figures=figures)
 

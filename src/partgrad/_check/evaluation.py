@@ -115,7 +115,7 @@ def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
     try:
         with silent_callbacks():
             return [np.asarray(result) for result in quick_jit(function)(*operands)]
-    except Exception:  # It contains the user's code, which may raise anything.
+    except Exception:  # It contains the user's code, which may raise anything: then nothing is said of the remedy.
         return None
 
 

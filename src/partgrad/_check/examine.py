@@ -187,7 +187,7 @@ class _Examination:
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
         tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
         for found in zeros(self._own, is_flat) if self._own.is_finite else ():
-            is_told = found.reason in ("rule", "not chosen") and set(found.leaves) <= tied
+            is_told = found.reason in ("rule", "not chosen", "truly zero") and set(found.leaves) <= tied
             if set(found.leaves) <= wrong or is_told:
                 continue
             # A zero says more than that part of the derivative is stopped.
@@ -281,7 +281,7 @@ def _eager_gradient(outputs: Callable[[Operands], Operands], leaves: Operands, c
     """The gradient of a function that cannot be traced, if it has one."""
     try:
         return list(jax.vjp(outputs, leaves)[1](cotangents)[0])
-    except Exception:  # That it cannot be traced has its own finding.
+    except Exception:  # It is the user's code; that it cannot be traced has its own finding, whatever is raised here.
         return []
 
 

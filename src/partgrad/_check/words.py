@@ -234,7 +234,8 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         "add up to it."
     ),
     ("mismatch", "unknown rule"): lambda f: (
-        f"{_compared(f.figures, f)}; on its path is the rule of {_rule(f)}, which cannot be compared with its function."
+        f"{_compared(f.figures, f)}; on its path is the rule of {_rule(f)}, which cannot be compared with its function "
+        f"({f.details['raised']})."
     ),
     ("mismatch", "closed over"): lambda f: (
         f"{_compared(f.figures, f)}; the rule of {_rule(f)}, closes over a value that is differentiated, and so gives "
