@@ -250,11 +250,6 @@ class Exact:
             for part, (shape, is_complex) in zip(parts, self._inputs, strict=True)
         ]
 
-    @property
-    def has_forward(self) -> bool:
-        """Whether there is a forward derivative."""
-        return self._jaxprs[_FORWARD] is not None
-
     def parts(self, outputs: Vector) -> list[Vector]:
         """Split a vector of outputs into the outputs."""
         ends = np.cumsum(self.sizes, dtype=int)

@@ -86,9 +86,7 @@ class Program:
                 traced = trace(function)
                 self.missing.pop(mode, None)
                 return traced
-            except (
-                Exception
-            ) as error:  # A derivative rule is the user's code and may raise anything: it is reported.
+            except Exception as error:  # A derivative rule is the user's code and may raise anything: it is reported.
                 self.missing[mode] = error
         return None
 

@@ -14,7 +14,7 @@ from .evaluation import Leaves, size_of
 from .float64 import wide_dtype, widened
 from .outcomes import Crossing
 from .program import Array, Program
-from .reading import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Point, Reading, coarsely
+from .reading import ABSENT, AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Point, Reading, coarsely
 from .verdict import Evidence, Row, row_of
 
 # With more leaves than this, they are first moved together, in this many groups.
@@ -170,8 +170,15 @@ class Search:
             smallest = 2 * crossings[0].distance
             found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
             return None if found.unsure or found.jumps else found
-        larger = (place.read(direction, slack=self.slack, shrink=_LARGER_STEPS**power) for power in (1, 2, 3, 4))
-        return next((found for found in larger if found.is_clean), None)
+        larger = []
+        for power in (1, 2, 3, 4):
+            found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS**power, worst=COARSE)
+            if found.is_clean:
+                return found
+            larger.append(coarsely(found))
+        # What is known to a digit or two has to be seen twice.
+        confirming = [found for found in larger if found.is_clean]
+        return confirming[0] if len(confirming) > 1 else None
 
     # --- what was found ----------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ _WITHIN, _BEYOND = 3.0, 10.0
 # How much of a derivative may be its own rounding errors, if it is to agree.
 _MOST_NOISE = 1e-2
 # How exact a slope must be that noise hides, if a derivative is to agree with it.
-_COARSE = 0.05
+COARSE = 0.05
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
 
@@ -116,7 +116,7 @@ class Point:
         """The reverse derivative of the weighted sum of all outputs."""
         return self.exact.reverse(self.leaves, self.weights)
 
-    def slope(self, direction: Leaves, shrink: float = 1.0, smallest: float = 0.0) -> Slope:
+    def slope(self, direction: Leaves, **how: float) -> Slope:
         """The slopes of the outputs along a direction by finite differences."""
         value = functools.cache(lambda step: self.exact.value(self.leaves, direction, step))
         largest = np.zeros(self.start.shape)
@@ -131,7 +131,7 @@ class Point:
                 largest = np.fmax(largest, np.where(np.isfinite(off), off, 0.0))
             return largest
 
-        return slope(value, self.start, shrink=shrink, noise=noise, smallest=smallest)
+        return slope(value, self.start, noise=noise, **how)
 
     @property
     def _unit(self) -> float:
@@ -145,9 +145,9 @@ class Point:
         """The point moved along a direction."""
         return [x + step * v for x, v in zip(self.leaves, direction, strict=True)]
 
-    def read(self, direction: Leaves, *, slack: float = 0.0, shrink: float = 1.0, smallest: float = 0.0) -> Reading:
+    def read(self, direction: Leaves, *, slack: float = 0.0, **how: float) -> Reading:
         """Compare along a direction; `slack` is the relative disagreement that has another explanation."""
-        found = self.slope(direction, shrink, smallest)
+        found = self.slope(direction, **how)
         tangents = self.exact.forward(self.leaves, direction)
 
         def agreements(off: tuple[Any, float]) -> tuple[Agreement, Agreement, Agreement]:
@@ -302,7 +302,7 @@ def coarsely(reading: Reading) -> Reading:
     confirms = lambda a: (
         a.status == INCONCLUSIVE
         and abs(a.got - a.expected) <= _WITHIN * reading.noise
-        and reading.noise <= _COARSE * abs(a.expected)
+        and reading.noise <= COARSE * abs(a.expected)
     )
     agreed = {
         name: a._replace(status=AGREE) for name in ("forward", "reverse") if confirms(a := getattr(reading, name))
