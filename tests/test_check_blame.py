@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import partgrad as pg
 from partgrad._check.draws import draws
@@ -273,6 +274,21 @@ def test_the_wrong_derivative_of_a_complex_number_is_shown_along_a_direction():
     norm.defvjp(lambda z: (jnp.abs(z) ** 2, z), lambda z, c: (2 * c * z,))  # JAX's convention is the conjugate.
     (finding,) = findings(lambda z: norm(z) * 1.5, jnp.complex64(1 + 2j)).values()
     assert isinstance(finding.figures.derivative, float)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit])
+def test_the_last_named_value_before_the_operation_is_said(jit):
+    def energy(p):
+        hidden = checkpoint_name(jnp.tanh(p["x"] * p["w"]), "hidden")
+        total = checkpoint_name(jnp.sum(hidden**2), "total")
+        beside = checkpoint_name(2 * p["w"], "beside")
+        return jnp.sqrt(total) + beside
+
+    (finding,) = pg.check(jit(energy), progress=False)({"x": S(0.0), "w": S(1.0)}).findings
+    assert "What `sqrt` takes there is computed from the value named `total`." in finding.message
+
+    unnamed = pg.check(lambda p: jnp.sqrt(p) + checkpoint_name(p, "after"), progress=False)(S(0.0))
+    assert "named" not in unnamed.findings[0].message
 
 
 @pytest.mark.slow

@@ -136,11 +136,8 @@ def test_a_tie_is_a_warning_with_its_line(name, x64):
         report = pg.check(function, progress=False)(jnp.asarray(x, float))
     assert report.verdict == "ok", str(report)
     (tie,) = [f for f in report.findings if f.kind == "tie"]
-    if operation == "searchsorted" and jax.__version_info__ >= (0, 12):
-        # A primitive of its own there, which cannot be evaluated in float64.
-        operation = ""
     assert (tie.severity, tie.operation) == ("warning", operation)
-    assert tie.where.startswith("test_check_selection_named.py" if operation else "")
+    assert tie.where.startswith("test_check_selection_named.py")
     low, high = sorted((tie.figures.left, tie.figures.right))
     assert low < high
     assert low - 1e-6 <= tie.figures.derivative <= high + 1e-6

@@ -91,6 +91,38 @@ def callback_without_a_rule(p):
     return jnp.sum(jax.pure_callback(np.sin, shape, p["x"])) * p["y"]  # fault: callback_without_a_rule
 
 
+TAPS = jnp.array([1.0, 4.0, 0.0]) / 6
+
+
+@jax.custom_vjp
+def smoothed(x):
+    return jnp.convolve(x, TAPS, mode="same")
+
+
+# The transpose turns the taps around.
+smoothed.defvjp(lambda x: (smoothed(x), None), lambda _, cotangent: (jnp.convolve(cotangent, TAPS, mode="same"),))
+
+
+def rule_with_a_constant_array(p):
+    return jnp.sum(smoothed(p["x"]) ** 2) * p["y"]  # fault: rule_with_a_constant_array
+
+
+def entropy_of_masked_logits(p):
+    logarithms = jax.nn.log_softmax(p["x"])
+    terms = jnp.exp(logarithms) * logarithms  # fault: entropy_of_masked_logits
+    return -jnp.sum(jnp.where(jnp.isfinite(logarithms), terms, 0.0)) * p["y"]
+
+
+def clipped_ratio_at_one(p):
+    ratio = jnp.exp(p["x"])
+    return jnp.sum(jnp.minimum(ratio, jnp.clip(ratio, 1.0, 1.2))) * p["y"]  # fault: clipped_ratio_at_one
+
+
+def logarithm_of_a_variance(p):
+    variance = jnp.mean(p["x"] ** 2) - jnp.mean(p["x"]) ** 2
+    return jnp.log(variance) * p["y"]  # fault: logarithm_of_a_variance
+
+
 X, Y = F(0.3, -1.2, 0.7), np.float32(0.8)
 POINT = ({"x": X, "y": Y},)
 FAULTS = [
@@ -124,5 +156,38 @@ FAULTS = [
         "",
         False,
         words=("`pure_callback`",),
+    ),
+    Fault("rule_with_a_constant_array", rule_with_a_constant_array, POINT, "mismatch", "error", "['x']", False),
+    Fault(
+        "entropy_of_masked_logits",
+        entropy_of_masked_logits,
+        ({"x": F(0, 1, -np.inf), "y": Y},),
+        "nan",
+        "error",
+        "['x']",
+        False,
+        words=("double_where",),
+        note="an element is infinite, and stays where it is",
+    ),
+    Fault(
+        "clipped_ratio_at_one",
+        clipped_ratio_at_one,
+        ({"x": F(0, 0.3), "y": Y},),
+        "mismatch",
+        "error",
+        "['x']",
+        False,
+        words=("is at a tie",),
+    ),
+    Fault(
+        "logarithm_of_a_variance",
+        logarithm_of_a_variance,
+        ({"x": F(1000.2, 1000.1, 1000.4), "y": Y},),
+        "nan",
+        "error",
+        "['y']",
+        False,
+        words=("In float64 it is finite",),
+        also=("['x']",),
     ),
 ]

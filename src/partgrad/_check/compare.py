@@ -21,7 +21,7 @@ from .._programs import (
 from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
 from .float64 import widened
-from .names import element_of, finding, operation_of
+from .names import element_of, finding, operation_of, steps_of
 from .outcomes import Crossing, is_discrete
 from .program import Program
 from .questions import Answer, Search, Seen
@@ -175,12 +175,12 @@ class Comparison:
 
     # --- kinks and jumps ---------------------------------------------------------------------------------------------
 
-    def _crossing(self, leaf: int, answer: Answer) -> Crossing | None:
-        """The selection that decides at the point; a user's line rather than one in a library."""
+    def _crossing(self, leaf: int, answer: Answer, *, last: bool = False) -> Crossing | None:
+        """The selection that decides at the point, the first or the last one; a user's line rather than a library's."""
         if answer.seen is None:
             return None
         found = self._search.crossings(leaf, answer.seen)
-        return min(found, key=lambda c: not line(c.chain), default=None)
+        return min(found[:: -1 if last else 1], key=lambda c: not line(c.chain), default=None)
 
     def _of_kink(self, leaf: int, answer: Answer) -> Finding:
         answer = answer._replace(seen=self._at_kink(leaf, answer))
@@ -193,8 +193,8 @@ class Comparison:
             return finding("tie", severity, "convention" if chain else "kink", path, chain, figures=figures)
         is_chosen = operation_of(crossing.chain).startswith("safe.") or self._is_mended(leaf, crossing)
         severity = "info" if is_chosen else "warning"
-        more = {"figures": figures, "~element": element_of(*crossing.element)}
-        return finding("tie", severity, "tie", path, crossing.chain, steps=[s for s in [crossing.steps] if s], **more)
+        more = {"figures": figures, "changes_in": element_of(*crossing.element)}
+        return finding("tie", severity, "tie", path, crossing.chain, steps=steps_of([crossing]), **more)
 
     def _at_kink(self, leaf: int, answer: Answer) -> Seen | None:
         """A reading of the part of a leaf that is at the kink."""
@@ -228,9 +228,8 @@ class Comparison:
     def _of_unsettled(self, leaf: int, answer: Answer) -> Finding:
         crossing, figures, path = self._crossing(leaf, answer), self._figures(leaf, answer), [self._path(leaf)]
         if answer.row.name == "jump" and crossing is not None:
-            more = {"~element": element_of(*crossing.element)}
-            steps = [s for s in [crossing.steps] if s]
-            return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, steps=steps, **more)
+            more = {"changes_in": element_of(*crossing.element), "steps": steps_of([crossing])}
+            return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, **more)
         chain = () if crossing is None else crossing.chain
         return finding("noise", "info", "noise", path, chain, figures=figures)
 
@@ -243,9 +242,11 @@ class Comparison:
         if answer.evidence.nearby == "equal":
             # Right beside the point: only a rule of the user's own can be to blame rather than a selection.
             blamed = [blame for blame in blamed if not is_in_library(blame.chain)]
-            crossing = None if blamed else self._crossing(leaf, answer)
+            # The first ones guard what the last one selects.
+            crossing = None if blamed else self._crossing(leaf, answer, last=True)
             if crossing is not None:
-                yield finding("mismatch", "error", "removable", path, crossing.chain, figures=figures)
+                reason = "removable" if is_discrete(crossing.chain) else "smooth tie"
+                yield finding("mismatch", "error", reason, path, crossing.chain, figures=figures)
                 return
         for blame in blamed:
             reason = "rule value" if blame.of_value else "rule"
@@ -257,7 +258,8 @@ class Comparison:
         elif wrong := self._rules.wrong_values():
             yield self._of_rule("rule value", path, wrong[0], figures)
         elif unknown := self._rules.incomparable_for(leaf):
-            yield finding("mismatch", "error", "unknown rule", path, unknown[0], figures=figures)
+            chain, raised = unknown[0]
+            yield finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
         else:
             yield finding("mismatch", "error", "unexplained", path, figures=figures)
 

@@ -115,7 +115,7 @@ def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
     try:
         with silent_callbacks():
             return [np.asarray(result) for result in quick_jit(function)(*operands)]
-    except Exception:  # It contains the user's code, which may raise anything.
+    except Exception:  # It contains the user's code, which may raise anything: then nothing is said of the remedy.
         return None
 
 
@@ -228,7 +228,7 @@ class Exact:
         """The outputs at a point moved along a direction; what moves gets a nudge too, relative to its size."""
         self.evaluations += 1
         start, along = _vector(point), _vector(direction)
-        moved = start + nudge * np.abs(start) * (along != 0) + step * along
+        moved = start + nudge * size_of(start) * (along != 0) + step * along
         return np.asarray(self._called(_VALUE, moved, start, self.cotangents(np.zeros(sum(self.sizes))))[0])
 
     def forward(self, point: Leaves, direction: Leaves) -> Vector | None:
@@ -249,11 +249,6 @@ class Exact:
             (part.view(np.complex128) if is_complex else part).reshape(shape)
             for part, (shape, is_complex) in zip(parts, self._inputs, strict=True)
         ]
-
-    @property
-    def has_forward(self) -> bool:
-        """Whether there is a forward derivative."""
-        return self._jaxprs[_FORWARD] is not None
 
     def parts(self, outputs: Vector) -> list[Vector]:
         """Split a vector of outputs into the outputs."""
@@ -310,6 +305,11 @@ def _unit(jaxpr: Jaxpr) -> float:
         made = [v.aval.dtype for v in equation.outvars if leaves_jax(equation) and is_floating(v.aval)]
         largest = max([largest, *(float(jnp.finfo(d).eps) for d in made), *map(_unit, inner_jaxprs(equation))])
     return largest if largest > np.finfo(np.float64).eps else 0.0
+
+
+def size_of(values: Array) -> Array:
+    """The size of each number; nothing for one that is not finite, which stays where it is."""
+    return np.where(np.isfinite(values), np.abs(values), 0.0)
 
 
 def _vector(leaves: Leaves) -> Vector:

@@ -1,5 +1,6 @@
 """One check of a function at one point: the questions, in order."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -186,7 +187,7 @@ class _Examination:
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
         tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
         for found in zeros(self._own, is_flat) if self._own.is_finite else ():
-            is_told = found.reason in ("rule", "not chosen") and set(found.leaves) <= tied
+            is_told = found.reason in ("rule", "not chosen", "truly zero") and set(found.leaves) <= tied
             if set(found.leaves) <= wrong or is_told:
                 continue
             # A zero says more than that part of the derivative is stopped.
@@ -195,9 +196,15 @@ class _Examination:
 
     def concluded(self) -> tuple[list[Finding], list[str]]:
         """The findings, each cause once, and the verdict on each leaf."""
-        findings = list(intended(self.findings, self._options.intended))
+        found = [self._with_name(finding) for finding in self.findings]
+        findings = list(intended(found, self._options.intended))
         verdicts = [self._verdict(leaf, path, findings) for leaf, path in enumerate(self._program.paths)]
         return merged(findings), verdicts
+
+    def _with_name(self, finding: Finding) -> Finding:
+        """A finding that says which named value the operation is computed from."""
+        after = self._program.named_before(finding.chain) if finding.severity != "info" else ""
+        return dataclasses.replace(finding, details={**finding.details, "after": after}) if after else finding
 
     def _verdict(self, leaf: int, path: str, findings: list[Finding]) -> str:
         own = [finding for finding in findings if path in finding.leaves or not finding.leaves]
@@ -233,7 +240,7 @@ def no_reverse(program: Program | None, error: Exception) -> Finding:
 def _tells_part_of(zero: Finding, other: Finding) -> bool:
     is_same = other.severity == "warning" or (bool(zero.where) and other.where == zero.where)
     is_milder = (zero.severity, other.severity) == ("info", "warning")
-    return other.leaves == zero.leaves and other.kind == "mismatch" and is_same and not is_milder
+    return other.leaves == zero.leaves and other.kind in ("mismatch", "precision") and is_same and not is_milder
 
 
 def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:
@@ -274,7 +281,7 @@ def _eager_gradient(outputs: Callable[[Operands], Operands], leaves: Operands, c
     """The gradient of a function that cannot be traced, if it has one."""
     try:
         return list(jax.vjp(outputs, leaves)[1](cotangents)[0])
-    except Exception:  # That it cannot be traced has its own finding.
+    except Exception:  # It is the user's code; that it cannot be traced has its own finding, whatever is raised here.
         return []
 
 

@@ -22,6 +22,8 @@ KINDS = (
 )
 # The most severe first.
 SEVERITIES = ("error", "warning", "info")
+# Details that differ from leaf to leaf although the cause is the same.
+_OF_A_LEAF = frozenset({"error", "changes_in"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +88,13 @@ class Fix:
         replaces: What is replaced: an operation, or `f` for the whole function.
         by: What replaces it.
         derivative: The slope then, along the direction of the differences.
-        slope: The slope by differences.
+        slope: The slope by differences; None at a kink, where the derivative lies between those of its two sides.
     """
 
     replaces: str
     by: str
     derivative: complex
-    slope: complex
+    slope: complex | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Finding:
     @property
     def suggestion(self) -> str:
         """Advice that was not tried, or that cannot be; empty if there is a fix or nothing to do."""
-        from .words import suggestion
+        from .advice import suggestion
 
         return suggestion(self)
 
@@ -181,14 +183,16 @@ def merged(findings: list[Finding]) -> list[Finding]:
     """One finding for each cause, the most severe first, with all its leaves and the worst of its figures."""
     groups: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in findings:
-        details = tuple(sorted((name, repr(value)) for name, value in finding.details.items() if name[0] != "~"))
+        details = tuple(
+            sorted((name, repr(value)) for name, value in finding.details.items() if name not in _OF_A_LEAF)
+        )
         rule = finding.rule and (finding.rule.name, tuple(map(id, finding.rule.functions)))
         helps = finding.fix and (finding.fix.replaces, finding.fix.by)
         place = (finding.kind, finding.severity, finding.reason, finding.file, finding.line, finding.operation)
         groups.setdefault((*place, rule, helps, details, finding.intended, not finding.leaves), []).append(finding)
     found = []
     for group in groups.values():
-        shown = max(group, key=lambda finding: finding.figures.relative if finding.figures else 0.0)
+        shown = max(group, key=lambda f: f.figures.relative if f.figures else f.details.get("error", 0.0))
         leaves = dict.fromkeys(leaf for finding in group for leaf in finding.leaves)
         found.append(dataclasses.replace(shown, leaves=tuple(leaves)))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -28,6 +28,7 @@ from .._programs import (
     reenter,
     scan_parts,
     solve_jaxpr,
+    source_of,
     step_through,
     while_parts,
 )
@@ -122,7 +123,8 @@ class _Evaluation:
         with jax.enable_x64(self.x64):
             inside = expanded(equation)
         if inside is not None:
-            return self.run(*opened(inside), operands)
+            with source_of(equation):
+                return self.run(*opened(inside), operands)
         if name in _OF_OWN_WIDTH or not any(map(_changes, (*equation.invars, *equation.outvars))):
             return _at_own_width(equation, operands)
         return self._at_double_width(equation, operands)

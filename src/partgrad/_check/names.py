@@ -87,6 +87,7 @@ _MODULES = (
 _SAFE = safe.__name__.rpartition(".")[2]
 _SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
 _OWN = f"{_SAFE_FILES.removesuffix('/').rpartition('/')[0]}/"
+_LOOPS = frozenset({"scan", "while"})
 _MOST_HELD = 500
 
 
@@ -219,8 +220,9 @@ def finding(kind: str, severity: str, reason: str, leaves: Sequence[str], chain:
 
 
 def steps_of(answers: Sequence[Any]) -> list[tuple[int, ...]]:
-    """The steps of loops in which something happened, each once; empty outside loops."""
-    return [steps for steps in dict.fromkeys(answer.steps for answer in answers) if steps]
+    """The steps of loops in which something happened, each once, but not of those inside what the user's line calls."""
+    of_user = lambda chain: sum(e.primitive.name in _LOOPS for e in chain[: placed(chain)[2] + 1])
+    return [steps for steps in dict.fromkeys(answer.steps[: of_user(answer.chain)] for answer in answers) if steps]
 
 
 def element_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -24,14 +24,15 @@ from .._programs import (
     line,
     of_cotangents,
 )
+from .digits import first_losing
 from .evaluation import Own, is_finite, tried
 from .finding import Finding, Fix
-from .names import element_of, finding, steps_of
+from .names import element_of, finding, operation_of, steps_of
 from .probe import Answer, probe
 from .program import Array, Program
 from .questions import Answer as Found, Search
 from .quick import quick_jit
-from .reading import Point
+from .reading import Agreement, Point
 from .verdict import OK
 
 # By primitive: the function to call instead, and its name.
@@ -56,7 +57,7 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
     program = own.program
     bad = [leaf for leaf, gradient in enumerate(own.gradients) if not is_finite(gradient)]
     if not own.is_finite:
-        yield from _of_the_value(own, bad)
+        yield from _of_the_value(own, bad, point())
     if bad:
         births = _births_of_gradient(own) if program.cotangent is not None else []
         of = lambda function: own.gradients_of(function)
@@ -216,7 +217,7 @@ class _NotFinite:
             return "not taken", {"fix": self._fix("f", "partgrad.double_where(f)", wrapped)}
         exact = self._point().gradient
         if self._mode == "gradient" and exact is not None and is_finite(exact[leaf]):
-            return "rounding", {"dtype": str(self._program.leaves[leaf].dtype)}
+            return "rounding", {"dtype": str(self._program.leaves[leaf].dtype), "lost": _lost_in(self._own)}
         replaced = self._safe_function_for(leaf, chain) if chain else None
         if wrapped is not None and (wrapped.row.name != "wrong" and wrapped.row.name != "removable"):
             return "not taken", {"by": "partgrad.double_where(f)"}
@@ -236,8 +237,8 @@ class _NotFinite:
         return "smooth", {"slope": slope, "of_rule": is_rule}
 
     def _fix(self, replaces: str, by: str, found: Found) -> Fix:
-        reading = found.seen.reading if found.seen else None
-        return Fix(replaces, by, reading.shown.got if reading else 0.0, reading.shown.expected if reading else 0.0)
+        shown = found.seen.reading.shown if found.seen else Agreement("")
+        return Fix(replaces, by, shown.got, None if found.row.name == "kink" else shown.expected)
 
     def _slope(self, leaf: int) -> float | None:
         """The slope along all elements of a leaf by finite differences; None if there is none."""
@@ -304,15 +305,24 @@ class _NotFinite:
         return search.answer(leaf, None)
 
 
+def _lost_in(own: Own) -> tuple[str, str] | None:
+    """The operation that loses the digits, and its line."""
+    chain = first_losing(own)
+    return (operation_of(chain), line(chain)) if chain else None
+
+
 def _is_rule_of_library(chain: Chain) -> bool:
     return bool(chain) and is_custom_rule(chain[-1]) and is_in_library(chain)
 
 
-def _of_the_value(own: Own, bad: list[int]) -> Iterator[Finding]:
+def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
     """For a function whose value is not finite, with the operation that made it so first."""
     program = own.program
     first = next(iter(_births(program.jaxpr, program.leaves, program.value)), None)
     paths = [program.paths[leaf] for leaf in bad]
     chain = first.chain if first else ()
     what = None if first is None else "NaN" if first.numbers[1] else "infinite"
-    yield finding("nan", "error", "value", paths, chain, first=what, steps=steps_of([first] if first else []))
+    more: dict[str, Any] = {"first": what, "dtype": "", "steps": steps_of([first] if first else [])}
+    if is_finite(point.start):
+        more |= {"dtype": str(own.plain[0].dtype), "lost": _lost_in(own)}
+    yield finding("nan", "error", "value", paths, chain, **more)

@@ -88,9 +88,10 @@ class Outcomes:
     def _reaching(self, found: list[Crossing]) -> list[Crossing]:
         """Those whose change reaches the output, through no other selection that says less than a number."""
         bits = {tuple(map(id, crossing.chain)): 1 << number for number, crossing in enumerate(found)}
+        outer = lambda chain: (tuple(map(id, chain[:length])) for length in range(1, len(chain) + 1))
 
         def transfer(chain: Chain, sources: Sources) -> Sources:
-            bit = bits.get(tuple(map(id, chain)), 0)
+            bit = union(bits.get(key, 0) for key in outer(chain))
             passed = bit if is_discrete(chain) else union(sources) | bit
             return [passed] * len(chain[-1].outvars)
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._double_where import double_where, is_double_where
+from .._intermediates import name_given
 from .._programs import (
     CALLS,
     CUSTOM_LINEAR,
@@ -85,7 +86,7 @@ class Program:
                 traced = trace(function)
                 self.missing.pop(mode, None)
                 return traced
-            except Exception as error:  # A derivative rule is the user's code and may raise anything.
+            except Exception as error:  # A derivative rule is the user's code and may raise anything: it is reported.
                 self.missing[mode] = error
         return None
 
@@ -223,6 +224,28 @@ class Program:
         """Whether a leaf flows differentiably into an operand of an equation that has a tangent."""
         operands = zip(chain[-1].invars, (flow or self.smooth).into(chain), strict=True)
         return any(mask >> leaf & 1 and is_floating(atom.aval) for atom, mask in operands)
+
+    def named_before(self, chain: Chain) -> str:
+        """The last named value that an equation, or what is around it, is computed from; empty if there is none."""
+        if not chain or not any_equation(self.jaxpr.jaxpr, lambda equation: bool(name_given(equation))):
+            return ""
+        names, flow = self._named
+        while chain and not flow.knows(chain):
+            chain = chain[:-1]
+        mask = union(flow.into(chain)) if chain else 0
+        return names[mask.bit_length() - 1] if mask else ""
+
+    @functools.cached_property
+    def _named(self) -> tuple[list[str], Dependence]:
+        """The names of values in the order of execution, and what depends on them: one bit for each."""
+        names: dict[str, int] = {}
+
+        def own(chain: Chain) -> int:
+            name = name_given(chain[-1])
+            return 1 << names.setdefault(name, len(names)) if name else 0
+
+        flow = by_value(self.jaxpr.jaxpr, [0] * len(self.jaxpr.jaxpr.invars), own=own)
+        return list(names), flow
 
     def siblings(self, chain: Chain) -> list[JaxprEqn]:
         """The equations of the body that contains an equation, in order."""

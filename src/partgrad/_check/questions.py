@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .evaluation import Leaves
+from .evaluation import Leaves, size_of
 from .float64 import wide_dtype, widened
 from .outcomes import Crossing
 from .program import Array, Program
-from .reading import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, ROUNDING, Point, Reading, coarsely
+from .reading import ABSENT, AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Point, Reading, coarsely
 from .verdict import Evidence, Row, row_of
 
 # With more leaves than this, they are first moved together, in this many groups.
@@ -33,8 +33,8 @@ _STRIDES = (0.5, 1.5)
 # they do not.
 SLACK_OF_CONSTANTS = 1e-6
 _BADLY = 1e-3
-# Another ratio of steps, for a second opinion, and larger steps.
-_OTHER_STEPS = 0.73
+# Other steps, for a second opinion, and larger ones.
+_OTHER_STEPS = (0.73, 1.37)
 _LARGER_STEPS = 12.0
 
 # A leaf, and flat indices of its elements.
@@ -145,8 +145,11 @@ class Search:
             return self._beyond(place, group, direction, reading) or coarsely(reading)
         if MISMATCH not in (reading.forward.status, reading.reverse.status):
             return reading
-        # Another ratio of steps has to confirm it.
-        other = place.read(direction, slack=self.slack, shrink=_OTHER_STEPS)
+        # Other steps have to confirm it, of which the smaller ones may drown in noise.
+        others = (place.read(direction, slack=self.slack, shrink=shrink) for shrink in _OTHER_STEPS)
+        other = next(
+            (found for found in others if not found.unsure), reading._replace(forward=NOTHING, reverse=NOTHING)
+        )
         is_wrong = lambda found, mode: getattr(found, mode).status == MISMATCH
         refuted = [mode for mode in ("forward", "reverse") if is_wrong(reading, mode) and not is_wrong(other, mode)]
         return reading._replace(**{mode: getattr(reading, mode)._replace(status=INCONCLUSIVE) for mode in refuted})
@@ -167,8 +170,15 @@ class Search:
             smallest = 2 * crossings[0].distance
             found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
             return None if found.unsure or found.jumps else found
-        larger = (place.read(direction, slack=self.slack, shrink=_LARGER_STEPS**power) for power in (1, 2, 3, 4))
-        return next((found for found in larger if found.is_clean), None)
+        larger = []
+        for power in (1, 2, 3, 4):
+            found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS**power, worst=COARSE)
+            if found.is_clean:
+                return found
+            larger.append(coarsely(found))
+        # What is known to a digit or two has to be seen twice.
+        confirming = [found for found in larger if found.is_clean]
+        return confirming[0] if len(confirming) > 1 else None
 
     # --- what was found ----------------------------------------------------------------------------------------------
 
@@ -328,7 +338,7 @@ def distance(got: Any, expected: Any) -> float:
 
 def _scale(leaf: Array) -> Array:
     """The size of each element, or that of the others if it is much smaller."""
-    sizes = np.where(np.isfinite(leaf), np.abs(leaf), 0.0)
+    sizes = size_of(leaf)
     largest = sizes.max(initial=0.0)
     return np.maximum(sizes, _SMALLEST * largest) if largest else np.ones(leaf.shape)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .evaluation import Exact, Leaves, Vector
+from .evaluation import Exact, Leaves, Vector, size_of
 from .outcomes import Outcomes
 from .slopes import JUMP, KINK, SMOOTH, UNSURE, Slope, slope
 
@@ -25,7 +25,7 @@ _WITHIN, _BEYOND = 3.0, 10.0
 # How much of a derivative may be its own rounding errors, if it is to agree.
 _MOST_NOISE = 1e-2
 # How exact a slope must be that noise hides, if a derivative is to agree with it.
-_COARSE = 0.05
+COARSE = 0.05
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
 
@@ -41,6 +41,9 @@ class Agreement(NamedTuple):
     got: Any = 0.0
     expected: Any = 0.0
     relative: float = 0.0
+
+
+NOTHING = Agreement(INCONCLUSIVE)
 
 
 class Reading(NamedTuple):
@@ -113,7 +116,7 @@ class Point:
         """The reverse derivative of the weighted sum of all outputs."""
         return self.exact.reverse(self.leaves, self.weights)
 
-    def slope(self, direction: Leaves, shrink: float = 1.0, smallest: float = 0.0) -> Slope:
+    def slope(self, direction: Leaves, **how: float) -> Slope:
         """The slopes of the outputs along a direction by finite differences."""
         value = functools.cache(lambda step: self.exact.value(self.leaves, direction, step))
         largest = np.zeros(self.start.shape)
@@ -128,7 +131,7 @@ class Point:
                 largest = np.fmax(largest, np.where(np.isfinite(off), off, 0.0))
             return largest
 
-        return slope(value, self.start, shrink=shrink, noise=noise, smallest=smallest)
+        return slope(value, self.start, noise=noise, **how)
 
     @property
     def _unit(self) -> float:
@@ -142,9 +145,9 @@ class Point:
         """The point moved along a direction."""
         return [x + step * v for x, v in zip(self.leaves, direction, strict=True)]
 
-    def read(self, direction: Leaves, *, slack: float = 0.0, shrink: float = 1.0, smallest: float = 0.0) -> Reading:
+    def read(self, direction: Leaves, *, slack: float = 0.0, **how: float) -> Reading:
         """Compare along a direction; `slack` is the relative disagreement that has another explanation."""
-        found = self.slope(direction, shrink, smallest)
+        found = self.slope(direction, **how)
         tangents = self.exact.forward(self.leaves, direction)
 
         def agreements(off: tuple[Any, float]) -> tuple[Agreement, Agreement, Agreement]:
@@ -174,7 +177,7 @@ class Point:
         return bool(self.outcomes.crossings(None, self.leaves, [(1.0, other) for other in beside]))
 
     def _beside(self, by: float) -> Leaves:
-        return [x + by * np.abs(x) for x in self.leaves]
+        return [x + by * size_of(x) for x in self.leaves]
 
     def _noise_of_derivatives(self, direction: Leaves) -> tuple[Any, float]:
         """How far both derivatives move with the last digits of the point, on two sides: a tie may lie between them."""
@@ -200,7 +203,7 @@ class Point:
         if tangents is None:
             return Agreement(ABSENT)
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
-        magnitude = np.maximum(np.abs(tangents), np.maximum(_size(found.right), _size(found.left)))
+        magnitude = np.maximum(np.abs(tangents), np.maximum(size_of(found.right), size_of(found.left)))
         finite = np.where(np.isfinite(magnitude) & settled, magnitude, 0.0)
         of_arrays = self.exact.parts(finite)
         largest = np.concatenate([np.zeros(0), *(np.full(p.shape, np.max(p, initial=0.0)) for p in of_arrays)])
@@ -225,8 +228,8 @@ class Point:
             half = np.abs(weights) * np.abs(np.where(settled, found.right - found.left, 0.0)) / 2
             low, high = (low + high) / 2 - half, (low + high) / 2 + half
         error = np.sqrt(np.sum((np.abs(weights) * np.where(settled, found.error, 0.0)) ** 2)) + off
-        size = np.maximum(_size(low), _size(high))
-        magnitude = max(magnitude, _size(low.sum()), _size(high.sum()), _NOTHING * size.sum())
+        size = np.maximum(size_of(low), size_of(high))
+        magnitude = max(magnitude, size_of(low.sum()), size_of(high.sum()), _NOTHING * size.sum())
         return _agreement(slack, *(np.atleast_1d(v) for v in (got, low.sum(), high.sum(), error, magnitude, off)))
 
     def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
@@ -276,11 +279,6 @@ def _agreement(
     return Agreement(status, *numbers, float(relative[worst]))
 
 
-def _size(slopes: Any) -> Any:
-    """The sizes of slopes; nothing for an infinite one."""
-    return np.where(np.isfinite(slopes), np.abs(slopes), 0.0)
-
-
 def _range(values: list[Any]) -> Any:
     if not values:
         return 0.0
@@ -304,7 +302,7 @@ def coarsely(reading: Reading) -> Reading:
     confirms = lambda a: (
         a.status == INCONCLUSIVE
         and abs(a.got - a.expected) <= _WITHIN * reading.noise
-        and reading.noise <= _COARSE * abs(a.expected)
+        and reading.noise <= COARSE * abs(a.expected)
     )
     agreed = {
         name: a._replace(status=AGREE) for name in ("forward", "reverse") if confirms(a := getattr(reading, name))

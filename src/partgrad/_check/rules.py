@@ -45,7 +45,8 @@ class Rules:
 
     def __init__(self, program: Program):
         self._program = program
-        self._incomparable: list[Chain] = []
+        # With what was raised.
+        self._incomparable: dict[Chain, str] = {}
 
     def wrong_values(self) -> list[Blame]:
         """The rules that change the value, one for each name and line."""
@@ -63,11 +64,11 @@ class Rules:
         wrong = [blame for blame in wrong if id(blame.chain[-1]) not in outer]
         return _unlike(sorted(wrong, key=lambda blame: blame.of_value))
 
-    def incomparable_for(self, leaf: int) -> list[Chain]:
-        """The rules on the path of a leaf that cannot be compared, as for a callback, if nothing else is to blame."""
+    def incomparable_for(self, leaf: int) -> list[tuple[Chain, str]]:
+        """The rules on the path of a leaf that cannot be compared, as for a callback, and why."""
         _ = self._blamed
         own = [c for c in self._incomparable if line(c) and leaf in self._program.leaves_into(c)]
-        return [blame.chain for blame in _unlike([Blame(chain, False, (), []) for chain in own])]
+        return [(b.chain, self._incomparable[b.chain]) for b in _unlike([Blame(chain, False, (), []) for chain in own])]
 
     def ruled_for(self, leaf: int) -> list[Chain]:
         """The rules on the path of a leaf, whether or not they can be compared."""
@@ -92,8 +93,9 @@ class Rules:
             return None
         try:
             return _differing(chain[-1], operands)
-        except Exception:  # A rule, or a function without a derivative, may raise anything.
-            self._incomparable.append(chain)
+        except Exception as error:  # The rule is the user's code and may raise anything, which the finding says.
+            told = str(error).strip().partition("\n")[0]
+            self._incomparable[chain] = f"{type(error).__name__}: {told:.80}".rstrip()
             return None
 
 
@@ -122,7 +124,9 @@ def _is_reverse(equation: JaxprEqn) -> bool:
 
 def _differing(equation: JaxprEqn, operands: Operands) -> Any:
     body = custom_rule_body(equation)
-    where = [i for i, operand in enumerate(operands) if is_floating(jnp.asarray(operand))]
+    # By what its function closes over, a rule gives no derivative.
+    closed_over = equation.params.get("num_consts", 0)
+    where = [i for i, operand in enumerate(operands) if i >= closed_over and is_floating(jnp.asarray(operand))]
 
     def of_floating(run: Callable[[Operands], Operands]) -> Callable[..., list[Any]]:
         def function(*floating: Any) -> list[Any]:

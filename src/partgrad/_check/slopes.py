@@ -26,7 +26,6 @@ _ROUNDING = 4 * float(np.finfo(np.float64).eps)
 # Errors relative to the slope: the target, and the most at which it still counts as one.
 _AIM = 1e-10
 _WORST = 1e-6
-_WORST_AT_LAST = 1e-4
 # The same, relative to the rounding errors of the first step, for slopes that are zero or nearly so.
 _AIM_IN_ROUNDING = 30.0
 _WORST_IN_ROUNDING = 1000.0
@@ -58,6 +57,7 @@ def slope(
     shrink: float = 1.0,
     noise: Callable[[float], Any] = lambda step: 0.0,
     smallest: float = 0.0,
+    worst: float = 1e-4,
 ) -> Slope:
     """The slopes at zero of the outputs of a function, as a vector of float64 or complex128.
 
@@ -67,6 +67,7 @@ def slope(
         shrink: Another factor between the steps gives a second opinion.
         noise: From a step to the error of the outputs there beyond their own rounding.
         smallest: No step is smaller.
+        worst: The relative error with which a slope still counts as one, if no smaller step improves it.
     """
     start = np.asarray(along(0.0) if at_zero is None else at_zero)
     judged, levels, steps = _Judged.unknown(_real(start).size), list[_Level](), list[float]()
@@ -81,8 +82,7 @@ def slope(
             steps.append(step)
             if len(levels) >= _FEWEST_LEVELS:
                 judged.improve(levels)
-    # No step is small enough for more: what is known to four digits is known.
-    is_known = (judged.kind == UNSURE) & (judged.error <= _WORST_AT_LAST * np.abs(judged.derivative))
+    is_known = (judged.kind == UNSURE) & (judged.error <= worst * np.abs(judged.derivative))
     kind = np.where(is_known & ~judged.disputed, SMOOTH, judged.kind)
     right, left = (np.where(kind == KINK, side, judged.derivative) for side in (judged.right, judged.left))
     found = Slope(judged.derivative, judged.error, kind, right, left, tuple(steps))

@@ -167,11 +167,6 @@ def is_of_partgrad(chain: Chain) -> bool:
 _OWN = f"{__file__.rpartition('_check')[0]}"
 
 
-def is_of_score(program: Program, chain: Chain) -> bool:
-    """Whether what is stopped was drawn, and a logarithm or a square of a smooth number meets it later."""
-    return chain[-1].primitive.name == "stop_gradient" and any(program.drawn.into(chain))
-
-
 def _with_symmetric_parts(chain: Chain, operands: Operands) -> Operands | None:
     """Run a factorization on the symmetric part of a matrix that only its tangent makes asymmetric."""
     if chain[-1].primitive.name not in _FACTORIZATIONS:

@@ -5,18 +5,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .advice import suggestion
+
 # Those of `finding.py`, which asks for its sentences here.
 Finding: TypeAlias = Any
 Figures: TypeAlias = Any
-
-_SCORE = "draw with `partgrad.draw(..., gradient='score', log_prob=...)` in a `partgrad.expectation`"
-_REBUILT = "build the model in the function with `partgrad.Diff` around this field, or by `dataclasses.replace`"
 
 
 def message(finding: Finding) -> str:
     """What was found, and the fix or the suggestion."""
     said = _SAID[finding.kind, finding.reason](finding)
-    said = f"{_moved(finding)}{said}"
+    said = f"{_moved(finding)}{said}{_after(finding)}"
     said = f"intended: {said}" if finding.intended else said
     if finding.fix is not None:
         return f"{said} Fix: {_fix(finding)}."
@@ -24,19 +23,17 @@ def message(finding: Finding) -> str:
     return f"{said} Suggestion: {advice}." if advice else said
 
 
-def suggestion(finding: Finding) -> str:
-    """Advice that was not tried; empty if there is a fix, or nothing to do."""
-    if finding.fix is not None or finding.intended:
-        return ""
-    advice = _ADVICE.get((finding.kind, finding.reason), "")
-    return advice if isinstance(advice, str) else advice(finding)
-
-
 def _moved(finding: Finding) -> str:
     """How the point of a search differs from the given one."""
     moved = finding.details.get("moved") or {}
     steps = [f"{_leaf(path)} from {_short(before)} to {_short(after)}" for path, (before, after) in moved.items()]
     return f"at a point nearby, which moves {', '.join(steps)}: " if steps else ""
+
+
+def _after(finding: Finding) -> str:
+    """Which named value comes before the operation."""
+    after = finding.details.get("after")
+    return f" What `{finding.operation}` takes there is computed from the value named `{after}`." if after else ""
 
 
 def _leaf(path: str) -> str:
@@ -53,15 +50,18 @@ def _fix(finding: Finding) -> str:
     fix = finding.fix
     assert fix is not None
     what = f"differentiate `{fix.by}`" if fix.replaces == "f" else f"write `{fix.by}` for `{fix.replaces}`"
-    return f"{what}; tried: its derivative is {number(fix.derivative)}, and differences give {number(fix.slope)}"
+    beside = "between the slopes on the two sides" if fix.slope is None else f"and differences give {number(fix.slope)}"
+    return f"{what}; tried: its derivative is {number(fix.derivative)}, {beside}"
 
 
 # --- parts of sentences ----------------------------------------------------------------------------------------------
 
 
-def number(value: complex) -> str:
-    """A number, without negative zeros."""
-    return f"{value + 0.0:.6g}"
+def number(value: complex, noise: float = 0.0) -> str:
+    """A number, without negative zeros and without digits that are noise."""
+    exact = abs(value) / noise if noise > 0 else np.inf
+    digits = int(np.clip(np.log10(exact), 2, 6)) if np.isfinite(value) and 0 < exact < np.inf else 6
+    return f"{value + 0.0:.{digits}g}"
 
 
 def _at(finding: Finding) -> str:
@@ -77,7 +77,7 @@ def _rule(finding: Finding) -> str:
 
 def place(finding: Finding) -> str:
     """Which element, in which steps of a loop."""
-    element = finding.details.get("element") or finding.details.get("~element")
+    element = finding.details.get("element") or finding.details.get("changes_in")
     return (f" in element {list(element)}" if element else "") + steps(finding)
 
 
@@ -115,8 +115,8 @@ def _sides(finding: Finding) -> str:
     figures = finding.figures
     if figures is None:
         return ""
-    left, right, derivative = map(number, (figures.left, figures.right, figures.derivative))
-    return f": the slopes on the two sides are {left} and {right}, and the derivative is {derivative}"
+    left, right = (number(side, figures.noise) for side in (figures.left, figures.right))
+    return f": the slopes on the two sides are {left} and {right}, and the derivative is {number(figures.derivative)}"
 
 
 def _lines(finding: Finding) -> str:
@@ -143,6 +143,18 @@ def number8(value: complex) -> str:
 def _first(finding: Finding) -> str:
     by = f"the derivative of {_at(finding)}" if finding.where or finding.operation else "an operation of JAX"
     return f"the {finding.details['mode']} is not finite: first {finding.details['first']} in {by}{place(finding)}."
+
+
+def _first_value(finding: Finding) -> str:
+    first = finding.details["first"]
+    return f": first {first} in {_at(finding)}{steps(finding)}" if first else ""
+
+
+def _narrow(finding: Finding) -> str:
+    """That another precision would do, if it would."""
+    dtype, lost = finding.details["dtype"], finding.details.get("lost")
+    where = "here" if lost in (None, (finding.operation, finding.where)) else f"for `{lost[0]}` at {lost[1]}"
+    return f" In float64 it is finite: {dtype} has too few digits {where}, or too small a range." if dtype else ""
 
 
 def _index(finding: Finding) -> str:
@@ -182,7 +194,7 @@ def _stopped(finding: Finding, by: str) -> str:
 
 
 _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
-    ("value", "rule"): lambda f: f"{_values(f)}; the rule of {_rule(f)} computes another value.",
+    ("value", "rule"): lambda f: f"{_values(f)}; the rule of {_rule(f)}, computes another value.",
     ("value", "python"): lambda f: (
         f"{_values(f)}; Python takes another path while it is traced, or a rule detects that."
     ),
@@ -208,8 +220,13 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         f"{_compared(f.figures, f)}; both sides agree on that, {_at(f)} decides here, and JAX differentiates the "
         "branch it takes."
     ),
+    ("mismatch", "smooth tie"): lambda f: (
+        f"{_compared(f.figures, f)}; both sides agree on that, {_at(f)} is at a tie, and what JAX does there does not "
+        "add up to it."
+    ),
     ("mismatch", "unknown rule"): lambda f: (
-        f"{_compared(f.figures, f)}; on its path is the rule of {_rule(f)}, which cannot be compared with its function."
+        f"{_compared(f.figures, f)}; on its path is the rule of {_rule(f)}, which cannot be compared with its function "
+        f"({f.details['raised']})."
     ),
     ("mismatch", "closed over"): lambda f: (
         f"{_compared(f.figures, f)}; the rule of {_rule(f)}, closes over a value that is differentiated, and so gives "
@@ -237,11 +254,7 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         f"reverse mode raises {f.details['error']}{f' in the derivative of {_at(f)}' if f.operation else ''}, so there "
         f"is no gradient: {f.details['text']}"
     ),
-    ("nan", "value"): lambda f: (
-        f"the value of the function is not finite: first {f.details['first']} in {_at(f)}{steps(f)}."
-        if f.details["first"]
-        else "the value of the function is not finite."
-    ),
+    ("nan", "value"): lambda f: f"the value of the function is not finite{_first_value(f)}.{_narrow(f)}",
     ("nan", "not taken"): lambda f: f"{_first(f)} The value does not take this path.",
     ("nan", "singular"): lambda f: f"{_first(f)} The value takes this path, and the operation has no derivative here.",
     ("nan", "refuted"): lambda f: (
@@ -249,9 +262,7 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         f"{number(f.details['got'])}, and differences give {number(f.details['expected'])}: the function is smooth "
         "here, and the branch it takes does not have its slope."
     ),
-    ("nan", "rounding"): lambda f: (
-        f"{_first(f)} In float64 it is finite: {f.details['dtype']} has too few digits here, or too small a range."
-    ),
+    ("nan", "rounding"): lambda f: f"{_first(f)}{_narrow(f)}",
     ("nan", "no remedy"): lambda f: f"{_first(f)} The value takes this path: a true singularity.",
     ("nan", "smooth"): lambda f: (
         f"{_first(f)} {'The rule is at fault: the' if f.details['of_rule'] else 'The'} function is smooth here, and "
@@ -331,8 +342,8 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         "precision may explain."
     ),
     ("precision", "unconverged"): lambda f: (
-        f"derivative and differences disagree by {f.figures.relative if f.figures else 0:.1e}: the iteration in "
-        f"{_at(f)} has not converged further."
+        f"derivative and differences disagree by {f.figures.relative if f.figures else 0:.1e}: the derivative of "
+        f"{_at(f)} is that of a limit, which its iteration has not reached."
     ),
     ("nondeterminism", "runs"): lambda f: (
         f"two runs of {f.details['way']} at the same point differ by {f.details['difference']:.2g}, so no derivative "
@@ -343,98 +354,4 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         "in the same order."
     ),
     ("intended", "stale"): lambda f: f"`intended` names `{f.details['entry']:.60}`, but no finding matches it.",
-}
-
-
-def _of_singular(finding: Finding) -> str:
-    return (
-        f"`{finding.details['by']}` has a derivative by convention, and it makes this one finite; differences cannot "
-        "tell whether it is the one you want"
-    )
-
-
-_DEGENERATE = (
-    "where eigenvalues or singular values are equal, their vectors depend on the choice of a basis, and only a "
-    "function that treats the space as a whole has a derivative: that of `partgrad.safe.eigh`, `safe.svd` or "
-    "`safe.matrix_function`"
-)
-
-_ADVICE: dict[tuple[str, str], str | Callable[[Finding], str]] = {
-    ("value", "rule"): "return from the rule what the function itself returns",
-    ("value", "python"): "compute the same value in every mode",
-    ("value", "open marks"): (
-        "differentiate inside it with `partgrad.grad`, or pass `partgrad.partition(model)[0]` to other transforms and "
-        "solvers"
-    ),
-    ("value", "numpy"): "call the function of `jax.numpy`, or `jax.pure_callback` with a custom rule",
-    ("value", "branch"): "write `jnp.where` or `jax.lax.cond`, or make static whatever decides",
-    ("mismatch", "rule"): "correct the rule",
-    ("mismatch", "rule value"): "correct the rule",
-    ("mismatch", "removable"): (
-        "give that branch the slope of the points beside it (a series term instead of a constant), or write a custom "
-        "rule"
-    ),
-    ("mismatch", "unknown rule"): "look at that rule",
-    ("mismatch", "closed over"): "pass that value as an argument of the function that has the rule",
-    ("mismatch", "modes"): "look at the derivative rules on its path",
-    ("mismatch", "unexplained"): "look at the rules and the `stop_gradient`s on its path",
-    ("mismatch", "symmetric"): "pass (a + a.T) / 2, unless the matrix stays symmetric anyway",
-    ("mismatch", "stop"): "remove it, unless it is intentional",
-    ("mismatch", "mark"): _REBUILT,
-    ("mismatch", "no loop"): "write a loop of a known number of steps (`jax.lax.scan`), or a custom rule",
-    ("nan", "value"): "make the value finite first; no gradient is meaningful there",
-    ("nan", "not taken"): lambda f: (
-        f"differentiate `{f.details['by']}`: its derivative is finite, and differences do not settle, so they cannot "
-        "tell whether it is right"
-    ),
-    ("nan", "singular"): _of_singular,
-    ("nan", "rounding"): "rewrite what cancels or overflows, or compute it in a wider type",
-    ("nan", "refuted"): "give that branch the slope of the points beside it, or write a custom rule",
-    ("nan", "no remedy"): lambda f: (
-        _DEGENERATE
-        if f.operation in ("eigh", "svd")
-        else "keep the point away from it, or write the function so that it is smooth here"
-    ),
-    ("nan", "smooth"): lambda f: (
-        _DEGENERATE
-        if f.operation in ("eigh", "svd")
-        else f"{'correct the rule, or ' if f.details['of_rule'] else ''}write the function so that each of its "
-        "steps has a derivative"
-    ),
-    ("nan", "rule"): "correct that rule",
-    ("oob", "disagrees"): (
-        "correct the index; or differentiate `partgrad.consistent_indexing(f)`, whose gradient agrees with the value"
-    ),
-    **dict.fromkeys(
-        (("oob", reason) for reason in ("moved", "clipped", "filled", "dropped", "value only")),
-        "correct the index, unless that is intended",
-    ),
-    ("zero", "no path"): "use it, or mark it NonDiff",
-    ("zero", "mark"): f"if it is to be fitted, {_REBUILT}",
-    ("zero", "fixed draw"): "",
-    ("zero", "stop"): "remove it, if the leaf is to be fitted",
-    ("zero", "compared"): "choose smoothly, for example with a sigmoid",
-    ("zero", "rounded"): "leave the rounding out of what is differentiated",
-    ("zero", "cast"): "leave the cast out of what is differentiated",
-    ("zero", "integers"): "choose smoothly, for example with a softmax",
-    ("zero", "saturated"): "scale its operands",
-    ("zero", "rule"): "start elsewhere",
-    ("zero", "not chosen"): "start where it is selected, or choose smoothly",
-    ("zero", "left out"): "use it, or mark it NonDiff",
-    ("draw", "discrete"): f"{_SCORE}, or write gradient='fixed' if the zero is intended",
-    ("draw", "biased"): "another sampler, or an estimate by the score",
-    ("draw", "decision"): f"{_SCORE}, or write gradient='fixed' if the zero is intended",
-    ("tie", "tie"): "another point, unless any slope between the two will do",
-    ("tie", "kink"): "another point, unless any slope between the two will do",
-    ("jump", "jump"): "check another point",
-    ("noise", "noise"): "check another point, or in float64",
-    ("precision", "narrow"): lambda f: (
-        f"none needed if {f.details['through']} is enough"
-        if f.details["is_explained"]
-        else f"compute in {f.details['dtype']}, or rewrite what cancels"
-    ),
-    ("precision", "cancels"): "rewrite what cancels, or compute it in a wider type",
-    ("precision", "unconverged"): "tighten its tolerance, if that is not enough",
-    ("nondeterminism", "runs"): "pass in what changes, such as a key, as an argument",
-    ("intended", "stale"): "correct the name, or remove it so that it hides nothing later",
 }

@@ -108,7 +108,7 @@ def _blocked(program: Program, leaf: int) -> Iterator[Finding]:
 def _is_told_with_draws(program: Program, chain: Chain) -> bool:
     """Whether a random number decides here, which the findings of draws report."""
     is_stop = chain[-1].primitive.name == "stop_gradient"
-    return bool(sampler_of(chain[-1])) or (any(program.drawn.into(chain)) and not is_stop)
+    return any(map(sampler_of, chain)) or (any(program.drawn.into(chain)) and not is_stop)
 
 
 def _barrier(path: str, chain: Chain) -> Finding:

@@ -62,12 +62,16 @@ def wanted_in(jaxpr: Jaxpr, text: str) -> Wanted:
     return Wanted(text, not is_name and any(character in text for character in "*?["))
 
 
+def name_given(equation: JaxprEqn) -> str:
+    """The name that an equation gives to a value; empty if it gives none."""
+    name = name_of(equation) if equation.primitive.name == "name" else ""
+    return "" if name.startswith(_OWN) else name
+
+
 def _names(equation: JaxprEqn, wanted: Wanted) -> bool:
     """Whether an equation names a value, and the name is meant."""
-    if equation.primitive.name != "name":
-        return False
-    name = name_of(equation)
-    return not name.startswith(_OWN) and wanted.matches(name)
+    name = name_given(equation)
+    return bool(name) and wanted.matches(name)
 
 
 class Named(Visitor):

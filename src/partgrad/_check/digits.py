@@ -1,0 +1,174 @@
+"""Which operation loses the digits: a run operation by operation, each number as it is and in float64."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, Literal
+
+from .._programs import (
+    CALLS,
+    CHECKPOINTS,
+    Chain,
+    bind,
+    branches_of,
+    is_floating,
+    line,
+    opened,
+    primal_jaxpr,
+    scan_parts,
+)
+from .evaluation import Own
+from .float64 import exact, exactly, widened
+from .program import Program
+from .questions import distance
+
+# An operation loses digits if it makes the relative error this many times larger.
+_AMPLIFIES = 20.0
+# The relative error of what is all wrong.
+LOST_ANYHOW = 0.5
+_LONGEST_LOOP = 100
+_MOST_SUSPECTS = 8
+# Of operations that cannot run on their own.
+_REFUSALS = (TypeError, ValueError, NotImplementedError)
+
+
+class _Suspect(NamedTuple):
+    """An operation whose results are much less exact than its operands, by its number in the order of execution."""
+
+    number: int
+    chain: Chain
+    of_value: bool
+
+
+def losing(own: Own, leaf: int, error: float) -> tuple[Chain, bool]:
+    """The first operation without whose rounded operands the gradient would be exact, and whether it is of the value.
+
+    The equation is empty if none is known.
+    """
+    program = own.program
+    if program.value_and_cotangent is None:
+        return (), False
+    try:
+        start = _InPairs(program, own, error)
+        gradients = start.gradients()
+        meant = widened(gradients[leaf][1])
+        before = distance(widened(gradients[leaf][0]), meant)
+        for suspect in start.suspects[:_MOST_SUSPECTS]:
+            with_exact = _InPairs(program, own, error, suspect.number).gradients()[leaf][0]
+            if distance(widened(with_exact), meant) < before / 5:
+                return suspect.chain, suspect.of_value
+    except _REFUSALS:
+        return (), False
+    return next(((suspect.chain, suspect.of_value) for suspect in start.suspects if line(suspect.chain)), ((), False))
+
+
+def first_losing(own: Own) -> Chain:
+    """The first operation of the value of which next to nothing is right; empty if none is known."""
+    if own.program.value_and_cotangent is None:
+        return ()
+    run = _InPairs(own.program, own, 1.0)
+    try:
+        run.gradients()
+    except _REFUSALS:
+        return ()
+    return next((suspect.chain for suspect in run.suspects if suspect.of_value and line(suspect.chain)), ())
+
+
+class _InPairs:
+    """A run of the value and the gradient, operation by operation: each number as it is, and in float64.
+
+    One operation may be made exact.
+    """
+
+    def __init__(self, program: Program, own: Own, error: float, made_exact: int = -1):
+        self._program, self._own, self._error, self._made_exact = program, own, error, made_exact
+        self._count = 0
+        self.suspects: list[_Suspect] = []
+
+    def gradients(self) -> list[tuple[Any, Any]]:
+        """The gradient by each leaf, as it is and in float64."""
+        jaxpr, consts = opened(self._program.value_and_cotangent)
+        operands = [*self._program.leaves, *self._own.cotangents]
+        pairs = lambda values, variables: [self._pair(v, a.aval) for v, a in zip(values, variables, strict=True)]
+        results = self._run(jaxpr, pairs(consts, jaxpr.constvars), pairs(operands, jaxpr.invars), ())
+        return results[len(self._own.plain) :]
+
+    def _pair(self, value: Any, aval: Any) -> tuple[Any, Any]:
+        return value, widened(value) if is_floating(aval) else value
+
+    def _run(self, jaxpr: Jaxpr, consts: list[Any], operands: list[Any], inside: Chain) -> list[Any]:
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+
+        def read(atom: Any) -> tuple[Any, Any]:
+            return (atom.val, exact(atom)) if isinstance(atom, Literal) else values[atom]
+
+        for equation in jaxpr.eqns:
+            results = self._step((*inside, equation), [read(atom) for atom in equation.invars])
+            values.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _step(self, chain: Chain, given: list[Any]) -> list[Any]:
+        equation = chain[-1]
+        name = equation.primitive.name
+        if name in CALLS | CHECKPOINTS:
+            return self._inner(primal_jaxpr(equation), given, chain)
+        if name == "cond":
+            branch = branches_of(equation)[int(given[0][0])]
+            return self._inner(branch, given[1:], chain)
+        if name == "scan" and scan_parts(equation).length <= _LONGEST_LOOP:
+            return self._scan(chain, given)
+        own = bind(equation, [value for value, _ in given])
+        with jax.enable_x64(True):
+            wide = exactly(equation, [value for _, value in given])
+        self._count += 1
+        pairs = list(zip(own, wide, strict=True))
+        if self._count == self._made_exact:
+            return [(w if r is None else jnp.asarray(np.asarray(w), r.dtype), w) for r, w in pairs]
+        before, after = max(map(_error, given), default=0.0), max(map(_error, pairs), default=0.0)
+        unit = max((float(jnp.finfo(r.dtype).eps) for r in own if is_floating(r)), default=0.0)
+        if after > max(_AMPLIFIES * max(before, unit), 0.1 * min(self._error, LOST_ANYHOW)):
+            origin = self._program.origin(chain)
+            if origin:
+                is_same = origin[-1].primitive is equation.primitive
+                self.suspects.append(_Suspect(self._count, origin, is_same))
+        return pairs
+
+    def _inner(self, jaxpr: Any, given: list[Any], chain: Chain) -> list[Any]:
+        body, consts = opened(jaxpr)
+        return self._run(
+            body, [self._pair(v, a.aval) for v, a in zip(consts, body.constvars, strict=True)], given, chain
+        )
+
+    def _scan(self, chain: Chain, given: list[Any]) -> list[Any]:
+        parts = scan_parts(chain[-1])
+        consts, carry, xs = (
+            given[: parts.consts],
+            given[parts.consts :][: parts.carried],
+            given[parts.consts + parts.carried :],
+        )
+        steps = range(parts.length)[:: -1 if parts.is_reversed else 1]
+        made: dict[int, list[Any]] = {}
+        for step in steps:
+            at = [(np.asarray(own)[step], np.asarray(wide)[step]) for own, wide in xs]
+            outputs = self._inner(parts.body, [*consts, *carry, *at], chain)
+            carry, made[step] = outputs[: parts.carried], outputs[parts.carried :]
+        stacked = zip(*(made[step] for step in range(parts.length)), strict=True)
+        both = lambda rows: (
+            jnp.stack([jnp.asarray(own) for own, _ in rows]),
+            np.stack([np.asarray(w) for _, w in rows]),
+        )
+        return [*carry, *map(both, stacked)]
+
+
+def _error(pair: tuple[Any, Any]) -> float:
+    """The largest relative error of an element, at most 1."""
+    own, wide = pair
+    if not hasattr(own, "dtype") or not is_floating(own) or not np.size(own):
+        return 0.0
+    own, wide = widened(own), widened(wide)
+    with np.errstate(all="ignore"):
+        off = np.abs(own - wide) / np.abs(wide)
+    off = np.where(own == wide, 0.0, np.where(np.isfinite(off), off, 1.0))
+    return float(min(np.max(off), 1.0))
