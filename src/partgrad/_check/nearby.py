@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from .._selection import Target
 from .._transforms import OfSelected
 from ..errors import ArgumentError
 from .finding import Finding
+from .quick import quick_jit
 from .report import GradientReport
 from .search import Reached, search
 
@@ -33,6 +35,7 @@ def with_nearby(
     has_aux: bool,
     bounds: Any,
     seed: int,
+    seconds: float,
     check: Check,
     tick: Callable[[str], None],
 ) -> GradientReport:
@@ -45,23 +48,30 @@ def with_nearby(
         has_aux: Whether it returns auxiliary data too.
         bounds: A pair of lower and upper bounds, or None.
         seed: For the search.
+        seconds: How long it may take; a check at another point that has begun is finished.
         check: From the arguments at another point to the report on it.
         tick: Called now and then with what was done.
     """
     leaves = [leaf for target in targets for leaf in target.selected]
     outputs = lambda *values: _floats(of_selected(list(values)), has_aux)
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
-    found = search(program, leaves, _bounds(bounds, targets, leaves), generator, tick)
+    end = time.monotonic() + seconds
+    found = search(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
     known = {_cause(finding) for finding in report.findings}
     new: list[Finding] = []
-    for point in _worst_first(found.points, outputs)[:_CHECKED]:
+    points = _worst_first(found.points, outputs)[:_CHECKED]
+    for number, point in enumerate(points):
+        if time.monotonic() > end:
+            found = found._replace(left=found.left + len(points) - number, reason="the time was up")
+            break
         for finding in check(_moved(targets, point)).findings:
             if finding.severity != "error" or finding.reason == "value" or _cause(finding) in known:
                 continue
             known.add(_cause(finding))
             is_infinite = finding.kind == "nan" and _is_infinite(outputs, point)
             new.append(_told(finding, targets, leaves, point, is_infinite))
-    searched = f"search: {found.tried} operands tried, {found.reached} reached; silence is no proof"
+    left = f", {found.left} left out ({found.reason})" if found.left else ""
+    searched = f"search: {found.tried} operands tried, {len(found.points)} reached{left}; silence is no proof"
     return GradientReport(
         report.function, report.rows, (*report.findings, *new), report.cost, (*report.notes, searched)
     )
@@ -79,19 +89,20 @@ def _cause(finding: Finding) -> Any:
 def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]]) -> list[Reached]:
     """The points at which the value is finite, those without a finite gradient first; none twice."""
     total = lambda values: sum(jnp.sum(jnp.real(output)) for output in outputs(*values))
+    value, slope = quick_jit(lambda values: outputs(*values)), quick_jit(jax.grad(total))
     ranked: dict[bytes, tuple[bool, Reached]] = {}
     for point in points:
-        if not all(np.isfinite(output).all() for output in outputs(*point.leaves)):
+        if not all(np.isfinite(output).all() for output in value(point.leaves)):
             continue
         key = b"".join(np.asarray(leaf).tobytes() for leaf in point.leaves)
-        gradient = _gradient(total, point.leaves)
+        gradient = _gradient(slope, point.leaves)
         ranked.setdefault(key, (all(np.isfinite(own).all() for own in gradient), point))
     return [point for _, point in sorted(ranked.values(), key=lambda pair: pair[0])]
 
 
-def _gradient(total: Callable[[list[Any]], Any], leaves: list[Any]) -> list[Any]:
+def _gradient(slope: Callable[[list[Any]], Any], leaves: list[Any]) -> list[Any]:
     try:
-        return list(jax.grad(total)(leaves))
+        return list(slope(leaves))
     except (TypeError, ValueError):
         # No reverse mode, as for a loop whose steps are not counted: the check says so.
         return []
