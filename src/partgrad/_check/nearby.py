@@ -17,7 +17,7 @@ from ..errors import ArgumentError
 from .finding import Finding
 from .quick import quick_jit
 from .report import GradientReport
-from .search import Reached, search
+from .search import Reached, search as points_near
 
 # At most so many of the points that were reached are checked.
 _CHECKED = 12
@@ -56,7 +56,7 @@ def with_nearby(
     outputs = lambda *values: _floats(of_selected(list(values)), has_aux)
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
     end = time.monotonic() + seconds
-    found = search(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
+    found = points_near(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
     known = {_cause(finding) for finding in report.findings}
     new: list[Finding] = []
     points = _worst_first(found.points, outputs)[:_CHECKED]
@@ -72,9 +72,9 @@ def with_nearby(
             new.append(_told(finding, targets, leaves, point, is_infinite))
     left = f", {found.left} left out ({found.reason})" if found.left else ""
     searched = f"search: {found.tried} operands tried, {len(found.points)} reached{left}; silence is no proof"
-    return GradientReport(
-        report.function, report.rows, (*report.findings, *new), report.cost, (*report.notes, searched)
-    )
+    search = {"tried": found.tried, "reached": len(found.points), "left": found.left, "reason": found.reason}
+    findings, notes = (*report.findings, *new), (*report.notes, searched)
+    return GradientReport(report.function, report.rows, findings, report.cost, notes, search)
 
 
 def _floats(output: Any, has_aux: bool) -> list[Any]:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr
 
 from .._double_where import double_where
-from .._programs import any_equation, inner_jaxprs, line, opened, scan_parts
+from .._programs import any_equation, line, opened, size_of
 from .quick import quick_jit
 from .residuals import CHOICES, Residuals
 
@@ -84,7 +84,7 @@ def search(
     sites = visitor.sites_in(jaxpr)
     if not sites:
         return Searched([], 0)
-    operations, numbers = _size(jaxpr)
+    operations, numbers = size_of(jaxpr)
     if operations * _COMPILING > seconds:
         return Searched([], 0, len(sites), f"{operations} operations take longer than {seconds:.0f} s to compile")
     most = int(min(_TARGETS, _NUMBERS / (numbers * _EVALUATIONS * _STEPS * (1 + _STARTS))))
@@ -123,17 +123,6 @@ def search(
         found.append(Reached(flat.leaves(x), equation.primitive.name, line((equation,))))
     tick("exact")
     return Searched(found, len(targets), left, f"one evaluation computes {numbers:.0e} numbers" if left else "")
-
-
-def _size(jaxpr: Jaxpr) -> tuple[int, float]:
-    """How many operations a program has, at any depth, and how many numbers it computes; one turn of a `while`."""
-    operations, numbers = 0, 1.0
-    for equation in jaxpr.eqns:
-        inside = [_size(inner) for inner in inner_jaxprs(equation)]
-        turns = scan_parts(equation).length if equation.primitive.name == "scan" else 1
-        operations += 1 + sum(count for count, _ in inside)
-        numbers += turns * sum(size for _, size in inside) + sum(math.prod(v.aval.shape) for v in equation.outvars)
-    return operations, numbers
 
 
 def _chosen(first: np.ndarray, owners: np.ndarray, names: list[str], generator: np.random.Generator) -> list[int]:

@@ -12,7 +12,7 @@ from jax.extend.core import JaxprEqn
 from jax.tree_util import GetAttrKey
 
 from .interpreter import as_array, run
-from .primitives import Chain, Operands, opened
+from .primitives import Chain, Operands, opened, size_of
 
 
 class Leaves:
@@ -95,6 +95,11 @@ class Recorded:
         self._paths = tuple(paths)
         self._name = getattr(function, "__name__", type(function).__name__)
         self.operands: Operands = [*consts, *operands]
+
+    @property
+    def operations(self) -> int:
+        """How many operations the program has."""
+        return size_of(self._jaxpr)[0]
 
     def taken(self) -> Operands:
         """The operands, which are not kept here any longer."""
