@@ -122,7 +122,7 @@ def search(
         equation = visitor.equations[sites[owners[target]].name]
         found.append(Reached(flat.leaves(x), equation.primitive.name, line((equation,))))
     tick("exact")
-    return Searched(found, len(targets), left, f"one evaluation computes {numbers:.0e} numbers" if left else "")
+    return Searched(found, len(targets), left, f"{most} are driven in a function of this size" if left else "")
 
 
 def _chosen(first: np.ndarray, owners: np.ndarray, names: list[str], generator: np.random.Generator) -> list[int]:
