@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import equinox as eqx
 import jax
@@ -248,15 +249,17 @@ def test_every_transform_is_seen(tmp_path, transform, around):
     assert not result.left
 
 
-def test_values_and_what_is_printed_stay(tmp_path, capsys):
+def test_values_and_what_is_printed_stay(tmp_path, capsys, recwarn):
     def loud(x):
         print("called")
+        warnings.warn("once", UserWarning, stacklevel=1)
         return own(x)
 
     results = []
     result, _ = recorded(tmp_path, lambda: results.append(jax.grad(loud)(jnp.ones(2))))
     np.testing.assert_array_equal(results[0], 2.0)
     assert capsys.readouterr().out == "called\n"
+    assert [str(warning.message) for warning in recwarn] == ["once"]
     assert [name for name, _ in result.functions] == [f"{__name__}.{loud.__qualname__}"]
     assert jax.grad.__module__.startswith("jax")
 
