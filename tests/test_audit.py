@@ -260,7 +260,7 @@ def test_values_and_what_is_printed_stay(tmp_path, capsys, recwarn):
     np.testing.assert_array_equal(results[0], 2.0)
     assert capsys.readouterr().out == "called\n"
     assert [str(warning.message) for warning in recwarn] == ["once"]
-    assert [name for name, _ in result.functions] == [f"{__name__}.{loud.__qualname__}"]
+    assert [name for name, _, _ in result.functions] == [f"{__name__}.{loud.__qualname__}"]
     assert jax.grad.__module__.startswith("jax")
 
 

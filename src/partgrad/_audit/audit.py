@@ -45,14 +45,14 @@ class Audited(NamedTuple):
     """The result of an audit, as plain data that a worker can send.
 
     Attributes:
-        functions: The qualified names of the functions that were checked, each with the seconds that it took.
+        functions: The functions that were checked: the qualified name, the line, and the seconds that it took.
         causes: What was found, errors first.
         left: What was not checked.
         unmatched: The entries of `intended` that match no finding.
         searched: For each function in which bad points were searched for, how many operands were tried and reached.
     """
 
-    functions: list[tuple[str, float]]
+    functions: list[tuple[str, str, float]]
     causes: list[Cause]
     left: list[Left]
     unmatched: list[str]
@@ -75,7 +75,7 @@ def audited(places: Sequence[Place], settings: Settings, show: Callable[[str], o
     if settings.search:
         audit.search(places)
     causes, unmatched = _gathered(audit.found, settings)
-    return Audited(list(audit.functions.items()), causes, audit.left, unmatched, audit.searched)
+    return Audited(_listed(audit.functions), causes, audit.left, unmatched, audit.searched)
 
 
 class _Audit:
@@ -84,7 +84,7 @@ class _Audit:
     def __init__(self, settings: Settings, show: Callable[[str], object]):
         self._settings, self._show = settings, show
         self._end = time.monotonic() + settings.total
-        self.functions: dict[str, float] = {}
+        self.functions: dict[tuple[str, str], float] = {}
         self.found: list[tuple[dict[str, Any], str, str]] = []
         self.left: list[Left] = []
         self.searched: list[tuple[int, int]] = []
@@ -101,8 +101,8 @@ class _Audit:
                 if self._report("checked", place, point, begin + self._settings.seconds, search=False) is None:
                     break
             else:
-                name = place.origin.name
-                self.functions[name] = self.functions.get(name, 0.0) + time.monotonic() - begin
+                function = self._function(place)
+                self.functions[function] = self.functions.get(function, 0.0) + time.monotonic() - begin
 
     def search(self, places: Sequence[Place]) -> None:
         """Search near the first point of each function, once for each set of shapes."""
@@ -110,7 +110,7 @@ class _Audit:
         first = {(place.origin, place.shapes): place for place in sorted(places, key=lambda place: -place.is_forward)}
         for number, place in enumerate(first.values(), 1):
             self._show(f"gradients: search, {number} of {len(first)}, {place.origin.name}")
-            if not place.points or place.origin.name not in self.functions:
+            if not place.points or self._function(place) not in self.functions:
                 continue
             until = time.monotonic() + self._settings.seconds
             report = self._report("searched", place, place.points[0], until, search=True)
@@ -123,8 +123,11 @@ class _Audit:
         """The report on a point, whose findings are kept; None if there is none, which is said."""
         until, which = min((until, "one function"), (self._end, "all functions"))
 
+        # A search keeps to its time itself, so that what it found so far is not lost.
+        last = until + self._settings.seconds * search
+
         def watch(*_: Any) -> None:
-            if time.monotonic() > until:
+            if time.monotonic() > last:
                 raise _OutOfTime
 
         program, operands = point
@@ -148,6 +151,9 @@ class _Audit:
         met = place.running or self._settings.line(*place.where)
         self.found += [(finding.to_dict(), place.origin.name, met) for finding in report.findings]
         return report
+
+    def _function(self, place: Place) -> tuple[str, str]:
+        return place.origin.name, self._settings.line(place.origin.file, place.origin.line)
 
     def _leave(self, what: str, place: Place, reason: str) -> None:
         self.left.append(Left(what, place.origin.name, self._settings.line(*place.where), reason))
@@ -196,9 +202,14 @@ def _is_meant(entry: str, finding: dict[str, Any], function: str) -> bool:
 
 def joined(several: Sequence[Audited]) -> Audited:
     """The results of several workers as one."""
-    functions = {name: seconds for one in several for name, seconds in one.functions}
+    functions = {(name, where): seconds for one in several for name, where, seconds in one.functions}
     left = list(dict.fromkeys(item for one in several for item in one.left))
     # An entry matches if it matches in one worker.
     unmatched = [e for e in several[0].unmatched if all(e in one.unmatched for one in several)] if several else []
     causes = _merged(cause for one in several for cause in one.causes)
-    return Audited(list(functions.items()), causes, left, unmatched, [pair for one in several for pair in one.searched])
+    searched = [pair for one in several for pair in one.searched]
+    return Audited(_listed(functions), causes, left, unmatched, searched)
+
+
+def _listed(functions: dict[tuple[str, str], float]) -> list[tuple[str, str, float]]:
+    return [(name, where, seconds) for (name, where), seconds in functions.items()]

@@ -72,7 +72,9 @@ def source(finding: dict[str, Any]) -> str:
 def data(result: Audited, settings: Settings) -> dict[str, Any]:
     """An audit as plain data, for `json.dumps`."""
     return {
-        "functions": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in result.functions],
+        "functions": [
+            {"name": name, "where": where, "seconds": round(seconds, 3)} for name, where, seconds in result.functions
+        ],
         "findings": [
             {
                 **cause.finding,

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,8 +20,8 @@ from .quick import quick_jit
 from .report import GradientReport
 from .search import Reached, search as points_near
 
-# At most so many of the points that were reached are checked.
-_CHECKED = 12
+# At most so many of the points that were reached are checked, and so many of one operation.
+_CHECKED, _OF_ONE = 8, 2
 # A slope that grows as the step shrinks is infinite: the ratio of two steps, and by how much it must grow.
 _STEPS, _GROWTH = (1e-2, 1e-4), 3.0
 _DIRECTIONS = 3
@@ -59,9 +60,11 @@ def with_nearby(
     found = points_near(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
     known = {_cause(finding) for finding in report.findings}
     new: list[Finding] = []
-    points = _worst_first(found.points, outputs)[:_CHECKED]
+    points = _worst_first(found.points, outputs, leaves)
+    took = 0.0
     for number, point in enumerate(points):
-        if time.monotonic() > end:
+        began = time.monotonic()
+        if began + took > end:
             found = found._replace(left=found.left + len(points) - number, reason="the time was up")
             break
         for finding in check(_moved(targets, point)).findings:
@@ -70,6 +73,7 @@ def with_nearby(
             known.add(_cause(finding))
             is_infinite = finding.kind == "nan" and _is_infinite(outputs, point)
             new.append(_told(finding, targets, leaves, point, is_infinite))
+        took = time.monotonic() - began
     left = f", {found.left} left out ({found.reason})" if found.left else ""
     searched = f"search: {found.tried} operands tried, {len(found.points)} reached{left}; silence is no proof"
     search = {"tried": found.tried, "reached": len(found.points), "left": found.left, "reason": found.reason}
@@ -86,18 +90,22 @@ def _cause(finding: Finding) -> Any:
     return finding.kind, finding.file, finding.line, finding.operation
 
 
-def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]]) -> list[Reached]:
-    """The points at which the value is finite, those without a finite gradient first; none twice."""
+def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]], given: list[Any]) -> list[Reached]:
+    """The points at which the value is finite, a few of each operation; those with a new gradient that is not first."""
     total = lambda values: sum(jnp.sum(jnp.real(output)) for output in outputs(*values))
     value, slope = quick_jit(lambda values: outputs(*values)), quick_jit(jax.grad(total))
-    ranked: dict[bytes, tuple[bool, Reached]] = {}
+    bad = lambda leaves: {number for number, own in enumerate(_gradient(slope, leaves)) if not np.isfinite(own).all()}
+    known, ranked = bad(given), dict[bytes, tuple[bool, Reached]]()
     for point in points:
-        if not all(np.isfinite(output).all() for output in value(point.leaves)):
-            continue
         key = b"".join(np.asarray(leaf).tobytes() for leaf in point.leaves)
-        gradient = _gradient(slope, point.leaves)
-        ranked.setdefault(key, (all(np.isfinite(own).all() for own in gradient), point))
-    return [point for _, point in sorted(ranked.values(), key=lambda pair: pair[0])]
+        if key not in ranked and all(np.isfinite(output).all() for output in value(point.leaves)):
+            ranked[key] = bad(point.leaves) <= known, point
+    chosen, counts = list[Reached](), Counter[tuple[str, str]]()
+    for _, point in sorted(ranked.values(), key=lambda pair: pair[0]):
+        counts[point.operation, point.where] += 1
+        if counts[point.operation, point.where] <= _OF_ONE:
+            chosen.append(point)
+    return chosen[:_CHECKED]
 
 
 def _gradient(slope: Callable[[list[Any]], Any], leaves: list[Any]) -> list[Any]:
