@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import equinox as eqx
 import jax
@@ -248,16 +249,18 @@ def test_every_transform_is_seen(tmp_path, transform, around):
     assert not result.left
 
 
-def test_values_and_what_is_printed_stay(tmp_path, capsys):
+def test_values_and_what_is_printed_stay(tmp_path, capsys, recwarn):
     def loud(x):
         print("called")
+        warnings.warn("once", UserWarning, stacklevel=1)
         return own(x)
 
     results = []
     result, _ = recorded(tmp_path, lambda: results.append(jax.grad(loud)(jnp.ones(2))))
     np.testing.assert_array_equal(results[0], 2.0)
     assert capsys.readouterr().out == "called\n"
-    assert [name for name, _ in result.functions] == [f"{__name__}.{loud.__qualname__}"]
+    assert [str(warning.message) for warning in recwarn] == ["once"]
+    assert [name for name, _, _ in result.functions] == [f"{__name__}.{loud.__qualname__}"]
     assert jax.grad.__module__.startswith("jax")
 
 
@@ -280,9 +283,26 @@ def test_what_cannot_be_checked_is_listed(tmp_path):
     assert "not checked" in text(result, settings)
 
 
-def test_time_is_bounded(tmp_path):
-    result, _ = recorded(tmp_path, lambda: jax.grad(own)(jnp.ones(2)), seconds=0.0)
-    assert "time for one function" in result.left[0].reason
+@pytest.mark.parametrize(("options", "which"), [({"seconds": 0.0}, "one function"), ({"total": 0.0}, "all functions")])
+def test_time_is_bounded(tmp_path, options, which):
+    result, _ = recorded(tmp_path, lambda: jax.grad(own)(jnp.ones(2)), **options)
+    assert f"time for {which}" in result.left[0].reason
+
+
+def test_a_search_does_not_take_the_time_of_the_checks(tmp_path):
+    """Everything is checked first; what there is no time to search is said, and nothing that was found is lost."""
+
+    def run():
+        jax.grad(broken)(jnp.zeros(2))
+        jax.grad(own)(jnp.ones(2))
+        jax.jvp(own, (jnp.ones(2),), (jnp.ones(2),))
+
+    result, settings = recorded(tmp_path, run, search=True, seconds=2.0)
+    assert len(result.functions) == 2
+    assert result.errors == 1
+    # Once for each function, however it is differentiated.
+    assert len(result.searched) + sum(left.what == "searched" for left in result.left) == 2
+    assert "silence is no proof" in text(result, settings) or not result.searched
 
 
 def test_intended(tmp_path):

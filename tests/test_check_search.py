@@ -23,6 +23,16 @@ def rotation(w):
     return jnp.where(angle > 1e-6, jnp.sin(angle) / angle, 1.0) * w[0]
 
 
+def turned(x):
+    """A rotation about an axis, whose Jacobian is the matrix itself for small angles: twice the slope at zero."""
+    angle = x[2]
+    small = angle**2 < 1e-10
+    safe = jnp.where(small, 1.0, angle)
+    sine, cosine = jnp.sin(safe) / safe, (1 - jnp.cos(safe)) / safe
+    sine, cosine = jnp.where(small, 1.0, sine), jnp.where(small, angle, cosine)
+    return jnp.array([sine * x[0] - cosine * x[1], cosine * x[0] + sine * x[1]])
+
+
 def in_a_loop(x):
     return jax.lax.scan(lambda c, t: (jnp.sqrt((c - t) ** 2) * (c - t), None), x, jnp.arange(3.0))[0]
 
@@ -37,6 +47,7 @@ PLANTED = {
         "sqrt",
     ),
     "rotation": (rotation, V / 5, None),
+    "guard": (turned, V, "<"),
     "sinc": (lambda x: jnp.sum(jnp.where(x == 0, 1.0, jnp.sin(x) / x)), W, "/"),
     "where sqrt": (lambda x: jnp.sum(jnp.where(x > 0, jnp.sqrt(x) * x, 0.0)), W, "sqrt"),
     "where log": (lambda x: jnp.sum(jnp.where(x > 0, x * x * jnp.log(x), 0.0)), W, None),
@@ -152,6 +163,18 @@ def test_points_stay_within_bounds(bounds):
 def test_bounds_that_do_not_fit_are_refused(bounds, said):
     with pytest.raises(pg.errors.ArgumentError, match=f"(?s){said}"):
         pg.check(lambda p: jnp.sum(p["a"]) * p["b"], search=True, bounds=bounds)({"a": W, "b": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("search", "reason"), [(0.0, "0 s to compile"), (True, "are driven in a function of this size")]
+)
+def test_what_is_left_out_is_said(monkeypatch, search, reason):
+    monkeypatch.setattr("partgrad._check.search._NUMBERS", 1e5)
+    report = pg.check(lambda x: jnp.sum(jnp.sqrt(x) / jnp.log(x + 3)), search=search)(jnp.arange(1.0, 20.0))
+    assert report.search["left"] > 0
+    assert reason in report.search["reason"]
+    assert reason in str(report)
+    assert report.to_dict()["search"] == report.search
 
 
 def test_marks_and_wrt_are_respected():

@@ -2,17 +2,20 @@
 
 import linecache
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._check import check
+from .._check import GradientReport, check
 from .recorder import Place, Point, last_line
 from .settings import Settings
 
 # What a person writes on a line whose findings are intended.
 COMMENT = "# partgrad: intended"
 _SEVERITIES = ("error", "warning", "info")
+# The least that it takes to compile a check, for each operation of the function.
+_COMPILING = 0.004
 
 
 class Cause(NamedTuple):
@@ -30,8 +33,9 @@ class Cause(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What was not checked, and why."""
+    """What was not checked or not searched, and why."""
 
+    what: str
     function: str
     where: str
     reason: str
@@ -41,16 +45,18 @@ class Audited(NamedTuple):
     """The result of an audit, as plain data that a worker can send.
 
     Attributes:
-        functions: The qualified names of the functions that were checked, each with the seconds that it took.
+        functions: The functions that were checked: the qualified name, the line, and the seconds that it took.
         causes: What was found, errors first.
         left: What was not checked.
         unmatched: The entries of `intended` that match no finding.
+        searched: For each function in which bad points were searched for, how many operands were tried and reached.
     """
 
-    functions: list[tuple[str, float]]
+    functions: list[tuple[str, str, float]]
     causes: list[Cause]
     left: list[Left]
     unmatched: list[str]
+    searched: list[tuple[int, int]]
 
     @property
     def errors(self) -> int:
@@ -63,43 +69,94 @@ class _OutOfTime(Exception):
 
 
 def audited(places: Sequence[Place], settings: Settings, show: Callable[[str], object] = lambda line: None) -> Audited:
-    """Check every function that was recorded, as long as there is time."""
-    functions, found, left = [], [], []
-    end = time.monotonic() + settings.total
-    for number, place in enumerate(places, 1):
-        show(f"gradients: {number} of {len(places)}, {place.origin.name}")
-        name, where, begin = place.origin.name, settings.line(*place.where), time.monotonic()
-        if place.reason or not place.points:
-            left.append(Left(name, where, place.reason or "it was traced and did not run"))
-            continue
-        until = min(begin + settings.seconds, end)
-        try:
+    """Check every function that was recorded, and then search near their points, as long as there is time."""
+    audit = _Audit(settings, show)
+    audit.check(places)
+    if settings.search:
+        audit.search(places)
+    causes, unmatched = _gathered(audit.found, settings)
+    return Audited(_listed(audit.functions), causes, audit.left, unmatched, audit.searched)
+
+
+class _Audit:
+    """What was checked so far, what was found, and what is left."""
+
+    def __init__(self, settings: Settings, show: Callable[[str], object]):
+        self._settings, self._show = settings, show
+        self._end = time.monotonic() + settings.total
+        self.functions: dict[tuple[str, str], float] = {}
+        self.found: list[tuple[dict[str, Any], str, str]] = []
+        self.left: list[Left] = []
+        self.searched: list[tuple[int, int]] = []
+
+    def check(self, places: Sequence[Place]) -> None:
+        """Check each function at the points that were kept."""
+        for number, place in enumerate(places, 1):
+            self._show(f"gradients: {number} of {len(places)}, {place.origin.name}")
+            if place.reason or not place.points:
+                self._leave("checked", place, place.reason or "it was traced and did not run")
+                continue
+            begin = time.monotonic()
             for point in place.points:
-                for finding in _findings(place, point, settings, until):
-                    found.append((finding, name, place.running or where))
+                if self._report("checked", place, point, begin + self._settings.seconds, search=False) is None:
+                    break
+            else:
+                function = self._function(place)
+                self.functions[function] = self.functions.get(function, 0.0) + time.monotonic() - begin
+
+    def search(self, places: Sequence[Place]) -> None:
+        """Search near the first point of each function, once for each set of shapes."""
+        # A reverse derivative, if there is one, is wrong wherever a forward one is.
+        first = {(place.origin, place.shapes): place for place in sorted(places, key=lambda place: -place.is_forward)}
+        for number, place in enumerate(first.values(), 1):
+            self._show(f"gradients: search, {number} of {len(first)}, {place.origin.name}")
+            if not place.points or self._function(place) not in self.functions:
+                continue
+            until = time.monotonic() + self._settings.seconds
+            report = self._report("searched", place, place.points[0], until, search=True)
+            if report is not None and report.search is not None:
+                self.searched.append((report.search["tried"], report.search["reached"]))
+                if report.search["left"]:
+                    self._leave("searched", place, f"{report.search['left']} operands: {report.search['reason']}")
+
+    def _report(self, what: str, place: Place, point: Point, until: float, search: bool) -> GradientReport | None:
+        """The report on a point, whose findings are kept; None if there is none, which is said."""
+        until, which = min((until, "one function"), (self._end, "all functions"))
+
+        # A search keeps to its time itself, so that what it found so far is not lost.
+        last = until + self._settings.seconds * search
+
+        def watch(*_: Any) -> None:
+            if time.monotonic() > last:
+                raise _OutOfTime
+
+        program, operands = point
+        try:
+            watch()
+            seconds = until - time.monotonic()
+            if program.operations * _COMPILING > seconds:
+                raise _OutOfTime
+            with place.conditions.again(), warnings.catch_warnings():
+                # The function has warned when it ran; under `-W error` it would raise.
+                warnings.simplefilter("ignore")
+                options: dict[str, Any] = {"forward": place.is_forward, "search": search and seconds, "progress": watch}
+                report = check(program.function(operands), **options)(program.point(operands))
         except _OutOfTime:
-            all_or_one = "all functions" if until == end else "one function"
-            left.append(Left(name, where, f"the time for {all_or_one} was up"))
+            self._leave(what, place, f"the time for {which} was up ({program.operations} operations)")
+            return None
         except Exception as error:
             # A program that runs only in a `shard_map`, or a fault of the check: it is listed, and the rest goes on.
-            left.append(Left(name, where, f"the check failed: {last_line(error)}"))
-        else:
-            functions.append((name, time.monotonic() - begin))
-    causes, unmatched = _gathered(found, settings)
-    return Audited(functions, causes, left, unmatched)
+            self._leave(what, place, f"the check failed: {last_line(error)}")
+            return None
+        met = place.running or self._settings.line(*place.where)
+        self.found += [(finding.to_dict(), place.origin.name, met) for finding in report.findings]
+        return report
 
+    def _function(self, place: Place) -> tuple[str, str]:
+        return place.origin.name, self._settings.line(place.origin.file, place.origin.line)
 
-def _findings(place: Place, point: Point, settings: Settings, until: float) -> list[dict[str, Any]]:
-    def watch(*_: Any) -> None:
-        if time.monotonic() > until:
-            raise _OutOfTime
-
-    program, operands = point
-    with place.conditions.again():
-        watch()
-        options: dict[str, Any] = {"forward": place.is_forward, "search": settings.search, "progress": watch}
-        report = check(program.function(operands), **options)(program.point(operands))
-    return [finding.to_dict() for finding in report.findings]
+    def _leave(self, what: str, place: Place, reason: str) -> None:
+        self.left.append(Left(what, place.origin.name, self._settings.line(*place.where), reason))
 
 
 def _gathered(found: list[tuple[dict[str, Any], str, str]], settings: Settings) -> tuple[list[Cause], list[str]]:
@@ -145,9 +202,14 @@ def _is_meant(entry: str, finding: dict[str, Any], function: str) -> bool:
 
 def joined(several: Sequence[Audited]) -> Audited:
     """The results of several workers as one."""
-    functions = {name: seconds for one in several for name, seconds in one.functions}
+    functions = {(name, where): seconds for one in several for name, where, seconds in one.functions}
     left = list(dict.fromkeys(item for one in several for item in one.left))
     # An entry matches if it matches in one worker.
     unmatched = [e for e in several[0].unmatched if all(e in one.unmatched for one in several)] if several else []
     causes = _merged(cause for one in several for cause in one.causes)
-    return Audited(list(functions.items()), causes, left, unmatched)
+    searched = [pair for one in several for pair in one.searched]
+    return Audited(_listed(functions), causes, left, unmatched, searched)
+
+
+def _listed(functions: dict[tuple[str, str], float]) -> list[tuple[str, str, float]]:
+    return [(name, where, seconds) for (name, where), seconds in functions.items()]

@@ -37,7 +37,8 @@ def page(result: Audited, settings: Settings) -> str:
         for item in found["not_checked"]
     )
     functions = "\n".join(
-        f"<li><code>{_text(item['name'])}</code> {item['seconds']:.1f} s</li>" for item in found["functions"]
+        f"<li><code>{_text(item['name'])}</code> {_text(item['where'])} {item['seconds']:.1f} s</li>"
+        for item in found["functions"]
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">

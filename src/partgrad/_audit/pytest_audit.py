@@ -81,10 +81,11 @@ class Gradients:
 
 
 def _from_plain(found: Any) -> Audited:
-    functions, causes, left, unmatched = found
+    functions, causes, left, unmatched, searched = found
     return Audited(
-        [(name, seconds) for name, seconds in functions],
+        [(name, where, seconds) for name, where, seconds in functions],
         [Cause(*cause) for cause in causes],
         [Left(*item) for item in left],
         unmatched,
+        [(tried, reached) for tried, reached in searched],
     )

@@ -37,13 +37,15 @@ class Place:
         where: The file and line that differentiate it.
         running: What was running, such as the name of a test.
         transform: The name of the transform.
+        shapes: The shapes and dtypes of its arguments.
         conditions: The settings of JAX there.
         reason: Why its program could not be kept; empty if it was.
         points: The calls that are kept.
         calls: How many calls were seen where it is traced; compiled programs do not count theirs.
     """
 
-    def __init__(self, origin: Origin, where: tuple[str, int], running: str, transform: str):
+    def __init__(self, origin: Origin, where: tuple[str, int], running: str, transform: str, shapes: Any):
+        self.shapes = shapes
         self.origin, self.where, self.running, self.transform = origin, where, running, transform
         self.conditions = Conditions.now()
         self.reason = ""
@@ -127,15 +129,15 @@ class Recorder:
         if origin is None:
             return
         where = caller()
-        avals = tuple(
+        shapes = tuple(
             (getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf))))
             for leaf in jax.tree.leaves((args, kwargs))
         )
         numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        key = (origin, where, transform, numbers, avals, jax.config.jax_enable_x64)
+        key = (origin, where, transform, numbers, shapes, jax.config.jax_enable_x64)
         place = self._known.get(key)
         if place is None:
-            place = self._known[key] = Place(origin, where, self.running, transform)
+            place = self._known[key] = Place(origin, where, self.running, transform, shapes)
         if not place.is_due():
             return
         try:

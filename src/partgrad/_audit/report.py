@@ -15,21 +15,30 @@ def text(result: Audited, settings: Settings, *, is_verbose: bool = False) -> st
     for cause in result.causes:
         if cause.finding["severity"] != "info" or is_verbose:
             lines += _of_cause(cause, settings)
+    reasons: dict[tuple[str, str], list[str]] = {}
     for left in result.left:
-        lines.append(f"not checked  {left.function} ({left.where}): {left.reason}")
+        reasons.setdefault((left.what, left.reason), []).append(f"{left.function} ({left.where})")
+    lines += [f"not {what}  {short(functions)}: {reason}" for (what, reason), functions in reasons.items()]
     lines += [f"warning  the entry {entry!r} of `intended` matches no finding" for entry in result.unmatched]
     return "\n".join([*lines, summary(result)])
 
 
 def summary(result: Audited) -> str:
-    """What an audit comes to, in one line."""
+    """What an audit comes to, in a line or two."""
     if not result.functions and not result.left:
         return "no function of this project was differentiated"
     of = lambda severity: sum(cause.finding["severity"] == severity for cause in result.causes)
     parts = [_many(len(result.functions), "function") + " checked", _many(of("error"), "error")]
     parts += [_many(of("warning"), "warning"), _many(of("info"), "note")]
-    parts += [f"{len(result.left)} not checked"] if result.left else []
-    return ", ".join(parts)
+    for what in ("checked", "searched"):
+        count = sum(left.what == what for left in result.left)
+        parts += [f"{count} not {what}"] if count else []
+    lines = [", ".join(parts)]
+    if result.searched:
+        tried, reached = map(sum, zip(*result.searched, strict=True))
+        functions = _many(len(result.searched), "function")
+        lines.append(f"search in {functions}: {tried} operands tried, {reached} reached; silence is no proof")
+    return "\n".join(lines)
 
 
 def _many(count: int, what: str) -> str:
@@ -63,7 +72,9 @@ def source(finding: dict[str, Any]) -> str:
 def data(result: Audited, settings: Settings) -> dict[str, Any]:
     """An audit as plain data, for `json.dumps`."""
     return {
-        "functions": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in result.functions],
+        "functions": [
+            {"name": name, "where": where, "seconds": round(seconds, 3)} for name, where, seconds in result.functions
+        ],
         "findings": [
             {
                 **cause.finding,
@@ -74,5 +85,6 @@ def data(result: Audited, settings: Settings) -> dict[str, Any]:
             for cause in result.causes
         ],
         "not_checked": [left._asdict() for left in result.left],
+        "searched": [{"tried": tried, "reached": reached} for tried, reached in result.searched],
         "unmatched": result.unmatched,
     }

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec
 
@@ -31,7 +32,7 @@ def check(
     forward: bool = False,
     intended: Meant | Sequence[Meant] = (),
     exhaustive: bool = False,
-    search: bool = False,
+    search: bool | float = False,
     bounds: Any = None,
     seed: int = 0,
     directions: int = 3,
@@ -61,7 +62,8 @@ def check(
         search: Whether to look for bad points near the given one too: operands of `sqrt`, `/`, `arccos`, `norm` and the
             like are driven to where they have no derivative, comparisons and competitions to ties. What is wrong there
             although the value is finite is a finding like any other, and says which leaves were moved; a slope that is
-            truly infinite is a note. Silence is no proof.
+            truly infinite is a note. Silence is no proof. A number is the seconds that it may take; what is left out
+            is said.
         bounds: For the search, a pair of lower and upper bounds: None (open), a number, or a tree like the gradient.
         seed: The seed for the directions and the weights.
         directions: How many directions are sampled for each leaf; each takes about ten evaluations.
@@ -111,7 +113,7 @@ def check(
         refuse_empty(targets)
         with shown, _undisturbed():
             report = examine(f, args, kwargs, targets, options, shown)
-            if not search:
+            if search is False:
                 return report
             # Not every check needs it.
             from .nearby import with_nearby
@@ -124,7 +126,8 @@ def check(
                 return examine(f, tuple(there), named, moved, options, shown)
 
             of_selected = OfSelected(f, args, kwargs, targets)
-            return with_nearby(report, of_selected, targets, has_aux, bounds, seed, at_others, shown.tick)
+            seconds = math.inf if search is True else float(search)
+            return with_nearby(report, of_selected, targets, has_aux, bounds, seed, seconds, at_others, shown.tick)
 
     return checked
 

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +16,12 @@ from .._selection import Target
 from .._transforms import OfSelected
 from ..errors import ArgumentError
 from .finding import Finding
+from .quick import quick_jit
 from .report import GradientReport
-from .search import Reached, search
+from .search import Reached, search as points_near
 
-# At most so many of the points that were reached are checked.
-_CHECKED = 12
+# At most so many of the points that were reached are checked, and so many of one operation.
+_CHECKED, _OF_ONE = 8, 2
 # A slope that grows as the step shrinks is infinite: the ratio of two steps, and by how much it must grow.
 _STEPS, _GROWTH = (1e-2, 1e-4), 3.0
 _DIRECTIONS = 3
@@ -33,6 +36,7 @@ def with_nearby(
     has_aux: bool,
     bounds: Any,
     seed: int,
+    seconds: float,
     check: Check,
     tick: Callable[[str], None],
 ) -> GradientReport:
@@ -45,26 +49,36 @@ def with_nearby(
         has_aux: Whether it returns auxiliary data too.
         bounds: A pair of lower and upper bounds, or None.
         seed: For the search.
+        seconds: How long it may take; a check at another point that has begun is finished.
         check: From the arguments at another point to the report on it.
         tick: Called now and then with what was done.
     """
     leaves = [leaf for target in targets for leaf in target.selected]
     outputs = lambda *values: _floats(of_selected(list(values)), has_aux)
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
-    found = search(program, leaves, _bounds(bounds, targets, leaves), generator, tick)
+    end = time.monotonic() + seconds
+    found = points_near(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
     known = {_cause(finding) for finding in report.findings}
     new: list[Finding] = []
-    for point in _worst_first(found.points, outputs)[:_CHECKED]:
+    points = _worst_first(found.points, outputs, leaves)
+    took = 0.0
+    for number, point in enumerate(points):
+        began = time.monotonic()
+        if began + took > end:
+            found = found._replace(left=found.left + len(points) - number, reason="the time was up")
+            break
         for finding in check(_moved(targets, point)).findings:
             if finding.severity != "error" or finding.reason == "value" or _cause(finding) in known:
                 continue
             known.add(_cause(finding))
             is_infinite = finding.kind == "nan" and _is_infinite(outputs, point)
             new.append(_told(finding, targets, leaves, point, is_infinite))
-    searched = f"search: {found.tried} operands tried, {found.reached} reached; silence is no proof"
-    return GradientReport(
-        report.function, report.rows, (*report.findings, *new), report.cost, (*report.notes, searched)
-    )
+        took = time.monotonic() - began
+    left = f", {found.left} left out ({found.reason})" if found.left else ""
+    searched = f"search: {found.tried} operands tried, {len(found.points)} reached{left}; silence is no proof"
+    search = {"tried": found.tried, "reached": len(found.points), "left": found.left, "reason": found.reason}
+    findings, notes = (*report.findings, *new), (*report.notes, searched)
+    return GradientReport(report.function, report.rows, findings, report.cost, notes, search)
 
 
 def _floats(output: Any, has_aux: bool) -> list[Any]:
@@ -76,22 +90,27 @@ def _cause(finding: Finding) -> Any:
     return finding.kind, finding.file, finding.line, finding.operation
 
 
-def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]]) -> list[Reached]:
-    """The points at which the value is finite, those without a finite gradient first; none twice."""
+def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]], given: list[Any]) -> list[Reached]:
+    """The points at which the value is finite, a few of each operation; those with a new gradient that is not first."""
     total = lambda values: sum(jnp.sum(jnp.real(output)) for output in outputs(*values))
-    ranked: dict[bytes, tuple[bool, Reached]] = {}
+    value, slope = quick_jit(lambda values: outputs(*values)), quick_jit(jax.grad(total))
+    bad = lambda leaves: {number for number, own in enumerate(_gradient(slope, leaves)) if not np.isfinite(own).all()}
+    known, ranked = bad(given), dict[bytes, tuple[bool, Reached]]()
     for point in points:
-        if not all(np.isfinite(output).all() for output in outputs(*point.leaves)):
-            continue
         key = b"".join(np.asarray(leaf).tobytes() for leaf in point.leaves)
-        gradient = _gradient(total, point.leaves)
-        ranked.setdefault(key, (all(np.isfinite(own).all() for own in gradient), point))
-    return [point for _, point in sorted(ranked.values(), key=lambda pair: pair[0])]
+        if key not in ranked and all(np.isfinite(output).all() for output in value(point.leaves)):
+            ranked[key] = bad(point.leaves) <= known, point
+    chosen, counts = list[Reached](), Counter[tuple[str, str]]()
+    for _, point in sorted(ranked.values(), key=lambda pair: pair[0]):
+        counts[point.operation, point.where] += 1
+        if counts[point.operation, point.where] <= _OF_ONE:
+            chosen.append(point)
+    return chosen[:_CHECKED]
 
 
-def _gradient(total: Callable[[list[Any]], Any], leaves: list[Any]) -> list[Any]:
+def _gradient(slope: Callable[[list[Any]], Any], leaves: list[Any]) -> list[Any]:
     try:
-        return list(jax.grad(total)(leaves))
+        return list(slope(leaves))
     except (TypeError, ValueError):
         # No reverse mode, as for a loop whose steps are not counted: the check says so.
         return []

@@ -337,10 +337,10 @@ def distance(got: Any, expected: Any) -> float:
 
 
 def _scale(leaf: Array) -> Array:
-    """The size of each element, or that of the others if it is much smaller."""
+    """The size of each element, or that of the others if it is much smaller; a zero has none of its own."""
     sizes = size_of(leaf)
-    largest = sizes.max(initial=0.0)
-    return np.maximum(sizes, _SMALLEST * largest) if largest else np.ones(leaf.shape)
+    largest = sizes.max(initial=0.0) or 1.0
+    return np.where(sizes == 0, largest, np.maximum(sizes, _SMALLEST * largest))
 
 
 def _signs(generator: np.random.Generator, leaf: Array) -> Array:

@@ -39,6 +39,8 @@ class GradientReport:
         findings: What is wrong or worth knowing, errors first: each is one cause, with its leaves.
         cost: How many times the function, its derivatives, and so on were evaluated.
         notes: Anything unusual about how it was evaluated.
+        search: What the search for bad points came to, if there was one: how many operands were `tried`, `reached` and
+            `left` out, and the `reason`.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class GradientReport:
         findings: tuple[Finding, ...],
         cost: dict[str, int],
         notes: tuple[str, ...] = (),
+        search: dict[str, Any] | None = None,
     ) -> None:
         self.function = function
         self.rows = rows
         self.findings = tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
         self.cost = cost
         self.notes = notes
+        self.search = search
 
     @property
     def verdict(self) -> str:
@@ -95,8 +99,8 @@ class GradientReport:
         """The report as plain Python data, for `json.dumps`.
 
         Returns:
-            `function`, `verdict`, `ok` and `cost`; `rows` and `findings` as lists of dicts. A number that is not finite
-            is the string `"nan"` or `"inf"`, because JSON has no such numbers.
+            `function`, `verdict`, `ok`, `cost` and perhaps `search`; `rows` and `findings` as lists of dicts.
+            A number that is not finite is the string `"nan"` or `"inf"`, because JSON has no such numbers.
         """
         return {
             "function": self.function,
@@ -105,6 +109,7 @@ class GradientReport:
             "rows": [{name: plain(value) for name, value in row._asdict().items()} for row in self.rows],
             "findings": [finding.to_dict() for finding in self.findings],
             "cost": {what: int(count) for what, count in self.cost.items()},
+            **({} if self.search is None else {"search": self.search}),
         }
 
     def __str__(self) -> str:

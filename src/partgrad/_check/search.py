@@ -1,32 +1,24 @@
 """Search for points near the given one where an operation has no derivative, or a choice is at its threshold.
 
-Whatever can go wrong in an operation goes wrong where a *residual* of its operands is zero: that of `sqrt(x)` is x, of
-`x / y` y, of `x > y` x - y, of `eigh` the smallest gap between eigenvalues. A residual is a function of the inputs, and
-Gauss-Newton steps on one of its elements lead to a zero. All elements are driven at once, as one batched program.
+A residual (`residuals`) is a function of the inputs, and Gauss-Newton steps on one of its elements lead to a zero. All
+elements are driven at once, as one batched program; how many, and whether at all, depends on the size of the function.
 """
 
 import itertools
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr
 
 from .._double_where import double_where
-from .._programs import (
-    COMPARISONS,
-    Operands,
-    Site,
-    Visitor,
-    any_equation,
-    bind,
-    is_custom_rule,
-    is_floating,
-    line,
-    opened,
-)
+from .._programs import any_equation, line, opened, size_of
+from .quick import quick_jit
+from .residuals import CHOICES, Residuals
 
 # At most so many elements of residuals are driven to zero, and so many of one operation.
 _TARGETS, _OF_ONE = 48, 3
@@ -37,6 +29,12 @@ _STARTS, _SPREAD = 2, 0.5
 _PARTS = (0.25, 0.5, 1.0, 2.0)
 # A residual so much smaller than at the start counts as reached; the point is then moved to where it is zero exactly.
 _NEAR = 1e-4
+# At most so many numbers are computed: a step takes about eight evaluations. And so many at a time.
+_NUMBERS, _EVALUATIONS, _AT_A_TIME = 4e9, 8, 1e7
+# What it takes to compile a search, for each operation of the function; measured on two cores.
+_COMPILING = 0.02
+# How much longer than the value alone it takes, most of it to compile.
+_SEARCH_TO_VALUE = 6.0
 
 
 class Reached(NamedTuple):
@@ -54,106 +52,12 @@ class Reached(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What a search came to: the points, how many residuals were driven, and how many reached zero."""
+    """What a search came to: the points, how many residuals were driven and how many not, and why."""
 
     points: list[Reached]
     tried: int
-    reached: int
-
-
-# --- residuals -------------------------------------------------------------------------------------------------------
-
-_Residual = Callable[[JaxprEqn, Operands, Operands], Any]
-
-
-def _gap(values: Any) -> Any:
-    """The smallest gap between neighbours along the last axis, once they are sorted."""
-    ordered = jnp.sort(values, axis=-1)
-    return jnp.min(ordered[..., 1:] - ordered[..., :-1], axis=-1)
-
-
-def _of_axes(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
-    """The gap between the first and the second of what a maximum or a minimum compares."""
-    (values,), axes = operands[:1], equation.params["axes"]
-    values = jnp.moveaxis(values, axes, range(-len(axes), 0))
-    values = values.reshape(*values.shape[: values.ndim - len(axes)], -1)
-    if equation.primitive.name == "reduce_min":
-        values = -values
-    first, second = jnp.moveaxis(jax.lax.top_k(values, 2)[0], -1, 0)
-    return first - second
-
-
-def _first(shift: float = 0.0) -> _Residual:
-    return lambda equation, operands, results: operands[0] - shift
-
-
-_RESIDUALS: dict[str, tuple[_Residual, ...]] = {
-    **dict.fromkeys(("sqrt", "rsqrt", "cbrt", "log", "log2", "abs", "sign", "digamma", "lgamma"), (_first(),)),
-    "log1p": (_first(-1.0),),
-    "acosh": (_first(1.0),),
-    **dict.fromkeys(("asin", "acos", "atanh", "erf_inv"), (_first(1.0), _first(-1.0))),
-    **dict.fromkeys(("div", "rem"), (lambda equation, operands, results: operands[1],)),
-    "pow": (_first(),),
-    "integer_pow": (_first(),),
-    "atan2": (lambda equation, operands, results: jnp.sqrt(operands[0] ** 2 + operands[1] ** 2),),
-    **dict.fromkeys((*COMPARISONS, "eq", "ne", "max", "min"), (lambda e, operands, r: operands[0] - operands[1],)),
-    **dict.fromkeys(("reduce_max", "reduce_min"), (_of_axes,)),
-    "eigh": (lambda equation, operands, results: _gap(results[1]),),
-    "svd": (lambda equation, operands, results: _gap(results[0]),),
-    "triangular_solve": (lambda equation, operands, results: jnp.diagonal(operands[0], axis1=-2, axis2=-1),),
-}
-# Those whose result may have no derivative come before those that choose.
-_CHOICES = frozenset({*COMPARISONS, "eq", "ne", "max", "min", "abs", "sign", "reduce_max", "reduce_min"})
-
-
-def _residuals_of(equation: JaxprEqn) -> tuple[_Residual, ...]:
-    name = equation.primitive.name
-    found = _RESIDUALS.get(name, ())
-    if not found or not is_floating(equation.invars[0].aval):
-        return ()
-    if name == "integer_pow" and equation.params["y"] >= 0:
-        return ()
-    if found[0] is _of_axes:
-        shape, axes = equation.invars[0].aval.shape, equation.params["axes"]
-        return found if np.prod([shape[axis] for axis in axes]) > 1 else ()
-    return found
-
-
-class _Residuals(Visitor):
-    """Brings back the residuals of all operations."""
-
-    def __init__(self) -> None:
-        self.equations: dict[str, JaxprEqn] = {}
-
-    def site_of(self, equation: JaxprEqn) -> Site | None:
-        """An operation with a residual."""
-        if not _residuals_of(equation):
-            return None
-        shape = jax.eval_shape(lambda: self._residual(equation, *_like(equation)))
-        # By its own name: the operations of two branches have nothing to do with each other.
-        self.equations[str(id(equation))] = equation
-        return Site(str(id(equation)), shape.shape, shape.dtype)
-
-    def at(self, equation: JaxprEqn, site: Site, operands: Operands, own: Any) -> tuple[Operands, Any]:
-        """The results as they are, and the residual."""
-        results = bind(equation, operands)
-        return results, self._residual(equation, operands, results)
-
-    def guise(self, equation: JaxprEqn) -> Any:
-        """The function of a custom rule is looked into: its value is what counts."""
-        return (lambda function: function) if is_custom_rule(equation) else None
-
-    def _residual(self, equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
-        found = [jnp.ravel(residual(equation, operands, results)) for residual in _residuals_of(equation)]
-        return jnp.real(jnp.concatenate(found))
-
-
-def _like(equation: JaxprEqn) -> tuple[Operands, Operands]:
-    zeros = lambda atoms: [jnp.zeros(atom.aval.shape, atom.aval.dtype) for atom in atoms]
-    return zeros(equation.invars), zeros(equation.outvars)
-
-
-# --- the search ------------------------------------------------------------------------------------------------------
+    left: int = 0
+    reason: str = ""
 
 
 def search(
@@ -161,6 +65,7 @@ def search(
     leaves: Sequence[Any],
     bounds: Sequence[tuple[Any, Any]],
     generator: np.random.Generator,
+    seconds: float = math.inf,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Searched:
     """Points near the given one at which a residual of an operation is zero.
@@ -170,13 +75,21 @@ def search(
         leaves: The given point.
         bounds: For each leaf its lower and upper bounds; None is open.
         generator: For the other starts, and for which elements are driven.
+        seconds: How long it may take.
         tick: Called now and then with what was done.
     """
+    end = time.monotonic() + seconds
     jaxpr, consts = opened(program)
-    visitor = _Residuals()
+    visitor = Residuals()
     sites = visitor.sites_in(jaxpr)
     if not sites:
-        return Searched([], 0, 0)
+        return Searched([], 0)
+    operations, numbers = size_of(jaxpr)
+    if operations * _COMPILING > seconds:
+        return Searched([], 0, len(sites), f"{operations} operations take longer than {seconds:.0f} s to compile")
+    most = int(min(_TARGETS, _NUMBERS / (numbers * _EVALUATIONS * _STEPS * (1 + _STARTS))))
+    if not most:
+        return Searched([], 0, len(sites), f"one evaluation computes {numbers:.0e} numbers")
     flat = _Flat(leaves, bounds)
 
     def residuals(x: Any) -> Any:
@@ -184,22 +97,32 @@ def search(
         return jnp.concatenate([jnp.ravel(one).astype(x.dtype) for one in found])
 
     start = flat.vector(leaves)
-    first = np.asarray(jax.jit(residuals)(start))
+    began = time.monotonic()
+    first = np.asarray(quick_jit(residuals)(start))
     tick("operands")
-    owners = np.repeat(np.arange(len(sites)), [int(np.prod(site.shape)) for site in sites])
-    has_loops = any_equation(jaxpr, lambda equation: equation.primitive.name == "while")
+    # The derivative of the same program, batched, in a loop.
+    if time.monotonic() + _SEARCH_TO_VALUE * (time.monotonic() - began) > end:
+        return Searched([], 0, len(sites), "the time was up")
+    owners = np.repeat(np.arange(len(sites)), [math.prod(site.shape) for site in sites])
     names = [visitor.equations[site.name].primitive.name for site in sites]
     targets = _chosen(first, owners, names, generator)
-    driven = _drive(double_where(residuals), flat, start, np.array(targets), generator, has_loops)
+    left = max(0, len(targets) - most)
+    targets = targets[:most]
+    if not targets:
+        return Searched([], 0)
+    has_loops = any_equation(jaxpr, lambda equation: equation.primitive.name == "while")
+    batch = max(1, int(_AT_A_TIME / numbers))
+    starts = _starts(start, generator)
+    driven, values = _drive(double_where(residuals), flat, starts, np.array(targets), has_loops, batch)
     tick("search")
+    near = values <= _NEAR * np.maximum(np.abs(first[targets]), 1e-30)
     found = []
-    for target, x in zip(targets, driven, strict=True):
-        tick("search")
-        exact = _exact(residuals, flat, x, start, target, abs(first[target]))
-        if exact is not None:
-            equation = visitor.equations[sites[owners[target]].name]
-            found.append(Reached(flat.leaves(exact), equation.primitive.name, line((equation,))))
-    return Searched(found, len(targets), len(found))
+    exact = _exact(residuals, flat, driven, np.asarray(start), targets, near, batch)
+    for target, x in exact.items():
+        equation = visitor.equations[sites[owners[target]].name]
+        found.append(Reached(flat.leaves(x), equation.primitive.name, line((equation,))))
+    tick("exact")
+    return Searched(found, len(targets), left, f"{most} are driven in a function of this size" if left else "")
 
 
 def _chosen(first: np.ndarray, owners: np.ndarray, names: list[str], generator: np.random.Generator) -> list[int]:
@@ -210,8 +133,8 @@ def _chosen(first: np.ndarray, owners: np.ndarray, names: list[str], generator: 
         near = own[np.argsort(np.abs(first[own]))][: _OF_ONE - 1]
         more = generator.choice(own, 1).tolist() if own.size else []
         chosen.append(list(dict.fromkeys([*near.tolist(), *more])))
-    order = sorted(range(len(names)), key=lambda number: names[number] in _CHOICES)
-    return [target for number in order for target in chosen[number]][:_TARGETS]
+    order = sorted(range(len(names)), key=lambda number: names[number] in CHOICES)
+    return [target for number in order for target in chosen[number]]
 
 
 class _Flat:
@@ -255,56 +178,72 @@ class _Flat:
         return jnp.clip(x, self.lower, self.upper)
 
 
-def _drive(
-    residuals: Any,
-    flat: _Flat,
-    start: Any,
-    targets: np.ndarray,
-    generator: np.random.Generator,
-    has_uncounted_loops: bool,
-) -> list[Any]:
-    """For each target the point at which its residual is smallest, from the best of a few starts."""
-    if not targets.size:
-        return []
+def _starts(start: Any, generator: np.random.Generator) -> Any:
+    """The given point, and others around it."""
     scale = np.maximum(np.abs(start), 0.1)
-    # A loop whose steps are not counted has forward mode only.
-    derivative = jax.jacfwd if has_uncounted_loops else jax.grad
-    starts = [start, *(start + _SPREAD * scale * generator.standard_normal(start.shape) for _ in range(_STARTS))]
+    others = (start + _SPREAD * scale * generator.standard_normal(start.shape) for _ in range(_STARTS))
+    return jnp.stack([start, *(jnp.asarray(other, start.dtype) for other in others)])
+
+
+def _drive(
+    residuals: Any, flat: _Flat, starts: Any, targets: np.ndarray, has_uncounted_loops: bool, batch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each target the point at which its residual is smallest, from the best of the starts, and its size there."""
+
+    def sized(x: Any, target: Any) -> tuple[Any, Any]:
+        value = lambda x: residuals(x)[target]
+        if has_uncounted_loops:
+            # A loop whose steps are not counted has forward mode only.
+            gradient, here = jax.jacfwd(lambda x: (value(x),) * 2, has_aux=True)(x)
+            return here, gradient
+        return jax.value_and_grad(value)(x)
 
     def step(x: Any, target: Any) -> Any:
-        value = lambda x: residuals(x)[target]
-        here, gradient = value(x), derivative(value)(x)
+        here, gradient = sized(x, target)
         gradient = jnp.nan_to_num(gradient, posinf=0.0, neginf=0.0)
         size = jnp.sum(gradient**2)
         move = jnp.where(size > 0, here / jnp.where(size > 0, size, 1.0), 0.0) * gradient
         tried = jnp.stack([flat.within(x - part * move) for part in _PARTS])
-        values = jnp.abs(jax.vmap(value)(tried))
+        values = jnp.abs(jax.vmap(lambda x: residuals(x)[target])(tried))
         values = jnp.where(jnp.isnan(values), jnp.inf, values)
         best = jnp.argmin(values)
         return jnp.where(values[best] < jnp.abs(here), tried[best], x)
 
-    def driven(x: Any, target: Any) -> tuple[Any, Any]:
+    def driven(given: tuple[Any, Any]) -> tuple[Any, Any]:
+        x, target = given
         x = jax.lax.fori_loop(0, _STEPS, lambda _, x: step(x, target), flat.within(x))
         return x, jnp.abs(residuals(x)[target])
 
-    over_targets = jax.vmap(driven, (None, 0))
-    points, values = jax.jit(jax.vmap(over_targets, (0, None)))(jnp.stack([jnp.asarray(s) for s in starts]), targets)
+    pairs = jnp.repeat(starts, len(targets), axis=0), jnp.tile(jnp.asarray(targets), len(starts))
+    points, values = jax.device_get(quick_jit(lambda pairs: jax.lax.map(driven, pairs, batch_size=batch))(pairs))
+    points, values = points.reshape(len(starts), len(targets), -1), values.reshape(len(starts), len(targets))
     values = np.where(np.isnan(values), np.inf, values)
     # The given point counts for more: what is reached from there is nearer.
     best = np.where(values[0] <= 1e-6, 0, np.argmin(values, axis=0))
-    return [points[best[number], number] for number in range(len(targets))]
+    numbers = np.arange(len(targets))
+    return points[best, numbers], values[best, numbers]
 
 
-def _exact(residuals: Any, flat: _Flat, x: Any, start: Any, target: int, before: float) -> Any | None:
-    """The point beside one at which a residual is nearly zero where it is zero, or None."""
-    value = lambda x: float(np.abs(np.asarray(residuals(jnp.asarray(x))[target])))
-    if not value(x) <= _NEAR * max(before, 1e-30):
-        return None
-    for candidate in _rounded(np.asarray(x), np.asarray(start)):
-        inside = flat.within(jnp.asarray(candidate, x.dtype))
-        if value(inside) == 0.0:
-            return inside
-    return None
+def _exact(
+    residuals: Any, flat: _Flat, driven: np.ndarray, start: np.ndarray, targets: list[int], near: np.ndarray, batch: int
+) -> dict[int, Any]:
+    """For the targets whose residual is nearly zero the points beside them where it is zero, if there are any."""
+    pairs = [
+        (target, candidate)
+        for target, x, is_near in zip(targets, driven, near, strict=True)
+        if is_near
+        for candidate in _rounded(x, start)
+    ]
+    if not pairs:
+        return {}
+    points = flat.within(jnp.asarray(np.stack([candidate for _, candidate in pairs]), driven.dtype))
+    evaluated = quick_jit(lambda given: jax.lax.map(lambda pair: residuals(pair[0])[pair[1]], given, batch_size=batch))
+    values = np.asarray(evaluated((points, jnp.asarray([target for target, _ in pairs]))))
+    found: dict[int, Any] = {}
+    for (target, _), x, value in zip(pairs, points, values, strict=True):
+        if value == 0.0:
+            found.setdefault(target, x)
+    return found
 
 
 def _rounded(x: np.ndarray, start: np.ndarray) -> list[np.ndarray]:

@@ -109,6 +109,7 @@ from .primitives import (
     shard_map_specs as shard_map_specs,
     shared_axes as shared_axes,
     shown as shown,
+    size_of as size_of,
     solve_jaxpr as solve_jaxpr,
     solve_parts as solve_parts,
     varying_axes as varying_axes,

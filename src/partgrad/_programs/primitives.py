@@ -5,6 +5,7 @@ is read here.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -152,6 +153,18 @@ def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
 def any_equation(jaxpr: Jaxpr, predicate: Callable[[JaxprEqn], bool]) -> bool:
     """Whether a predicate holds for an equation of a jaxpr, at any depth."""
     return any(predicate(e) or any(any_equation(inner, predicate) for inner in inner_jaxprs(e)) for e in jaxpr.eqns)
+
+
+def size_of(jaxpr: Jaxpr) -> tuple[int, float]:
+    """How many operations a jaxpr has, at any depth, and how many numbers it computes, with one turn of a `while`."""
+    operations, numbers = 0, 1.0
+    for equation in jaxpr.eqns:
+        inside = [size_of(inner) for inner in inner_jaxprs(equation)]
+        turns = scan_parts(equation).length if equation.primitive.name == "scan" else 1
+        operations += 1 + sum(count for count, _ in inside)
+        own = sum(math.prod(getattr(atom.aval, "shape", ())) for atom in equation.outvars)
+        numbers += own + turns * sum(size for _, size in inside)
+    return operations, numbers
 
 
 def primal_jaxpr(equation: JaxprEqn) -> Any:

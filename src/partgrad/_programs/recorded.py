@@ -2,7 +2,8 @@
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.extend.core import JaxprEqn
 from jax.tree_util import GetAttrKey
 
 from .interpreter import as_array, run
-from .primitives import Chain, Operands, opened
+from .primitives import Chain, Operands, opened, size_of
 
 
 class Leaves:
@@ -27,6 +28,13 @@ jax.tree_util.register_pytree_with_keys(
     lambda node: ([(GetAttrKey(path), value) for path, value in zip(node.paths, node.values, strict=True)], node.paths),
     lambda paths, values: Leaves(paths, list(values)),
 )
+
+
+@contextlib.contextmanager
+def _unwarned() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _is_pvary(equation: JaxprEqn) -> bool:
@@ -85,8 +93,8 @@ class Recorded:
             output = function(*positional, **named)
             return output[0] if has_aux else output
 
-        # What it prints, it has printed already.
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        # What it prints, it has printed already, and so it is with its warnings.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), _unwarned():
             closed, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
         self._jaxpr, consts = opened(closed)
         self._count, self._output = len(consts), jax.tree.structure(shape)
@@ -95,6 +103,11 @@ class Recorded:
         self._paths = tuple(paths)
         self._name = getattr(function, "__name__", type(function).__name__)
         self.operands: Operands = [*consts, *operands]
+
+    @property
+    def operations(self) -> int:
+        """How many operations the program has."""
+        return size_of(self._jaxpr)[0]
 
     def taken(self) -> Operands:
         """The operands, which are not kept here any longer."""

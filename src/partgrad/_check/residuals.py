@@ -1,0 +1,113 @@
+"""Residuals: what is zero where an operation has no derivative, or where a choice is at its threshold.
+
+That of `sqrt(x)` is x, of `x / y` y, of `x > y` x - y, of `eigh` the smallest gap between eigenvalues.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn, Literal
+
+from .._programs import COMPARISONS, Operands, Site, Visitor, bind, is_custom_rule, is_floating
+
+_Residual = Callable[[JaxprEqn, Operands, Operands], Any]
+
+
+def _gap(values: Any) -> Any:
+    """The smallest gap between neighbours along the last axis, once they are sorted."""
+    ordered = jnp.sort(values, axis=-1)
+    return jnp.min(ordered[..., 1:] - ordered[..., :-1], axis=-1)
+
+
+def _of_axes(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
+    """The gap between the first and the second of what a maximum or a minimum compares."""
+    (values,), axes = operands[:1], equation.params["axes"]
+    values = jnp.moveaxis(values, axes, range(-len(axes), 0))
+    values = values.reshape(*values.shape[: values.ndim - len(axes)], -1)
+    if equation.primitive.name == "reduce_min":
+        values = -values
+    first, second = jnp.moveaxis(jax.lax.top_k(values, 2)[0], -1, 0)
+    return first - second
+
+
+def _first(shift: float = 0.0) -> _Residual:
+    return lambda equation, operands, results: operands[0] - shift
+
+
+def _difference(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
+    return operands[0] - operands[1]
+
+
+def _guarded(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
+    """What is compared with a number: a guard such as `x < 1e-10` is there because of what happens at zero."""
+    return operands[1] if isinstance(equation.invars[0], Literal) else operands[0]
+
+
+_RESIDUALS: dict[str, tuple[_Residual, ...]] = {
+    **dict.fromkeys(("sqrt", "rsqrt", "cbrt", "log", "log2", "abs", "sign", "digamma", "lgamma"), (_first(),)),
+    "log1p": (_first(-1.0),),
+    "acosh": (_first(1.0),),
+    **dict.fromkeys(("asin", "acos", "atanh", "erf_inv"), (_first(1.0), _first(-1.0))),
+    **dict.fromkeys(("div", "rem"), (lambda equation, operands, results: operands[1],)),
+    "pow": (_first(),),
+    "integer_pow": (_first(),),
+    "atan2": (lambda equation, operands, results: jnp.sqrt(operands[0] ** 2 + operands[1] ** 2),),
+    **dict.fromkeys((*COMPARISONS, "eq", "ne"), (_difference, _guarded)),
+    **dict.fromkeys(("max", "min"), (_difference,)),
+    **dict.fromkeys(("reduce_max", "reduce_min"), (_of_axes,)),
+    "eigh": (lambda equation, operands, results: _gap(results[1]),),
+    "svd": (lambda equation, operands, results: _gap(results[0]),),
+    "triangular_solve": (lambda equation, operands, results: jnp.diagonal(operands[0], axis1=-2, axis2=-1),),
+}
+# Those whose result may have no derivative come before those that choose.
+CHOICES = frozenset({*COMPARISONS, "eq", "ne", "max", "min", "abs", "sign", "reduce_max", "reduce_min"})
+
+
+def _residuals_of(equation: JaxprEqn) -> tuple[_Residual, ...]:
+    name = equation.primitive.name
+    found = _RESIDUALS.get(name, ())
+    if not found or not is_floating(equation.invars[0].aval):
+        return ()
+    if name == "integer_pow" and equation.params["y"] >= 0:
+        return ()
+    if found[0] is _of_axes:
+        shape, axes = equation.invars[0].aval.shape, equation.params["axes"]
+        return found if np.prod([shape[axis] for axis in axes]) > 1 else ()
+    return found
+
+
+class Residuals(Visitor):
+    """Brings back the residuals of all operations."""
+
+    def __init__(self) -> None:
+        self.equations: dict[str, JaxprEqn] = {}
+
+    def site_of(self, equation: JaxprEqn) -> Site | None:
+        """An operation with a residual."""
+        if not _residuals_of(equation):
+            return None
+        shape = jax.eval_shape(lambda: self._residual(equation, *_like(equation)))
+        # By its own name: the operations of two branches have nothing to do with each other.
+        self.equations[str(id(equation))] = equation
+        return Site(str(id(equation)), shape.shape, shape.dtype)
+
+    def at(self, equation: JaxprEqn, site: Site, operands: Operands, own: Any) -> tuple[Operands, Any]:
+        """The results as they are, and the residual."""
+        results = bind(equation, operands)
+        return results, self._residual(equation, operands, results)
+
+    def guise(self, equation: JaxprEqn) -> Any:
+        """The function of a custom rule is looked into: its value is what counts."""
+        return (lambda function: function) if is_custom_rule(equation) else None
+
+    def _residual(self, equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
+        found = [jnp.ravel(residual(equation, operands, results)) for residual in _residuals_of(equation)]
+        return jnp.real(jnp.concatenate(found))
+
+
+def _like(equation: JaxprEqn) -> tuple[Operands, Operands]:
+    zeros = lambda atoms: [jnp.zeros(atom.aval.shape, atom.aval.dtype) for atom in atoms]
+    return zeros(equation.invars), zeros(equation.outvars)
