@@ -26,6 +26,8 @@ FOREIGN = {
     "docs/howto/sample.md": "reportAttributeAccessIssue, reportCallIssue",
     "docs/howto/schedules.md": "reportAttributeAccessIssue",
     "docs/howto/solvers.md": "reportOptionalSubscript",
+    "docs/sharp_bits.md": "reportAttributeAccessIssue",
+    "docs/start.md": "reportAttributeAccessIssue",
 }
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -61,7 +61,7 @@ def _may_be_kept(plan: Plan, skeleton: Skeleton, selection: Selection) -> bool:
 class Form:
     """The shape of the gradient of an argument.
 
-    Two are equal only if they are one, like the programs in what `jax.vjp` returns, which is part of one structure.
+    Compared by identity, like the programs in what `jax.vjp` returns, beside which it is in one treedef.
     """
 
     __slots__ = ("plan", "position", "treedef")
