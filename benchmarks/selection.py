@@ -67,4 +67,4 @@ def callables(effort: Effort) -> Iterator[Row]:
     }
     yield compared(effort, "select by a callable, 100 leaves, again", ways, {"flatten + unflatten": 1.0})
     ways |= {"partgrad": lambda: pg.mask(known, lambda k: k.variance)}
-    yield compared(effort, "mask by a callable that fits below, 100 leaves, again", ways)
+    yield compared(effort, "mask by a callable, nested, 100 leaves, again", ways)
