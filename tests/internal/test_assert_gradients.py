@@ -10,7 +10,7 @@ from partgrad import errors, testing
 from partgrad._check.finding import Finding
 from partgrad._check.report import GradientReport, LeafRow as Row
 
-NAN = Finding("nan", "error", "value", ("a",), "/model.py", 42, "log", details={"first": "NaN"})
+NAN = Finding("nan", "error", "value", ("a",), "/model.py", 42, "log", details={"first": "NaN", "dtype": "float32"})
 
 
 @pytest.fixture
