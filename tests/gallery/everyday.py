@@ -123,6 +123,17 @@ def logarithm_of_a_variance(p):
     return jnp.log(variance) * p["y"]  # fault: logarithm_of_a_variance
 
 
+def identity_of_two_kinks(p):
+    return jnp.sum(jax.nn.relu(p["x"]) - jax.nn.relu(-p["x"])) * p["y"]  # fault: identity_of_two_kinks
+
+
+def guarded_on_another_line(p):
+    is_zero = p["angle"] == 0  # fault: guarded_on_another_line
+    angle = jnp.where(is_zero, 1.0, p["angle"])
+    ratio = (1 - jnp.cos(angle)) / angle
+    return jnp.sum(jnp.where(is_zero, 0.0, ratio)) * p["y"]
+
+
 X, Y = F(0.3, -1.2, 0.7), np.float32(0.8)
 POINT = ({"x": X, "y": Y},)
 FAULTS = [
@@ -189,5 +200,26 @@ FAULTS = [
         False,
         words=("In float64 it is finite",),
         also=("['x']",),
+    ),
+    Fault(
+        "guarded_on_another_line",
+        guarded_on_another_line,
+        ({"angle": F(0, 0.4), "y": Y},),
+        "mismatch",
+        "error",
+        "['angle']",
+        False,
+        x64=True,
+    ),
+    Fault(
+        "identity_of_two_kinks",
+        identity_of_two_kinks,
+        ({"x": F(0, 0.4), "y": Y},),
+        "mismatch",
+        "error",
+        "['x']",
+        False,
+        words=("`relu`", "is at a tie"),
+        note="no rule is to blame, JAX's own least of all",
     ),
 ]

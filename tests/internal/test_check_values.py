@@ -12,7 +12,7 @@ from jax import lax
 
 from partgrad._check import values as values_module
 from partgrad._check.evaluation import Own
-from partgrad._check.noise import apart, rounding_noise
+from partgrad._check.noise import disagreeing, rounding_noise
 from partgrad._check.program import Program
 from partgrad._check.values import Values
 from tables import examples, table
@@ -108,19 +108,19 @@ def test_what_is_wrong_only_when_traced_is_found(x64):
 
 def test_shapes_and_numbers_of_outputs_that_differ_are_found():
     first, second = jnp.ones(3), jnp.ones(2)
-    (shapes,) = apart([first], [second])
+    (shapes,) = disagreeing([first], [second])
     assert (shapes.output, shapes.absolute) == (0, np.inf)
-    (number,) = apart([first], [first, first])
+    (number,) = disagreeing([first], [first, first])
     assert number.output == -1
 
 
 def test_values_that_are_not_finite():
     of = lambda *numbers: [jnp.array(numbers)]
-    assert not apart(of(jnp.nan, jnp.inf, -jnp.inf, 1.0), of(jnp.nan, jnp.inf, -jnp.inf, 1.0))
+    assert not disagreeing(of(jnp.nan, jnp.inf, -jnp.inf, 1.0), of(jnp.nan, jnp.inf, -jnp.inf, 1.0))
     for other in (of(1.0), of(-jnp.inf), of(jnp.nan)):
-        (found,) = apart(of(jnp.inf), other)
+        (found,) = disagreeing(of(jnp.inf), other)
         assert found.absolute == np.inf
-    (found,) = apart(of(1.0, 2.0), of(1.0, jnp.nan))
+    (found,) = disagreeing(of(1.0, 2.0), of(1.0, jnp.nan))
     assert found.first == 2
 
 
@@ -254,7 +254,7 @@ def test_a_large_ill_conditioned_likelihood_has_no_fault_and_shows_one(x64):
     own, values = values_of(function, point)
     assert not values.disagreements()
     for factor in (1 + small(x64), 1 - small(x64)):
-        assert apart(own.plain, [factor * value for value in own.plain], values.noise)
+        assert disagreeing(own.plain, [factor * value for value in own.plain], values.noise)
 
 
 @pytest.mark.slow
@@ -279,8 +279,8 @@ def test_of_a_program_whose_operations_cannot_be_run_the_units_of_the_array_are_
     own, values = values_of(lambda x: jnp.sin(x) - x, jnp.ones(3))
     assert values.noise() is None
     unit = float(jnp.finfo(own.plain[0].dtype).eps)
-    assert not apart(own.plain, [own.plain[0] * (1 + 3 * unit)], values.noise)
-    assert apart(own.plain, [own.plain[0] * 1.01], values.noise)
+    assert not disagreeing(own.plain, [own.plain[0] * (1 + 3 * unit)], values.noise)
+    assert disagreeing(own.plain, [own.plain[0] * 1.01], values.noise)
 
 
 def test_each_type_keeps_its_noise(x64):
@@ -327,6 +327,6 @@ def test_the_order_of_a_sum_is_rounding_and_more_is_not(seed, size, spread):
     own, values = values_of(lambda x: sum(x[i] for i in range(size)), x)
     other = sum(x[i] for i in order)
     noise, plain = values.noise, own.plain
-    assert not apart(plain, [other], noise)
+    assert not disagreeing(plain, [other], noise)
     beyond = 1e-3 * jnp.max(jnp.abs(x))
-    assert apart(plain, [other + beyond], noise)
+    assert disagreeing(plain, [other + beyond], noise)

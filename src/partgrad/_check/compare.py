@@ -21,7 +21,7 @@ from .._programs import (
 from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
 from .float64 import widened
-from .names import element_of, finding, operation_of, steps_of
+from .names import element_of, finding, operation_of, rule_of, steps_of
 from .outcomes import Crossing, is_discrete
 from .program import Program
 from .questions import Answer, Search, Seen
@@ -139,7 +139,7 @@ class Comparison:
             return None
         solvers = solvers or solvers_of(self._program, leaf)
         most = _OF_LIBRARIES if solvers and all(map(is_in_library, solvers)) else _OF_SOLVERS
-        return solvers[0] if solvers and seen.reading.shown.relative <= most else None
+        return solvers[0] if solvers and seen.reading.telling.relative <= most else None
 
     def _of_solver(self, leaf: int, answer: Answer) -> Finding:
         figures, chain = self._figures(leaf, answer), self._excuses[leaf][0]
@@ -239,29 +239,34 @@ class Comparison:
         """One finding for each rule to blame, or a single one if there is none."""
         figures, path = self._figures(leaf, answer), [self._path(leaf)]
         blamed = self._rules.to_blame_for(leaf)
-        if answer.evidence.nearby == "equal":
-            # Right beside the point: only a rule of the user's own can be to blame rather than a selection.
-            blamed = [blame for blame in blamed if not is_in_library(blame.chain)]
-            # The first ones guard what the last one selects.
-            crossing = None if blamed else self._crossing(leaf, answer, last=True)
-            if crossing is not None:
-                reason = "removable" if is_discrete(crossing.chain) else "smooth tie"
-                yield finding("mismatch", "error", reason, path, crossing.chain, figures=figures)
-                return
+        is_right_beside = answer.evidence.nearby == "equal"
+        if is_right_beside:
+            # Only a rule of the user's own can be to blame rather than a selection, not those of JAX or in a library.
+            is_users = lambda chain: not is_in_library(chain) and (rule := rule_of(chain)) and rule.functions
+            blamed = [blame for blame in blamed if is_users(blame.chain)]
         for blame in blamed:
-            reason = "rule value" if blame.of_value else "rule"
-            yield self._of_rule(reason, path, blame, figures)
-        if blamed:
-            return
+            yield self._of_rule("rule value" if blame.of_value else "rule", path, blame, figures)
+        # The first selections guard what the last one selects.
+        is_possible = not blamed and (
+            is_right_beside or (answer.row.name != "modes" and answer.evidence.nearby != "off")
+        )
+        if is_possible and (crossing := self._crossing(leaf, answer, last=True)) is not None:
+            reason = "removable" if is_discrete(crossing.chain) else "smooth tie"
+            yield finding("mismatch", "error", reason, path, crossing.chain, figures=figures)
+        elif not blamed:
+            yield self._unblamed(leaf, answer, figures)
+
+    def _unblamed(self, leaf: int, answer: Answer, figures: Figures | None) -> Finding:
+        """The finding if neither a rule that differs nor a selection is to blame."""
+        path = [self._path(leaf)]
         if answer.row.name == "modes":
-            yield finding("mismatch", "error", "modes", path, figures=figures)
-        elif wrong := self._rules.wrong_values():
-            yield self._of_rule("rule value", path, wrong[0], figures)
-        elif unknown := self._rules.incomparable_for(leaf):
+            return finding("mismatch", "error", "modes", path, figures=figures)
+        if wrong := self._rules.wrong_values():
+            return self._of_rule("rule value", path, wrong[0], figures)
+        if unknown := self._rules.incomparable_for(leaf):
             chain, raised = unknown[0]
-            yield finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
-        else:
-            yield finding("mismatch", "error", "unexplained", path, figures=figures)
+            return finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
+        return finding("mismatch", "error", "unexplained", path, figures=figures)
 
     def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:
         more = {"element": blame.element, "steps": blame.steps}
@@ -297,6 +302,6 @@ class Comparison:
             scaled(left),
             abs(reading.noise / by),
             reading.steps,
-            reading.shown.relative,
+            reading.telling.relative,
             nearby=not answer.is_here and answer.row.name in ("wrong", "modes"),
         )

@@ -22,7 +22,7 @@ from .._programs import (
 from .evaluation import Own
 from .float64 import exact, exactly, widened
 from .program import Program
-from .questions import distance
+from .questions import relative_error
 
 # An operation loses digits if it makes the relative error this many times larger.
 _AMPLIFIES = 20.0
@@ -54,10 +54,10 @@ def losing(own: Own, leaf: int, error: float) -> tuple[Chain, bool]:
         start = _InPairs(program, own, error)
         gradients = start.gradients()
         meant = widened(gradients[leaf][1])
-        before = distance(widened(gradients[leaf][0]), meant)
+        before = relative_error(widened(gradients[leaf][0]), meant)
         for suspect in start.suspects[:_MOST_SUSPECTS]:
             with_exact = _InPairs(program, own, error, suspect.number).gradients()[leaf][0]
-            if distance(widened(with_exact), meant) < before / 5:
+            if relative_error(widened(with_exact), meant) < before / 5:
                 return suspect.chain, suspect.of_value
     except _REFUSALS:
         return (), False

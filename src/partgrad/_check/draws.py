@@ -144,12 +144,12 @@ def _of_decision(program: Program, leaf: int, chains: list[Chain]) -> tuple[str,
     operands = list(zip(program.smooth.into(chain), program.drawn.into(chain), strict=True))
     # A random number on one side and the leaf on the other make a draw by hand. A threshold for a value that depends on
     # both may be a kink like any other.
-    apart = any(drawn and not mask for mask, drawn in operands) and any(mask and not drawn for mask, drawn in operands)
+    is_by_hand = {(True, False), (False, True)} <= {(bool(mask), bool(drawn)) for mask, drawn in operands}
     # A leaf without another path to the output has no continuous one.
     is_only = not union(program.smooth.outputs) >> leaf & 1
-    is_threshold = chain[-1].primitive.name in COMPARISONS and not (apart or is_only)
+    is_threshold = chain[-1].primitive.name in COMPARISONS and not (is_by_hand or is_only)
     stops = [other for other in program.smooth.chains if _is_users_stop(other) and program.is_into(leaf, other)]
-    if stops and not (is_only or apart):
+    if stops and not (is_only or is_by_hand):
         return "info", "straight-through", {}
     if is_scored(program, leaf, chains):
         return "info", "score", {}

@@ -160,14 +160,14 @@ class Exact:
         wide = lambda vector: vector.astype(jnp.complex128 if is_complex else jnp.float64)
 
         def of_value(consts: Any, moved: Any, other: Any, weights: Any) -> Any:
-            return wide(_joined(value(consts[_VALUE], self._parted(moved)))), wide_real(gradient)
+            return wide(_joined(value(consts[_VALUE], self._leaves_of(moved)))), wide_real(gradient)
 
         def of_forward(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
-            tangents = forward(consts[_FORWARD], [*self._parted(point), *self._parted(direction)])
+            tangents = forward(consts[_FORWARD], [*self._leaves_of(point), *self._leaves_of(direction)])
             return wide(_joined(tangents)), wide_real(gradient)
 
         def of_reverse(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
-            pulled = reverse(consts[_REVERSE], [*self._parted(point), *weights])
+            pulled = reverse(consts[_REVERSE], [*self._leaves_of(point), *weights])
             return wide(outputs), _as_real(pulled)
 
         branches = [
@@ -176,7 +176,7 @@ class Exact:
         ]
         return quick_jit(lambda which, *operands: lax.switch(which, branches, *operands))
 
-    def _parted(self, vector: Any) -> Leaves:
+    def _leaves_of(self, vector: Any) -> Leaves:
         """The leaves of a vector: passing one operand is much faster than passing hundreds."""
         parts = lax.split(vector, [int(np.prod(shape)) * (1 + is_complex) for shape, is_complex in self._inputs])
         return [
@@ -203,11 +203,11 @@ class Exact:
         changed._run = changed._staged(None)
         return changed
 
-    def holding(self, held: Callable[[Chain], bool]) -> "Exact":
+    def fixing(self, is_fixed: Callable[[Chain], bool]) -> "Exact":
         """The same, except that some equations keep their results while the point moves along a direction."""
 
         def rule(chain: Chain, operands: Operands) -> Operands | None:
-            if held(chain):
+            if is_fixed(chain):
                 return [lax.all_gather(operand, _BOTH)[1] for operand in operands]
             # Callbacks to Python cannot run at many points at once.
             return _without_callbacks(chain, operands)
@@ -215,7 +215,7 @@ class Exact:
         value = _of_constants(self._jaxprs[_VALUE], rule=rule)
 
         def of_value(which: Any, consts: Any, moved: Any, point: Any, weights: Any) -> Any:
-            at = lambda vector: _joined(value(consts[_VALUE], self._parted(vector)))
+            at = lambda vector: _joined(value(consts[_VALUE], self._leaves_of(vector)))
             return jax.vmap(at, axis_name=_BOTH)(jnp.stack([moved, point]))[0], jnp.zeros(0)
 
         changed, own, staged = copy.copy(self), self._run, quick_jit(of_value)
@@ -250,14 +250,14 @@ class Exact:
             for part, (shape, is_complex) in zip(parts, self._inputs, strict=True)
         ]
 
-    def parts(self, outputs: Vector) -> list[Vector]:
+    def by_output(self, outputs: Vector) -> list[Vector]:
         """Split a vector of outputs into the outputs."""
         ends = np.cumsum(self.sizes, dtype=int)
         return [outputs[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
 
     def cotangents(self, weights: Vector) -> Leaves:
         """Arrange weights, one per element, in the shapes of the outputs."""
-        parts = zip(self.parts(weights), self._shapes, self._is_complex, strict=True)
+        parts = zip(self.by_output(weights), self._shapes, self._is_complex, strict=True)
         return [(part.astype(complex) if c else part.real.astype(float)).reshape(shape) for part, shape, c in parts]
 
 

@@ -88,7 +88,7 @@ _SAFE = safe.__name__.rpartition(".")[2]
 _SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
 _OWN = f"{_SAFE_FILES.removesuffix('/').rpartition('/')[0]}/"
 _LOOPS = frozenset({"scan", "while"})
-_MOST_HELD = 500
+_MOST_VISITED = 500
 
 
 def operation_of(chain: Chain) -> str:
@@ -179,7 +179,7 @@ def rule_of(chain: Chain) -> Rule | None:
 def _functions_in(values: list[Any]) -> list[FunctionType]:
     """The Python functions that make up a rule: what they themselves close over is not part of it."""
     pending, seen, found = list(values), dict[int, Any](), list[FunctionType]()
-    while pending and len(seen) < _MOST_HELD:
+    while pending and len(seen) < _MOST_VISITED:
         value = pending.pop(0)
         if id(value) in seen or isinstance(value, str | int | float | type | ModuleType | jax.Array):
             continue
@@ -191,7 +191,7 @@ def _functions_in(values: list[Any]) -> list[FunctionType]:
         elif isinstance(value, dict):
             pending += value.values()
         else:
-            pending += [held for _, held in held_by(value)]
+            pending += [inner for _, inner in held_by(value)]
     return found
 
 

@@ -66,7 +66,7 @@ def _wide(outputs: Operands) -> list[np.ndarray[Any, Any]]:
     return [widened(value) for value in outputs]
 
 
-def distance(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def gap_between(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Elementwise: 0 between equal infinities and between NaNs, infinite where only one value is finite."""
     with np.errstate(all="ignore"):
         gap = np.abs(first - second)
@@ -77,7 +77,7 @@ def distance(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.nd
 def _spread(exact: list[np.ndarray[Any, Any]], runs: Any) -> list[np.ndarray[Any, Any]]:
     squares, count = [np.zeros(value.shape) for value in exact], 0
     for outputs in runs:
-        squares = [total + distance(*pair) ** 2 for total, *pair in zip(squares, exact, outputs, strict=True)]
+        squares = [total + gap_between(*pair) ** 2 for total, *pair in zip(squares, exact, outputs, strict=True)]
         count += 1
     return [np.sqrt(total / count) for total in squares]
 
@@ -154,7 +154,7 @@ _HALF = 1e-4
 _LEAST = 1e-7
 
 
-class Apart(NamedTuple):
+class Disagreement(NamedTuple):
     """An output in which two runs differ by more than rounding, with the element that is furthest off.
 
     The output is -1 if the runs have different numbers of outputs. If shapes differ, the distance is infinite.
@@ -166,22 +166,22 @@ class Apart(NamedTuple):
     absolute: float
 
 
-def apart(first: list[Any], second: list[Any], noise: Noise | None = None) -> list[Apart]:
+def disagreeing(first: list[Any], second: list[Any], noise: Noise | None = None) -> list[Disagreement]:
     """The outputs in which two runs differ by more than rounding; `noise` is called only if they are not close."""
     if len(first) != len(second):
-        return [Apart(-1, np.nan, np.nan, np.inf)]
+        return [Disagreement(-1, np.nan, np.nan, np.inf)]
     pairs = zip(first, second, strict=True)
     return [found for i, pair in enumerate(pairs) if (found := _compared(i, *pair, noise))]
 
 
-def _compared(output: int, first: Any, second: Any, noise: Noise | None) -> Apart | None:
+def _compared(output: int, first: Any, second: Any, noise: Noise | None) -> Disagreement | None:
     if np.shape(first) != np.shape(second):
-        return Apart(output, np.nan, np.nan, np.inf)
+        return Disagreement(output, np.nan, np.nan, np.inf)
     wide = widened(first), widened(second)
     information = [jnp.finfo(jnp.result_type(value)) for value in (first, second)]
     unit = max(float(info.eps) for info in information)
     sizes = np.where(np.isfinite(wide[0]), np.abs(wide[0]), 0.0)
-    gap = distance(*wide)
+    gap = gap_between(*wide)
     tolerance = _relative(unit) * sizes + max(float(info.tiny) for info in information)
     moves = noise() if noise is not None and np.any(gap > tolerance) else None
     if moves is not None:
@@ -193,7 +193,7 @@ def _compared(output: int, first: Any, second: Any, noise: Noise | None) -> Apar
         return None
     with np.errstate(all="ignore"):
         worst = int(np.argmax(np.where(gap > tolerance, gap / tolerance, 0.0)))
-    return Apart(output, wide[0].flat[worst].item(), wide[1].flat[worst].item(), float(gap.flat[worst]))
+    return Disagreement(output, wide[0].flat[worst].item(), wide[1].flat[worst].item(), float(gap.flat[worst]))
 
 
 def _relative(unit: float) -> float:

@@ -222,7 +222,7 @@ class _NotFinite:
         if wrapped is not None and (wrapped.row.name != "wrong" and wrapped.row.name != "removable"):
             return "not taken", {"by": "partgrad.double_where(f)"}
         if wrapped is not None and wrapped.seen is not None and replaced is None:
-            shown = wrapped.seen.reading.shown
+            shown = wrapped.seen.reading.telling
             return "refuted", {"got": shown.got, "expected": shown.expected}
         if replaced is not None:
             name, found = replaced
@@ -237,7 +237,7 @@ class _NotFinite:
         return "smooth", {"slope": slope, "of_rule": is_rule}
 
     def _fix(self, replaces: str, by: str, found: Found) -> Fix:
-        shown = found.seen.reading.shown if found.seen else Agreement("")
+        shown = found.seen.reading.telling if found.seen else Agreement("")
         return Fix(replaces, by, shown.got, None if found.row.name == "kink" else shown.expected)
 
     def _slope(self, leaf: int) -> float | None:

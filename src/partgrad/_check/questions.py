@@ -194,7 +194,7 @@ class Search:
             blamed = self._narrowed(i, blamed)
         unclear = [s for s in seen if not s.reading.is_clean and s.status != MISMATCH]
         near = [self.again(i, s, self.near) for s in ([blamed] if blamed else unclear[:_NEARBY_READINGS])]
-        shown = blamed or self._elsewhere(i, near) or max(seen, key=lambda s: s.reading.shown.relative, default=None)
+        shown = blamed or self._elsewhere(i, near) or max(seen, key=lambda s: s.reading.telling.relative, default=None)
         evidence = self._evidence(i, seen, blamed, near)
         if blamed is None and evidence.nearby != "off":
             # The one at the kink or jump.
@@ -213,7 +213,7 @@ class Search:
 
     def _evidence(self, i: int, seen: list[Seen], blamed: Seen | None, near: list[Seen]) -> Evidence:
         readings = [blamed.reading] if blamed else [s.reading for s in seen]
-        shown = [reading.shown for reading in readings]
+        shown = [reading.telling for reading in readings]
         is_finite = blamed is None or bool(np.isfinite(shown[0].got))
         wrong_modes = any(r.modes.status == MISMATCH for r in readings)
         jumps, unsure, kinks = (any(getattr(r, name) for r in readings) for name in ("jumps", "unsure", "kinks"))
@@ -249,8 +249,8 @@ class Search:
         # First nearby, so that a kink is not blamed for the fault of another element.
         near = self.again(i, blamed, self.near)
         if near.status == MISMATCH:
-            apart = self._bisected(i, near, self.near, _most_wrong)
-            here = self.again(i, apart, self.point)
+            single = self._bisected(i, near, self.near, _most_wrong)
+            here = self.again(i, single, self.point)
             if here.status == MISMATCH:
                 return here
         found = self._bisected(i, blamed, self.point, _most_wrong)
@@ -271,7 +271,7 @@ class Search:
         if _worst(seen) != ROUNDING:
             return None
         slight = self._bisected(i, _least_right(seen), self.point, _least_right)
-        is_bad = slight.status == MISMATCH and slight.reading.shown.relative > _BADLY
+        is_bad = slight.status == MISMATCH and slight.reading.telling.relative > _BADLY
         return slight if is_bad else None
 
     def _parted(self, i: int, unclear: Seen) -> list[Seen]:
@@ -303,7 +303,7 @@ class Search:
         """The relative error of the gradient in the precision of the program, compared with float64."""
         if self.point.gradient is None or gradient is None:
             return None
-        return distance(widened(gradient[i]), self.point.gradient[i])
+        return relative_error(widened(gradient[i]), self.point.gradient[i])
 
     def _cancels(self, i: int, own: Leaves | None) -> bool:
         error, gradient = self._precision(i, own), self.point.gradient
@@ -327,13 +327,13 @@ def _least_right(seen: list[Seen]) -> Seen:
 
 def _most_wrong(seen: list[Seen]) -> Seen | None:
     wrong = [s for s in seen if s.status == MISMATCH]
-    return max(wrong, key=lambda s: s.reading.shown.relative, default=None)
+    return max(wrong, key=lambda s: s.reading.telling.relative, default=None)
 
 
-def distance(got: Any, expected: Any) -> float:
+def relative_error(got: Any, expected: Any) -> float:
     """The relative distance of one array from another."""
-    size, apart = np.linalg.norm(expected), np.linalg.norm(got - expected)
-    return float(apart / size) if size else float(apart > 0)
+    size, off = np.linalg.norm(expected), np.linalg.norm(got - expected)
+    return float(off / size) if size else float(off > 0)
 
 
 def _scale(leaf: Array) -> Array:

@@ -90,7 +90,7 @@ class Reading(NamedTuple):
         return self.status in (AGREE, ROUNDING, ABSENT) and not (self.jumps or self.unsure)
 
     @property
-    def shown(self) -> Agreement:
+    def telling(self) -> Agreement:
         """The most telling agreement."""
         order = (MISMATCH, ROUNDING, AGREE, INCONCLUSIVE, ABSENT)
         return min((self.forward, self.reverse, self.modes), key=lambda a: (order.index(a.status), -a.relative))
@@ -205,7 +205,7 @@ class Point:
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
         magnitude = np.maximum(np.abs(tangents), np.maximum(size_of(found.right), size_of(found.left)))
         finite = np.where(np.isfinite(magnitude) & settled, magnitude, 0.0)
-        of_arrays = self.exact.parts(finite)
+        of_arrays = self.exact.by_output(finite)
         largest = np.concatenate([np.zeros(0), *(np.full(p.shape, np.max(p, initial=0.0)) for p in of_arrays)])
         magnitude = np.maximum(finite, _NOTHING * largest)
         rounding = np.broadcast_to(off, settled.shape)
@@ -283,9 +283,9 @@ def _range(values: list[Any]) -> Any:
     if not values:
         return 0.0
     with np.errstate(all="ignore"):
-        apart = np.max([np.abs(value - values[0]) for value in values], axis=0)
+        reach = np.max([np.abs(value - values[0]) for value in values], axis=0)
     # Values that are not finite are not noise.
-    return np.where(np.isfinite(apart), apart, 0.0)
+    return np.where(np.isfinite(reach), reach, 0.0)
 
 
 def _product(gradient: Leaves, direction: Leaves) -> tuple[float, float]:

@@ -48,10 +48,10 @@ def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Cha
     if not stops:
         return ()
 
-    def explain(held: set[int]) -> bool:
+    def explain(fixed: set[int]) -> bool:
         try:
             program = point.exact.program
-            exact = point.exact.holding(lambda chain: any(id(e) in held for e in program.origin(chain)[-1:]))
+            exact = point.exact.fixing(lambda chain: any(id(e) in fixed for e in program.origin(chain)[-1:]))
             return _agrees(point.of(exact), direction, slack)
         except (TypeError, ValueError, NotImplementedError, AssertionError):
             # Some programs cannot be evaluated at two points at once.

@@ -12,7 +12,7 @@ from .evaluation import Own, compiled
 from .finding import Finding
 from .float64 import widened
 from .names import finding
-from .noise import Apart, apart, distance, rounding_noise
+from .noise import Disagreement, disagreeing, gap_between, rounding_noise
 from .program import Array
 from .rules import Rules
 from .stops import is_until
@@ -66,7 +66,8 @@ class Values:
         unlike = {way: runs for way, runs in pairs.items() if not _is_bitwise_equal(*runs[:2])}
         if not unlike:
             return
-        worst = max(((found.absolute, way) for way, runs in unlike.items() for found in apart(*runs)), default=None)
+        gaps = ((found.absolute, way) for way, runs in unlike.items() for found in disagreeing(*runs))
+        worst = max(gaps, default=None)
         if worst is None:
             largest = max(_largest_difference(*runs[:2]) for runs in unlike.values())
             yield finding("nondeterminism", "info", "rounding", [], difference=largest)
@@ -80,7 +81,7 @@ class Values:
         if not found:
             return
         program = self._own.program
-        worst = max((apart for _, apart in found), key=lambda apart: apart.absolute)
+        worst = max((one for _, one in found), key=lambda one: one.absolute)
         said: dict[str, Any] = {
             "plain": worst.first,
             "other": worst.second,
@@ -93,17 +94,17 @@ class Values:
         if not wrong:
             yield finding("value", "error", "python", [], **said)
 
-    def disagreements(self) -> list[tuple[str, Apart]]:
+    def disagreements(self) -> list[tuple[str, Disagreement]]:
         """The ways to evaluate the function that change its value: `jit`, or differentiating it."""
         own = self._own
-        compare = lambda way, other: [(way, found) for found in apart(own.plain, other, self.noise)]
+        compare = lambda way, other: [(way, found) for found in disagreeing(own.plain, other, self.noise)]
         found = compare("jit" if own.missing else "vjp", own.values[0])
         if found and not own.missing:
             jaxpr = own.program.numbered
             found = [*compare("jit", jax.device_get(compiled(jaxpr)(jaxpr.consts, own.program.leaves))), *found]
         return found
 
-    def _unexplained(self) -> Iterator[tuple[str, Apart]]:
+    def _unexplained(self) -> Iterator[tuple[str, Disagreement]]:
         """The disagreements that one step more or less of an iteration until convergence does not explain."""
         all_found = self.disagreements()
         program = self._own.program
@@ -117,7 +118,7 @@ class Values:
 
 def with_open_marks(plain: Operands, held: Operands) -> Iterator[Finding]:
     """One finding if opening the marks that `wrt` names changes the value of the function."""
-    for found in apart(plain, held):
+    for found in disagreeing(plain, held):
         yield finding("value", "error", "open marks", [], plain=found.first, other=found.second)
 
 
@@ -138,5 +139,6 @@ def _is_bitwise_equal(first: Operands, second: Operands) -> bool:
 
 
 def _largest_difference(first: Operands, second: Operands) -> float:
-    gaps = [distance(widened(a), widened(b)) for a, b in zip(first, second, strict=False) if np.shape(a) == np.shape(b)]
+    pairs = ((widened(a), widened(b)) for a, b in zip(first, second, strict=False))
+    gaps = [gap_between(a, b) for a, b in pairs if a.shape == b.shape]
     return max((float(np.max(gap[np.isfinite(gap)], initial=0.0)) for gap in gaps), default=0.0)

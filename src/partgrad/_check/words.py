@@ -119,6 +119,13 @@ def _sides(finding: Finding) -> str:
     return f": the slopes on the two sides are {left} and {right}, and the derivative is {number(figures.derivative)}"
 
 
+def _both_sides(finding: Finding) -> str:
+    """That the differences on both sides give the same slope, if they do."""
+    figures = finding.figures
+    is_smooth = figures is not None and abs(figures.right - figures.left) <= 1e-6 * abs(figures.slope)
+    return "both sides agree on that, " if is_smooth else ""
+
+
 def _lines(finding: Finding) -> str:
     lines = finding.details.get("lines") or [finding.where]
     return ", ".join(lines)
@@ -217,11 +224,10 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         f"{_compared(f.figures, f)}; the rule of {_rule(f)}, computes another value than its function{place(f)}."
     ),
     ("mismatch", "removable"): lambda f: (
-        f"{_compared(f.figures, f)}; both sides agree on that, {_at(f)} decides here, and JAX differentiates the "
-        "branch it takes."
+        f"{_compared(f.figures, f)}; {_both_sides(f)}{_at(f)} decides here, and JAX differentiates the branch it takes."
     ),
     ("mismatch", "smooth tie"): lambda f: (
-        f"{_compared(f.figures, f)}; both sides agree on that, {_at(f)} is at a tie, and what JAX does there does not "
+        f"{_compared(f.figures, f)}; {_both_sides(f)}{_at(f)} is at a tie, and what JAX does there does not "
         "add up to it."
     ),
     ("mismatch", "unknown rule"): lambda f: (
@@ -303,8 +309,8 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
     ("draw", "implicit"): _draw("implicit: right on average, and not compared at a fixed key"),
     ("draw", "pathwise"): _draw("pathwise: that of the draw at a fixed key"),
     ("draw", "score"): lambda f: (
-        f"what is drawn at {f.where} is held, and its logarithmic probability is differentiated in its place: an "
-        "estimate by the score, right on average and not at a fixed key."
+        f"what is drawn at {f.where} stays as it is, and its logarithmic probability is differentiated in its place: "
+        "an estimate by the score, right on average and not at a fixed key."
     ),
     ("draw", "decision"): lambda f: (
         f"together with a random draw it decides {_at(f)}, whose gradient is silently zero."
