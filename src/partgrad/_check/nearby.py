@@ -22,8 +22,8 @@ from .search import Reached, search as points_near
 
 # At most so many of the points that were reached are checked, and so many of one operation.
 _CHECKED, _OF_ONE = 8, 2
-# A slope that grows as the step shrinks is infinite: the ratio of two steps, and by how much it must grow.
-_STEPS, _GROWTH = (1e-2, 1e-4), 3.0
+# A slope is infinite if it grows as the step shrinks, and by ever as much, as that of `x log x` at zero does.
+_STEPS, _AS_MUCH = (1e-1, 1e-2, 1e-3, 1e-4), 0.7
 _DIRECTIONS = 3
 
 Check = Callable[[list[Target]], GradientReport]
@@ -140,9 +140,14 @@ def _is_infinite(outputs: Callable[..., list[Any]], point: Reached) -> bool:
     grows = []
     for _ in range(_DIRECTIONS):
         directions = [generator.standard_normal(np.shape(leaf)) for leaf in point.leaves]
-        sides = [(slope(directions, side * _STEPS[0]), slope(directions, side * _STEPS[1])) for side in (-1.0, 1.0)]
-        grows.append(any(np.isfinite(small) and small > _GROWTH * large > 0 for large, small in sides))
+        sides = [[slope(directions, side * step) for step in _STEPS] for side in (-1.0, 1.0)]
+        grows.append(any(map(_grows, sides)))
     return all(grows)
+
+
+def _grows(slopes: list[float]) -> bool:
+    more = np.diff(slopes)
+    return bool(np.isfinite(more).all() and more[0] > 0.1 * slopes[0] and np.all(more[1:] > _AS_MUCH * more[:-1]))
 
 
 def _told(finding: Finding, targets: list[Target], leaves: list[Any], point: Reached, is_infinite: bool) -> Finding:
