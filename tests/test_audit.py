@@ -276,6 +276,17 @@ def test_a_function_is_checked_at_a_few_points(tmp_path):
     assert len(result.functions) == 1
 
 
+def test_functions_of_one_line_that_close_over_others(tmp_path):
+    """The second of three is wrong; all have one line, and are differentiated at one."""
+
+    def run():
+        for f in (own, broken, jnp.sum):
+            jax.grad(lambda x, f=f: f(x))(jnp.zeros(2))
+
+    result, _ = recorded(tmp_path, run)
+    assert result.errors == 1
+
+
 def test_what_cannot_be_checked_is_listed(tmp_path):
     result, settings = recorded(tmp_path, lambda: jax.grad(lambda x: x**2 if x > 0 else x)(3.0))
     (left,) = result.left

@@ -105,9 +105,9 @@ class _Audit:
                 self.functions[function] = self.functions.get(function, 0.0) + time.monotonic() - begin
 
     def search(self, places: Sequence[Place]) -> None:
-        """Search near the first point of each function, once for each set of shapes."""
+        """Search near the first point of each program, wherever it is differentiated."""
         # A reverse derivative, if there is one, is wrong wherever a forward one is.
-        first = {(place.origin, place.shapes): place for place in sorted(places, key=lambda place: -place.is_forward)}
+        first = {place.kind: place for place in sorted(places, key=lambda place: -place.is_forward)}
         for number, place in enumerate(first.values(), 1):
             self._show(f"gradients: search, {number} of {len(first)}, {place.origin.name}")
             if not place.points or self._function(place) not in self.functions:

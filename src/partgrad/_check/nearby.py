@@ -58,6 +58,7 @@ def with_nearby(
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
     end = time.monotonic() + seconds
     found = points_near(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
+    paths = [row.path for row in report.rows if row.verdict is not None]
     known = {_cause(finding) for finding in report.findings}
     new: list[Finding] = []
     points = _worst_first(found.points, outputs, leaves)
@@ -72,7 +73,7 @@ def with_nearby(
                 continue
             known.add(_cause(finding))
             is_infinite = finding.kind == "nan" and _is_infinite(outputs, point)
-            new.append(_told(finding, targets, leaves, point, is_infinite))
+            new.append(_told(finding, paths, leaves, point, is_infinite))
         took = time.monotonic() - began
     left = f", {found.left} left out ({found.reason})" if found.left else ""
     searched = f"search: {found.tried} operands tried, {len(found.points)} reached{left}; silence is no proof"
@@ -150,9 +151,8 @@ def _grows(slopes: list[float]) -> bool:
     return bool(np.isfinite(more).all() and more[0] > 0.1 * slopes[0] and np.all(more[1:] > _AS_MUCH * more[:-1]))
 
 
-def _told(finding: Finding, targets: list[Target], leaves: list[Any], point: Reached, is_infinite: bool) -> Finding:
+def _told(finding: Finding, paths: list[str], leaves: list[Any], point: Reached, is_infinite: bool) -> Finding:
     """The finding, with which leaves were moved, from where to where."""
-    paths = [target.structure.path(i) for target in targets for i in target.plan.indices]
     moved = {
         path: (np.asarray(before).tolist(), np.asarray(after).tolist())
         for path, before, after in zip(paths, leaves, point.leaves, strict=True)
