@@ -1,5 +1,6 @@
 """`search=True`: bad points near the given one are found, and what is well there raises no alarm."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,6 +177,14 @@ def test_what_is_left_out_is_said(monkeypatch, search, reason):
     assert reason in report.search["reason"]
     assert reason in str(report)
     assert report.to_dict()["search"] == report.search
+
+
+def test_a_function_that_refuses_other_points():
+    """The search cannot go there, and says so."""
+    f = lambda x: jnp.sqrt(eqx.error_if(x, x < 1.0, "too small")) ** 2
+    report = pg.check(f, search=True)(2.0)
+    assert report.ok
+    assert "raises an error at other points" in str(report)
 
 
 def test_marks_and_wrt_are_respected():

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._compat import silent_callbacks
 from .._message import at
 from .._selection import Target
 from .._transforms import OfSelected
@@ -18,7 +19,7 @@ from ..errors import ArgumentError
 from .finding import Finding
 from .quick import quick_jit
 from .report import GradientReport
-from .search import Reached, search as points_near
+from .search import Reached, Searched, search as points_near
 
 # At most so many of the points that were reached are checked, and so many of one operation.
 _CHECKED, _OF_ONE = 8, 2
@@ -57,7 +58,12 @@ def with_nearby(
     outputs = lambda *values: _floats(of_selected(list(values)), has_aux)
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
     end = time.monotonic() + seconds
-    found = points_near(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
+    try:
+        with silent_callbacks():
+            found = points_near(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
+    except jax.errors.JaxRuntimeError:
+        # As `equinox.error_if` does.
+        found = Searched([], 0, 1, "the function raises an error at other points")
     paths = [row.path for row in report.rows if row.verdict is not None]
     known = {_cause(finding) for finding in report.findings}
     new: list[Finding] = []
