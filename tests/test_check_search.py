@@ -95,6 +95,7 @@ CLEAN = {
     "double_where": (pg.double_where(lambda x: jnp.sum(jnp.where(x == 0, 1.0, jnp.cos(x)))), W),
     "eigenvalues": (lambda a: jnp.sum(jnp.linalg.eigh(a + a.T)[0] ** 2), jnp.array([[1.0, 0.3], [0.2, 2.0]])),
     "polynomial": (lambda x: jnp.sum(x**3 - 2 * x), W),
+    "pole": (lambda x: jnp.sum(1 / (x[0] - x[1]) ** 12), jnp.array([1.0, 1.9])),
     "quotient": (lambda x: jnp.sum(1 / (1 + x**2)), W),
     "huber": (lambda x: jnp.sum(jnp.where(jnp.abs(x) < 1, x**2 / 2, jnp.abs(x) - 0.5)), W),
     "sort": (lambda x: jnp.sort(x) @ jnp.arange(3.0), V),

@@ -105,7 +105,7 @@ def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]], g
     known, ranked = bad(given), dict[bytes, tuple[bool, Reached]]()
     for point in points:
         key = b"".join(np.asarray(leaf).tobytes() for leaf in point.leaves)
-        if key not in ranked and all(np.isfinite(output).all() for output in value(point.leaves)):
+        if key not in ranked and all(map(_is_moderate, value(point.leaves))):
             ranked[key] = bad(point.leaves) <= known, point
     chosen, counts = list[Reached](), Counter[tuple[str, str]]()
     for _, point in sorted(ranked.values(), key=lambda pair: pair[0]):
@@ -113,6 +113,11 @@ def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]], g
         if counts[point.operation, point.where] <= _OF_ONE:
             chosen.append(point)
     return chosen[:_CHECKED]
+
+
+def _is_moderate(output: Any) -> bool:
+    """Whether a value is finite, and not so large that it is beside a pole."""
+    return bool(np.all(np.abs(output) < np.sqrt(float(jnp.finfo(output.dtype).max))))
 
 
 def _gradient(slope: Callable[[list[Any]], Any], leaves: list[Any]) -> list[Any]:
