@@ -152,8 +152,8 @@ class _Audit:
         missing = next((finding for finding in report.findings if finding.reason in _NO_DERIVATIVE), None)
         if missing is not None:
             # The function has just been differentiated: it is its replay that has no derivative.
-            error = missing.details.get("error", "a loop")
-            self._leave(what, place, f"its derivative is there only where it runs ({error})")
+            why = missing.details.get("error", "a loop")
+            self._leave(what, place, f"its derivative is there only where it runs ({why})")
             return None
         met = place.running or self._settings.line(*place.where)
         self.found += [(finding.to_dict(), place.origin.name, met) for finding in report.findings]

@@ -64,28 +64,36 @@ def with_nearby(
     except jax.errors.JaxRuntimeError:
         # As `equinox.error_if` does.
         found = Searched([], 0, 1, "the function raises an error at other points")
-    paths = [row.path for row in report.rows if row.verdict is not None]
-    known = {_cause(finding) for finding in report.findings}
-    new: list[Finding] = []
     points = _worst_first(found.points, outputs, leaves)
-    took = 0.0
-    for number, point in enumerate(points):
-        began = time.monotonic()
-        if began + took > end:
-            found = found._replace(left=found.left + len(points) - number, reason="the time was up")
-            break
-        for finding in check(_moved(targets, point)).findings:
+    reports = _in_time(points, lambda point: check(_moved(targets, point)), end)
+    if len(reports) < len(points):
+        found = found._replace(left=found.left + len(points) - len(reports), reason="the time was up")
+    paths = [row.path for row in report.rows if row.verdict is not None]
+    known, new = {_cause(finding) for finding in report.findings}, list[Finding]()
+    for point, other in zip(points, reports, strict=False):
+        for finding in other.findings:
             if finding.severity != "error" or finding.reason == "value" or _cause(finding) in known:
                 continue
             known.add(_cause(finding))
             is_infinite = finding.kind == "nan" and _is_infinite(outputs, point)
             new.append(_told(finding, paths, leaves, point, is_infinite))
-        took = time.monotonic() - began
     left = f", {found.left} left out ({found.reason})" if found.left else ""
     searched = f"search: {found.tried} operands tried, {len(found.points)} reached{left}; silence is no proof"
     search = {"tried": found.tried, "reached": len(found.points), "left": found.left, "reason": found.reason}
     findings, notes = (*report.findings, *new), (*report.notes, searched)
     return GradientReport(report.function, report.rows, findings, report.cost, notes, search)
+
+
+def _in_time(points: Sequence[Reached], check: Callable[[Reached], GradientReport], end: float) -> list[GradientReport]:
+    """The reports on the first points, as many as there is time for."""
+    reports, took = list[GradientReport](), 0.0
+    for point in points:
+        began = time.monotonic()
+        if began + took > end:
+            break
+        reports.append(check(point))
+        took = time.monotonic() - began
+    return reports
 
 
 def _floats(output: Any, has_aux: bool) -> list[Any]:
