@@ -276,6 +276,34 @@ def test_a_function_is_checked_at_a_few_points(tmp_path):
     assert len(result.functions) == 1
 
 
+def test_functions_of_one_line_that_close_over_others(tmp_path):
+    """The second of three is wrong; all have one line, and are differentiated at one."""
+
+    def run():
+        for f in (own, broken, jnp.sum):
+            jax.grad(lambda x, f=f: f(x))(jnp.zeros(2))
+
+    result, _ = recorded(tmp_path, run)
+    assert result.errors == 1
+
+
+def test_a_rule_that_closes_over_what_is_traced_raises_no_alarm(tmp_path):
+    """It has a derivative where it runs, and none when it is replayed."""
+
+    def scaled(scale):
+        @jax.custom_jvp
+        def f(x):
+            return x * scale
+
+        f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] * scale))
+        return f
+
+    step = jax.jit(lambda scale, x: jax.grad(lambda x: scaled(scale)(x))(x))
+    result, _ = recorded(tmp_path, lambda: step(2.0, 1.0))
+    assert not result.errors
+    assert len(result.functions) + len(result.left) == 1
+
+
 def test_what_cannot_be_checked_is_listed(tmp_path):
     result, settings = recorded(tmp_path, lambda: jax.grad(lambda x: x**2 if x > 0 else x)(3.0))
     (left,) = result.left

@@ -1,5 +1,6 @@
 """`search=True`: bad points near the given one are found, and what is well there raises no alarm."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +95,7 @@ CLEAN = {
     "double_where": (pg.double_where(lambda x: jnp.sum(jnp.where(x == 0, 1.0, jnp.cos(x)))), W),
     "eigenvalues": (lambda a: jnp.sum(jnp.linalg.eigh(a + a.T)[0] ** 2), jnp.array([[1.0, 0.3], [0.2, 2.0]])),
     "polynomial": (lambda x: jnp.sum(x**3 - 2 * x), W),
+    "pole": (lambda x: jnp.sum(1 / (x[0] - x[1]) ** 12), jnp.array([1.0, 1.9])),
     "quotient": (lambda x: jnp.sum(1 / (1 + x**2)), W),
     "huber": (lambda x: jnp.sum(jnp.where(jnp.abs(x) < 1, x**2 / 2, jnp.abs(x) - 0.5)), W),
     "sort": (lambda x: jnp.sort(x) @ jnp.arange(3.0), V),
@@ -127,8 +129,9 @@ def test_what_is_well_raises_no_alarm(name):
     assert any("silence is no proof" in note for note in report.notes)
 
 
-def test_a_slope_that_is_infinite_is_a_note():
-    report = pg.check(lambda x: jnp.sqrt(x), search=True)(2.0)
+@pytest.mark.parametrize("f", [jnp.sqrt, jax.scipy.special.entr, lambda x: x**0.3])
+def test_a_slope_that_is_infinite_is_a_note(f):
+    report = pg.check(lambda x: f(x), search=True)(2.0)
     assert [(finding.kind, finding.severity) for finding in report.findings] == [("nan", "info")]
     assert report.ok
 
@@ -175,6 +178,14 @@ def test_what_is_left_out_is_said(monkeypatch, search, reason):
     assert reason in report.search["reason"]
     assert reason in str(report)
     assert report.to_dict()["search"] == report.search
+
+
+def test_a_function_that_refuses_other_points():
+    """The search cannot go there, and says so."""
+    f = lambda x: jnp.sqrt(eqx.error_if(x, x < 1.0, "too small")) ** 2
+    report = pg.check(f, search=True)(2.0)
+    assert report.ok
+    assert "raises an error at other points" in str(report)
 
 
 def test_marks_and_wrt_are_respected():

@@ -13,6 +13,7 @@ from .settings import Settings
 
 # What a person writes on a line whose findings are intended.
 COMMENT = "# partgrad: intended"
+_NO_DERIVATIVE = frozenset({"no reverse", "no loop"})
 _SEVERITIES = ("error", "warning", "info")
 # The least that it takes to compile a check, for each operation of the function.
 _COMPILING = 0.004
@@ -105,9 +106,9 @@ class _Audit:
                 self.functions[function] = self.functions.get(function, 0.0) + time.monotonic() - begin
 
     def search(self, places: Sequence[Place]) -> None:
-        """Search near the first point of each function, once for each set of shapes."""
+        """Search near the first point of each program, wherever it is differentiated."""
         # A reverse derivative, if there is one, is wrong wherever a forward one is.
-        first = {(place.origin, place.shapes): place for place in sorted(places, key=lambda place: -place.is_forward)}
+        first = {place.kind: place for place in sorted(places, key=lambda place: -place.is_forward)}
         for number, place in enumerate(first.values(), 1):
             self._show(f"gradients: search, {number} of {len(first)}, {place.origin.name}")
             if not place.points or self._function(place) not in self.functions:
@@ -147,6 +148,12 @@ class _Audit:
         except Exception as error:
             # A program that runs only in a `shard_map`, or a fault of the check: it is listed, and the rest goes on.
             self._leave(what, place, f"the check failed: {last_line(error)}")
+            return None
+        missing = next((finding for finding in report.findings if finding.reason in _NO_DERIVATIVE), None)
+        if missing is not None:
+            # The function has just been differentiated: it is its replay that has no derivative.
+            why = missing.details.get("error", "a loop")
+            self._leave(what, place, f"its derivative is there only where it runs ({why})")
             return None
         met = place.running or self._settings.line(*place.where)
         self.found += [(finding.to_dict(), place.origin.name, met) for finding in report.findings]

@@ -6,7 +6,7 @@ callback brings their values out when the compiled program runs.
 
 import copy
 import functools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from .settings import Settings
 
 # How many points of one function are kept: the first, and those that are furthest from it.
 _POINTS = 3
+# How many calls are looked at before they become ever fewer, as looking takes a trace.
+_FIRST = 16
 _FORWARD = frozenset({"jvp", "jacfwd", "linearize"})
 
 
@@ -37,30 +39,23 @@ class Place:
         where: The file and line that differentiate it.
         running: What was running, such as the name of a test.
         transform: The name of the transform.
-        shapes: The shapes and dtypes of its arguments.
+        kind: What is the same for one program with arguments of one kind, wherever it is differentiated.
         conditions: The settings of JAX there.
         reason: Why its program could not be kept; empty if it was.
         points: The calls that are kept.
-        calls: How many calls were seen where it is traced; compiled programs do not count theirs.
     """
 
-    def __init__(self, origin: Origin, where: tuple[str, int], running: str, transform: str, shapes: Any):
-        self.shapes = shapes
+    def __init__(self, origin: Origin, where: tuple[str, int], running: str, transform: str, kind: Any):
+        self.kind = kind
         self.origin, self.where, self.running, self.transform = origin, where, running, transform
         self.conditions = Conditions.now()
         self.reason = ""
         self.points: list[Point] = []
-        self.calls = 0
 
     @property
     def is_forward(self) -> bool:
         """Whether only forward mode is used."""
         return self.transform in _FORWARD
-
-    def is_due(self) -> bool:
-        """Whether to look at this call: the first ones, and then ever fewer, as looking takes a trace."""
-        self.calls += 1
-        return self.calls <= _POINTS or self.calls & (self.calls - 1) == 0
 
     def arrive(self, program: Recorded, *operands: Any) -> None:
         """Keep a point, if it is one of the few."""
@@ -90,6 +85,8 @@ class Recorder:
     def __init__(self, settings: Settings):
         self._settings = settings
         self._known: dict[Any, Place] = {}
+        # How many calls were seen where they are traced; compiled programs do not count theirs.
+        self._calls: Counter[Any] = Counter()
         self._originals: dict[str, Any] = {}
         self._is_busy = False
         self.running = ""
@@ -134,23 +131,30 @@ class Recorder:
             for leaf in jax.tree.leaves((args, kwargs))
         )
         numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        key = (origin, where, transform, numbers, shapes, jax.config.jax_enable_x64)
-        place = self._known.get(key)
-        if place is None:
-            place = self._known[key] = Place(origin, where, self.running, transform, shapes)
-        if not place.is_due():
+        key = (origin, where, transform, numbers, (shapes, jax.config.jax_enable_x64))
+        self._calls[key] += 1
+        if self._calls[key] > _FIRST and self._calls[key] & (self._calls[key] - 1):
             return
         try:
             program = recorded(function, args, kwargs, numbers, has_aux)
         except Exception as error:
             # Whatever it is, the function itself has just run: it is said in the report, and no reason to stop.
-            place.reason = f"it cannot be traced: {last_line(error)}"
+            self._place(key, None, transform).reason = f"it cannot be traced: {last_line(error)}"
             return
+        place = self._place(key, program.structure, transform)
         operands = program.taken()
         if any(isinstance(operand, jax.core.Tracer) for operand in operands):
             jax.debug.callback(functools.partial(place.arrive, program), *operands)
         else:
             place.arrive(program, *operands)
+
+    def _place(self, key: Any, structure: Any, transform: str) -> Place:
+        """Functions that differ only in what they close over are written in one line, and are not one function."""
+        origin, where, *rest = key
+        if (key, structure) not in self._known:
+            kind = origin, rest[-1], structure
+            self._known[key, structure] = Place(origin, where, self.running, transform, kind)
+        return self._known[key, structure]
 
 
 def last_line(error: BaseException) -> str:

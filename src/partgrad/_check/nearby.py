@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._compat import silent_callbacks
 from .._message import at
 from .._selection import Target
 from .._transforms import OfSelected
@@ -18,12 +19,12 @@ from ..errors import ArgumentError
 from .finding import Finding
 from .quick import quick_jit
 from .report import GradientReport
-from .search import Reached, search as points_near
+from .search import Reached, Searched, search as points_near
 
 # At most so many of the points that were reached are checked, and so many of one operation.
 _CHECKED, _OF_ONE = 8, 2
-# A slope that grows as the step shrinks is infinite: the ratio of two steps, and by how much it must grow.
-_STEPS, _GROWTH = (1e-2, 1e-4), 3.0
+# A slope is infinite if it grows as the step shrinks, and by ever as much, as that of `x log x` at zero does.
+_STEPS, _AS_MUCH = (1e-1, 1e-2, 1e-3, 1e-4), 0.7
 _DIRECTIONS = 3
 
 Check = Callable[[list[Target]], GradientReport]
@@ -57,28 +58,42 @@ def with_nearby(
     outputs = lambda *values: _floats(of_selected(list(values)), has_aux)
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
     end = time.monotonic() + seconds
-    found = points_near(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
-    known = {_cause(finding) for finding in report.findings}
-    new: list[Finding] = []
+    try:
+        with silent_callbacks():
+            found = points_near(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
+    except jax.errors.JaxRuntimeError:
+        # As `equinox.error_if` does.
+        found = Searched([], 0, 1, "the function raises an error at other points")
     points = _worst_first(found.points, outputs, leaves)
-    took = 0.0
-    for number, point in enumerate(points):
-        began = time.monotonic()
-        if began + took > end:
-            found = found._replace(left=found.left + len(points) - number, reason="the time was up")
-            break
-        for finding in check(_moved(targets, point)).findings:
+    reports = _in_time(points, lambda point: check(_moved(targets, point)), end)
+    if len(reports) < len(points):
+        found = found._replace(left=found.left + len(points) - len(reports), reason="the time was up")
+    paths = [row.path for row in report.rows if row.verdict is not None]
+    known, new = {_cause(finding) for finding in report.findings}, list[Finding]()
+    for point, other in zip(points, reports, strict=False):
+        for finding in other.findings:
             if finding.severity != "error" or finding.reason == "value" or _cause(finding) in known:
                 continue
             known.add(_cause(finding))
             is_infinite = finding.kind == "nan" and _is_infinite(outputs, point)
-            new.append(_told(finding, targets, leaves, point, is_infinite))
-        took = time.monotonic() - began
+            new.append(_told(finding, paths, leaves, point, is_infinite))
     left = f", {found.left} left out ({found.reason})" if found.left else ""
     searched = f"search: {found.tried} operands tried, {len(found.points)} reached{left}; silence is no proof"
     search = {"tried": found.tried, "reached": len(found.points), "left": found.left, "reason": found.reason}
     findings, notes = (*report.findings, *new), (*report.notes, searched)
     return GradientReport(report.function, report.rows, findings, report.cost, notes, search)
+
+
+def _in_time(points: Sequence[Reached], check: Callable[[Reached], GradientReport], end: float) -> list[GradientReport]:
+    """The reports on the first points, as many as there is time for."""
+    reports, took = list[GradientReport](), 0.0
+    for point in points:
+        began = time.monotonic()
+        if began + took > end:
+            break
+        reports.append(check(point))
+        took = time.monotonic() - began
+    return reports
 
 
 def _floats(output: Any, has_aux: bool) -> list[Any]:
@@ -98,7 +113,7 @@ def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]], g
     known, ranked = bad(given), dict[bytes, tuple[bool, Reached]]()
     for point in points:
         key = b"".join(np.asarray(leaf).tobytes() for leaf in point.leaves)
-        if key not in ranked and all(np.isfinite(output).all() for output in value(point.leaves)):
+        if key not in ranked and all(map(_is_moderate, value(point.leaves))):
             ranked[key] = bad(point.leaves) <= known, point
     chosen, counts = list[Reached](), Counter[tuple[str, str]]()
     for _, point in sorted(ranked.values(), key=lambda pair: pair[0]):
@@ -106,6 +121,11 @@ def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]], g
         if counts[point.operation, point.where] <= _OF_ONE:
             chosen.append(point)
     return chosen[:_CHECKED]
+
+
+def _is_moderate(output: Any) -> bool:
+    """Whether a value is finite, and not so large that it is beside a pole."""
+    return bool(np.all(np.abs(output) < np.sqrt(float(jnp.finfo(output.dtype).max))))
 
 
 def _gradient(slope: Callable[[list[Any]], Any], leaves: list[Any]) -> list[Any]:
@@ -140,14 +160,18 @@ def _is_infinite(outputs: Callable[..., list[Any]], point: Reached) -> bool:
     grows = []
     for _ in range(_DIRECTIONS):
         directions = [generator.standard_normal(np.shape(leaf)) for leaf in point.leaves]
-        sides = [(slope(directions, side * _STEPS[0]), slope(directions, side * _STEPS[1])) for side in (-1.0, 1.0)]
-        grows.append(any(np.isfinite(small) and small > _GROWTH * large > 0 for large, small in sides))
+        sides = [[slope(directions, side * step) for step in _STEPS] for side in (-1.0, 1.0)]
+        grows.append(any(map(_grows, sides)))
     return all(grows)
 
 
-def _told(finding: Finding, targets: list[Target], leaves: list[Any], point: Reached, is_infinite: bool) -> Finding:
+def _grows(slopes: list[float]) -> bool:
+    more = np.diff(slopes)
+    return bool(np.isfinite(more).all() and more[0] > 0.1 * slopes[0] and np.all(more[1:] > _AS_MUCH * more[:-1]))
+
+
+def _told(finding: Finding, paths: list[str], leaves: list[Any], point: Reached, is_infinite: bool) -> Finding:
     """The finding, with which leaves were moved, from where to where."""
-    paths = [target.skeleton.path(i) for target in targets for i in target.plan.indices]
     moved = {
         path: (np.asarray(before).tolist(), np.asarray(after).tolist())
         for path, before, after in zip(paths, leaves, point.leaves, strict=True)

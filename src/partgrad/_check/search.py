@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._double_where import double_where
 from .._programs import any_equation, line, opened, size_of
@@ -84,12 +84,9 @@ def search(
     sites = visitor.sites_in(jaxpr)
     if not sites:
         return Searched([], 0)
-    operations, numbers = size_of(jaxpr)
-    if operations * _COMPILING > seconds:
-        return Searched([], 0, len(sites), f"{operations} operations take longer than {seconds:.0f} s to compile")
-    most = int(min(_TARGETS, _NUMBERS / (numbers * _EVALUATIONS * _STEPS * (1 + _STARTS))))
-    if not most:
-        return Searched([], 0, len(sites), f"one evaluation computes {numbers:.0e} numbers")
+    most, numbers, reason = _limits(jaxpr, seconds)
+    if reason:
+        return Searched([], 0, len(sites), reason)
     flat = _Flat(leaves, bounds)
 
     def residuals(x: Any) -> Any:
@@ -106,8 +103,7 @@ def search(
     owners = np.repeat(np.arange(len(sites)), [math.prod(site.shape) for site in sites])
     names = [visitor.equations[site.name].primitive.name for site in sites]
     targets = _chosen(first, owners, names, generator)
-    left = max(0, len(targets) - most)
-    targets = targets[:most]
+    left, targets = max(0, len(targets) - most), targets[:most]
     if not targets:
         return Searched([], 0)
     has_loops = any_equation(jaxpr, lambda equation: equation.primitive.name == "while")
@@ -116,13 +112,21 @@ def search(
     driven, values = _drive(double_where(residuals), flat, starts, np.array(targets), has_loops, batch)
     tick("search")
     near = values <= _NEAR * np.maximum(np.abs(first[targets]), 1e-30)
-    found = []
     exact = _exact(residuals, flat, driven, np.asarray(start), targets, near, batch)
-    for target, x in exact.items():
-        equation = visitor.equations[sites[owners[target]].name]
-        found.append(Reached(flat.leaves(x), equation.primitive.name, line((equation,))))
     tick("exact")
+    of = lambda target: visitor.equations[sites[owners[target]].name]
+    found = [Reached(flat.leaves(x), of(n).primitive.name, line((of(n),))) for n, x in exact.items()]
     return Searched(found, len(targets), left, f"{most} are driven in a function of this size" if left else "")
+
+
+def _limits(jaxpr: Jaxpr, seconds: float) -> tuple[int, float, str]:
+    """How many elements are driven, how many numbers an evaluation computes, and why there is no search."""
+    operations, numbers = size_of(jaxpr)
+    most = int(min(_TARGETS, _NUMBERS / (numbers * _EVALUATIONS * _STEPS * (1 + _STARTS))))
+    reason = "" if most else f"one evaluation computes {numbers:.0e} numbers"
+    if operations * _COMPILING > seconds:
+        reason = f"{operations} operations take longer than {seconds:.0f} s to compile"
+    return most, numbers, reason
 
 
 def _chosen(first: np.ndarray, owners: np.ndarray, names: list[str], generator: np.random.Generator) -> list[int]:

@@ -14,6 +14,7 @@ from jax.tree_util import GetAttrKey
 
 from .interpreter import as_array, run
 from .primitives import Chain, Operands, opened, size_of
+from .same import structure_of
 
 
 class Leaves:
@@ -108,6 +109,11 @@ class Recorded:
     def operations(self) -> int:
         """How many operations the program has."""
         return size_of(self._jaxpr)[0]
+
+    @property
+    def structure(self) -> Any:
+        """What programs have in common that differ in their numbers only; None if that cannot be said."""
+        return structure_of(self._jaxpr, exact=False)
 
     def taken(self) -> Operands:
         """The operands, which are not kept here any longer."""
