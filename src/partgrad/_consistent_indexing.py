@@ -34,7 +34,6 @@ from ._programs import (
     is_floating,
     opened,
     primal_jaxpr,
-    reading_dimensions,
     rebind,
     rewritten,
     run,
@@ -256,16 +255,13 @@ def _index_rule(equation: JaxprEqn) -> Callable[[JaxprEqn, Operands], Operands] 
         return None
     promised = p["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS
     clipped = p["mode"] == GatherScatterMode.CLIP
-    collides = clipped and p["unique_indices"] and _count(equation) > 1
     if name == "gather":
-        return _read if promised or collides else None
+        return _read if promised or (clipped and p["unique_indices"] and _count(equation) > 1) else None
     if name == "scatter" and p["update_jaxpr"] is not None:
         return None
     if promised:
         return _dropping_write
-    if clipped and name in EXTREMAL_WRITES:
-        return _clipped_write
-    return _COLLIDING_WRITES.get(name) if collides else None
+    return _clipped_write if clipped and name in EXTREMAL_WRITES else None
 
 
 def _count(equation: JaxprEqn) -> int:
@@ -287,30 +283,8 @@ def _dropping_write(equation: JaxprEqn, operands: Operands) -> Operands:
 def _clipped_write(equation: JaxprEqn, operands: Operands) -> Operands:
     operand, indices, updates = operands
     with source_of(equation):
-        return _dropping_write(equation, [operand, _clamped(equation, indices), updates])
-
-
-def _clamped(equation: JaxprEqn, indices: Any) -> Any:
-    return lax.clamp(indices.dtype.type(0), indices, _upper_bound(equation, indices))
-
-
-def _colliding_set(equation: JaxprEqn, operands: Operands) -> Operands:
-    """Add to zeros, at each position, the one update that remains there.
-
-    JAX cannot transpose a set whose positions may be made equal by clamping, and a derivative that is itself a program
-    of tangents has to be transposed.
-    """
-    operand, indices, updates = operands
-    numbers, options = equation.params["dimension_numbers"], {"mode": GatherScatterMode.FILL_OR_DROP}
-    with source_of(equation):
-        indices = _clamped(equation, indices)
-        names = jnp.arange(1, updates.size + 1, dtype=jnp.int32).reshape(updates.shape)
-        last = lax.scatter(jnp.zeros(operand.shape, jnp.int32), indices, names, numbers, **options)
-        lasts = names == _at_places(equation, last, indices)
-        # Adding minus zero changes no number, not even minus zero.
-        nothing = -jnp.zeros_like(operand)
-        kept = jnp.where(lasts, updates, -jnp.zeros_like(updates))
-        return [jnp.where(last > 0, lax.scatter_add(nothing, indices, kept, numbers, **options), operand)]
+        clamped = lax.clamp(indices.dtype.type(0), indices, _upper_bound(equation, indices))
+        return _dropping_write(equation, [operand, clamped, updates])
 
 
 def _upper_bound(equation: JaxprEqn, indices: Any) -> Any:
@@ -321,65 +295,3 @@ def _upper_bound(equation: JaxprEqn, indices: Any) -> Any:
     most = int(jnp.iinfo(indices.dtype).max)
     last = np.array([min(max(shape[axis] - window[axis], 0), most) for axis in axes], indices.dtype)
     return lax.broadcast_in_dim(last, indices.shape, (indices.ndim - 1,))
-
-
-def _colliding_product(equation: JaxprEqn, operands: Operands) -> Operands:
-    # JAX's rule assumes that updates are still unique after clamping, and ignores the others at the same position.
-    operand, indices, updates = operands
-    return [_product(equation)(operand, indices, updates)]
-
-
-_COLLIDING_WRITES = {"scatter": _colliding_set, "scatter-mul": _colliding_product}
-
-
-def _product(equation: JaxprEqn) -> Callable[..., Any]:
-    """A clamped multiplication at indices, differentiable to any order even if several fall on one position."""
-    function = jax.custom_jvp(lambda operand, indices, updates: bind(equation, [operand, indices, updates])[0])
-
-    def rule(primals: Operands, tangents: Operands) -> tuple[Any, Any]:
-        operand, indices, updates = primals
-        by_operand, by_updates = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], tangents[2]))
-        tangent = jnp.zeros_like(operand)
-        if by_operand is not None:
-            # Not a write to the tangent itself, because the derivative of its transpose would be JAX's.
-            tangent = by_operand * function(jnp.ones_like(operand), indices, updates)
-        if by_updates is not None:
-            rates = by_updates * _products_of_others(updates, _places(equation, indices))
-            numbers, mode = equation.params["dimension_numbers"], GatherScatterMode.CLIP
-            tangent += operand * lax.scatter_add(jnp.zeros_like(operand), indices, rates, numbers, mode=mode)
-        return function(operand, indices, updates), tangent
-
-    function.defjvp(rule, symbolic_zeros=True)
-    return function
-
-
-def _places(equation: JaxprEqn, indices: Any) -> Any:
-    """For each element of the updates, its position in the flattened array."""
-    operand = equation.invars[0].aval
-    return _at_places(equation, jnp.arange(operand.size).reshape(operand.shape), indices)
-
-
-def _at_places(equation: JaxprEqn, array: Any, indices: Any) -> Any:
-    """For each element of the updates, the element of an array at its position."""
-    numbers, window = reading_dimensions(equation.params["dimension_numbers"]), written_window(equation)
-    return lax.gather(array, indices, numbers, window, mode=GatherScatterMode.CLIP)
-
-
-def _products_of_others(updates: Any, places: Any) -> Any:
-    """For each factor, the product of the others at its position, without a division."""
-    order = jnp.argsort(places.ravel())
-    place, factor = places.ravel()[order], updates.ravel()[order]
-    before = _products_before(factor, place)
-    after = _products_before(factor[::-1], place[::-1])[::-1]
-    return (before * after)[jnp.argsort(order)].reshape(updates.shape)
-
-
-def _products_before(factor: Any, place: Any) -> Any:
-    """For each factor, the product of those before it at its position; equal positions are neighbours."""
-    starts = jnp.concatenate([jnp.ones(1, bool), place[1:] != place[:-1]])[: place.size]
-
-    def combined(left: Any, right: Any) -> Any:
-        return jnp.where(right[1], right[0], left[0] * right[0]), left[1] | right[1]
-
-    shifted = jnp.concatenate([jnp.ones(1, factor.dtype), factor[:-1]])[: place.size]
-    return lax.associative_scan(combined, (jnp.where(starts, 1, shifted), starts))[0]
