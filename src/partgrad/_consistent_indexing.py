@@ -21,6 +21,7 @@ from ._programs import (
     EXTREMAL_WRITES,
     HIGH,
     WRITES,
+    Again,
     Chain,
     Operands,
     Run,
@@ -30,8 +31,10 @@ from ._programs import (
     closed_over,
     evaluate,
     float0_zeros,
+    holds_tracers,
     index_batching_axes,
     is_floating,
+    is_own_fault,
     opened,
     primal_jaxpr,
     rebind,
@@ -43,6 +46,7 @@ from ._programs import (
     zeros_like_aval,
 )
 from ._trees import refuse_uncallable
+from .errors import ArgumentError
 
 # The other parameters of these do not describe their jaxprs.
 _HOLDERS = CALLS | {"scan", "while", "cond", "custom_linear_solve"}
@@ -90,6 +94,8 @@ def consistent_indexing(function: Callable[P, R]) -> Callable[P, R]:
 def _consistent(jaxpr: Jaxpr) -> Run:
     """A function that runs a jaxpr with consistent derivatives."""
     rewriting = _Rewriting()
+    if holds_tracers(jaxpr):
+        return functools.partial(_consistent_alive, jaxpr, rewriting)
     if not any_equation(jaxpr, rewriting.wanted):
         return lambda consts, operands, _: evaluate(jaxpr, consts, operands)
     programs: list[ClosedJaxpr] = []
@@ -101,6 +107,33 @@ def _consistent(jaxpr: Jaxpr) -> Run:
         return evaluate(*opened(programs[0]), [*consts, *operands])
 
     return consistent
+
+
+def _consistent_alive(
+    jaxpr: Jaxpr, rewriting: "_Rewriting", consts: Operands, operands: Operands, again: Again
+) -> Operands:
+    """The outputs of a jaxpr one of whose custom rules holds a traced value: the function is differentiated itself."""
+    if not any_equation(jaxpr, lambda equation: _index_rule(equation) is not None):
+        return again(*operands)
+    function = jax.custom_jvp(
+        lambda *operands: run(jaxpr, consts, list(operands), rewriting.rule, wanted=rewriting.wanted)
+    )
+
+    def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
+        if any_equation(jaxpr, lambda equation: equation.primitive.name in CUSTOM_VJPS):
+            raise ArgumentError(
+                "`partgrad.consistent_indexing` got a `jax.custom_vjp` beside a custom rule that holds a traced value",
+                "expected rules that get what is traced as arguments, because an index may be out of bounds here",
+                fix="make what the rule closes over an argument of its function, with the cotangent None",
+            )
+        moving = [number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
+        outs = [variable.aval for variable in jaxpr.outvars]
+        derivative, given = _jvp_of(again, outs, moving, len(primals)), [*primals, *(tangents[n] for n in moving)]
+        traced, consts = opened(jax.make_jaxpr(derivative)(*given))
+        return _with_tangents(outs, _consistent(traced)(consts, given, derivative))
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function(*operands)
 
 
 class _Rewriting:
@@ -127,8 +160,10 @@ class _Rewriting:
         self._rules.append(text)
         try:
             return any_equation(_traced_rule(equation).jaxpr, self.wanted)
-        except Exception:
-            # A rule that cannot be traced raises when it is used, or never.
+        except Exception as error:
+            if is_own_fault(error):
+                raise
+            # A rule of the user's: what it raises here, it raises when it is used, or never.
             return False
         finally:
             self._rules.pop()
@@ -160,12 +195,10 @@ class _Rewriting:
 
         def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
             moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
-            traced = _traced_jvp(equation, moving, primals, [tangents[i] for i in moving])
-            outputs = self.run(traced, [*primals, *(tangents[i] for i in moving)])
-            values = outputs[: len(equation.outvars)]
-            moved = iter(outputs[len(values) :])
-            # The tangent of an integer output cannot be returned from a jaxpr.
-            return values, [next(moved) if is_floating(v.aval) else float0_zeros(v.aval) for v in equation.outvars]
+            moved = [tangents[i] for i in moving]
+            return _with_tangents(
+                _outs(equation), self.run(_traced_rates(equation, moving, primals, moved), [*primals, *moved])
+            )
 
         function.defjvp(rule, symbolic_zeros=True)
         with source_of(equation):
@@ -204,20 +237,39 @@ def _traced_rule(equation: JaxprEqn) -> ClosedJaxpr:
     moving = [i for i, aval in enumerate(avals) if is_floating(aval) and i >= closed_over(equation)]
     if equation.primitive.name in CUSTOM_VJPS:
         return _traced_vjp(equation, moving, avals)[0]
-    return _traced_jvp(equation, moving, avals, [avals[i] for i in moving])
+    return _traced_rates(equation, moving, avals, [avals[i] for i in moving])
 
 
-def _traced_jvp(equation: JaxprEqn, moving: list[int], primals: Operands, tangents: Operands) -> ClosedJaxpr:
-    """A function from operands and the tangents of some to results and the tangents of the floating ones."""
+def _outs(equation: JaxprEqn) -> list[Any]:
+    return [variable.aval for variable in equation.outvars]
+
+
+def _traced_rates(equation: JaxprEqn, moving: list[int], primals: Operands, tangents: Operands) -> ClosedJaxpr:
+    function = lambda *operands: bind(equation, list(operands))
+    return jax.make_jaxpr(_jvp_of(function, _outs(equation), moving, len(primals)))(*primals, *tangents)
+
+
+def _jvp_of(
+    function: Callable[..., Operands], outs: list[Any], moving: list[int], count: int
+) -> Callable[..., Operands]:
+    """From operands and the tangents of some to results, of given shapes, and the tangents of the floating ones."""
 
     def derivative(*operands: Any) -> Operands:
-        fixed = list(operands[: len(primals)])
+        def of_moving(*moved: Any) -> Operands:
+            at = dict(zip(moving, moved, strict=True))
+            return function(*(at.get(number, operand) for number, operand in enumerate(operands[:count])))
 
-        function, start = along(equation, moving, fixed)
-        values, rates = jax.jvp(function, start, list(operands[len(primals) :]))
-        return [*values, *(r for r, v in zip(rates, equation.outvars, strict=True) if is_floating(v.aval))]
+        values, rates = jax.jvp(of_moving, [operands[i] for i in moving], list(operands[count:]))
+        return [*values, *(rate for rate, aval in zip(rates, outs, strict=True) if is_floating(aval))]
 
-    return jax.make_jaxpr(derivative)(*primals, *tangents)
+    return derivative
+
+
+def _with_tangents(outs: list[Any], outputs: Operands) -> tuple[Operands, Operands]:
+    """Results and the tangents of all of them, given those of the floating ones."""
+    moved = iter(outputs[len(outs) :])
+    # The tangent of an integer output cannot be returned from a jaxpr.
+    return outputs[: len(outs)], [next(moved) if is_floating(aval) else float0_zeros(aval) for aval in outs]
 
 
 def _traced_vjp(
