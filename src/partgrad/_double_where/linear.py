@@ -241,3 +241,11 @@ def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
             equations.append(equation)
             needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
     return jaxpr.replace(eqns=equations[::-1])
+
+
+def with_outputs(closed: Any, used: Sequence[bool]) -> Any:
+    """A closed jaxpr with some of its outputs only, and what they need."""
+    jaxpr, _ = opened(closed)
+    outputs = [atom for atom, is_used in zip(jaxpr.outvars, used, strict=True) if is_used]
+    debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None) if jaxpr.debug_info else None
+    return closed.replace(jaxpr=without_dead_code(jaxpr.replace(outvars=outputs, debug_info=debug_info)))
