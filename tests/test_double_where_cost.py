@@ -202,3 +202,12 @@ def test_checkpoints_of_one_structure():
     for derivative in (jax.grad, *ORDERS.values()):
         ours, hand = derivative(pg.double_where(f(block)))(x), derivative(f(by_hand))(x)
         np.testing.assert_allclose(ours, hand, rtol=1e-5, atol=1e-6)
+
+
+def test_a_value_that_nobody_reads_is_not_computed():
+    f = pg.double_where(lambda x: jnp.sum(jnp.where(x > 0, jnp.log(x), 0.0) + jnp.arctan(x)))
+    x = jnp.arange(3.0)
+    for gradient in (jax.grad(f), lambda x: jax.vmap(jax.grad(f))(x[None]), jax.hessian(f)):
+        program = jax.jit(gradient).lower(x).as_text()
+        assert not re.search("atan|stablehlo.log ", program)
+        np.testing.assert_allclose(jax.jit(gradient)(x), gradient(x), rtol=1e-6)

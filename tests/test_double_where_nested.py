@@ -75,6 +75,9 @@ def test_an_ordinary_differential_equation():
     np.testing.assert_allclose(found, jax.grad(trajectory(guarded))(X), rtol=1e-6, atol=1e-9)
     smooth, twice = trajectory(lambda y, t, a: -a * y), lambda f: jax.jacrev(jax.jacrev(f))(X)
     np.testing.assert_allclose(twice(pg.double_where(smooth)), twice(smooth), rtol=1e-6, atol=1e-9)
+    # The rule differentiates the vector field twice itself.
+    of_a_field = trajectory(pg.double_where(rate))
+    np.testing.assert_allclose(twice(of_a_field), twice(trajectory(guarded)), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from jax import lax
-from jax.test_util import check_grads
 
 import partgrad as pg
 from tables import table
@@ -238,28 +237,6 @@ def assert_every_index_agrees(dtype):
         reverse = run(jax.jacrev(consistent, 1))(0 * places, updates)
         np.testing.assert_array_equal(reverse, run(jax.jacfwd(consistent, 1))(0 * places, updates))
         np.testing.assert_allclose(reverse @ updates, write(0 * places, updates))
-
-
-UNIQUE = {"mode": "clip", "unique_indices": True}
-
-
-@pytest.mark.slow
-def test_unique_indices_that_clamp_to_one_place():
-    """Updates given as unique may meet where they are clamped; run by itself, such a write is well defined on a CPU."""
-    with jax.enable_x64(True):
-        x, u, i = (
-            jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]),
-            jnp.array([[2.0, 3.0], [0.0, 5.0], [7.0, 1.5]]),
-            [1, 7, 9],
-        )
-        multiply = pg.consistent_indexing(lambda x, u, i: x.at[i].multiply(u, **UNIQUE))
-        check_grads(lambda x, u: multiply(x, u, jnp.array(i)), (x, u), 2, rtol=1e-4)
-        assert multiply(x, u, jnp.array(i)).tolist() == [[1, 2], [6, 12], [0, 45]]
-        # Linear in the array alone.
-        by_x = lambda x: multiply(x, u, jnp.array(i))
-        np.testing.assert_array_equal(jax.jvp(by_x, (x,), (x,))[1], by_x(x))
-        put = pg.consistent_indexing(lambda u, i: x.at[i].set(u, **UNIQUE))
-        assert jax.grad(lambda u: put(u, jnp.array(i)).sum())(u).tolist() == [[1, 1], [0, 0], [1, 1]]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -398,3 +399,39 @@ def test_of_derivatives():
     assert pg.hessian(consistent)(x).tolist() == [[0, 0, 0], [0, 12, 0], [0, 0, 18]]
     value, linear = jax.linearize(consistent, x)
     assert (value, linear(jnp.ones(3))) == (35, 39)
+
+
+def holding(kind, k):
+    if kind == "argument":
+        f = jax.custom_jvp(lambda k, x: k * jnp.log(x), nondiff_argnums=(0,))
+        f.defjvp(lambda k, primals, tangents: (k * jnp.log(primals[0]), k * tangents[0] / primals[0]))
+        return lambda x: f(k, x)
+    if kind == "custom_jvp":
+        f = jax.custom_jvp(lambda x: k * jnp.log(x))
+        f.defjvp(lambda primals, tangents: (k * jnp.log(primals[0]), k * tangents[0] / primals[0]))
+        return f
+    f = jax.custom_vjp(lambda x: k * jnp.log(x))
+    f.defvjp(lambda x: (k * jnp.log(x), x), lambda x, cotangent: (k * cotangent / x,))
+    return f
+
+
+HELD = {"integer": lambda x: 1 + jnp.argmax(x), "float": lambda x: lax.stop_gradient(x[1]), "bool": lambda x: x[1] > 0}
+JACOBIANS = [jax.jacrev, jax.jacfwd]
+
+
+@table("held, kind, reads", HELD, ["argument", "custom_jvp", "custom_vjp"], [False, True], quick=1)
+def test_a_rule_that_holds_a_traced_value(held, kind, reads):
+    def program(own, read):
+        return lambda x: jnp.sum(own(HELD[held](x))(x)) * (read(x)[0] if reads else x[0])
+
+    x = jnp.array([1.5, 2.5, 3.5])
+    clamped = lambda x: jnp.take(x, FAR, mode="clip")
+    ours = pg.consistent_indexing(program(lambda k: holding(kind, k), far))
+    expected = program(lambda k: lambda x: k * jnp.log(x), clamped)
+    if kind == "custom_vjp" and reads:
+        with pytest.raises(pg.errors.ArgumentError, match="make what the rule closes over an argument"):
+            jax.grad(ours)(x)
+        return
+    for outer, inner in itertools.product(JACOBIANS, JACOBIANS if kind != "custom_vjp" else [jax.jacrev]):
+        for order in (lambda f: inner(f), lambda f: outer(inner(f))):
+            np.testing.assert_allclose(order(ours)(x), order(expected)(x), rtol=1e-5)

@@ -21,6 +21,7 @@ from ._programs import (
     EXTREMAL_WRITES,
     HIGH,
     WRITES,
+    Again,
     Chain,
     Operands,
     Run,
@@ -30,11 +31,12 @@ from ._programs import (
     closed_over,
     evaluate,
     float0_zeros,
+    holds_tracers,
     index_batching_axes,
     is_floating,
+    is_own_fault,
     opened,
     primal_jaxpr,
-    reading_dimensions,
     rebind,
     rewritten,
     run,
@@ -44,6 +46,7 @@ from ._programs import (
     zeros_like_aval,
 )
 from ._trees import refuse_uncallable
+from .errors import ArgumentError
 
 # The other parameters of these do not describe their jaxprs.
 _HOLDERS = CALLS | {"scan", "while", "cond", "custom_linear_solve"}
@@ -91,6 +94,8 @@ def consistent_indexing(function: Callable[P, R]) -> Callable[P, R]:
 def _consistent(jaxpr: Jaxpr) -> Run:
     """A function that runs a jaxpr with consistent derivatives."""
     rewriting = _Rewriting()
+    if holds_tracers(jaxpr):
+        return functools.partial(_consistent_alive, jaxpr, rewriting)
     if not any_equation(jaxpr, rewriting.wanted):
         return lambda consts, operands, _: evaluate(jaxpr, consts, operands)
     programs: list[ClosedJaxpr] = []
@@ -102,6 +107,33 @@ def _consistent(jaxpr: Jaxpr) -> Run:
         return evaluate(*opened(programs[0]), [*consts, *operands])
 
     return consistent
+
+
+def _consistent_alive(
+    jaxpr: Jaxpr, rewriting: "_Rewriting", consts: Operands, operands: Operands, again: Again
+) -> Operands:
+    """The outputs of a jaxpr one of whose custom rules holds a traced value: the function is differentiated itself."""
+    if not any_equation(jaxpr, lambda equation: _index_rule(equation) is not None):
+        return again(*operands)
+    function = jax.custom_jvp(
+        lambda *operands: run(jaxpr, consts, list(operands), rewriting.rule, wanted=rewriting.wanted)
+    )
+
+    def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
+        if any_equation(jaxpr, lambda equation: equation.primitive.name in CUSTOM_VJPS):
+            raise ArgumentError(
+                "`partgrad.consistent_indexing` got a `jax.custom_vjp` beside a custom rule that holds a traced value",
+                "expected rules that get what is traced as arguments, because an index may be out of bounds here",
+                fix="make what the rule closes over an argument of its function, with the cotangent None",
+            )
+        moving = [number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
+        outs = [variable.aval for variable in jaxpr.outvars]
+        derivative, given = _jvp_of(again, outs, moving, len(primals)), [*primals, *(tangents[n] for n in moving)]
+        traced, consts = opened(jax.make_jaxpr(derivative)(*given))
+        return _with_tangents(outs, _consistent(traced)(consts, given, derivative))
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function(*operands)
 
 
 class _Rewriting:
@@ -128,8 +160,10 @@ class _Rewriting:
         self._rules.append(text)
         try:
             return any_equation(_traced_rule(equation).jaxpr, self.wanted)
-        except Exception:
-            # A rule that cannot be traced raises when it is used, or never.
+        except Exception as error:
+            if is_own_fault(error):
+                raise
+            # A rule of the user's: what it raises here, it raises when it is used, or never.
             return False
         finally:
             self._rules.pop()
@@ -161,12 +195,10 @@ class _Rewriting:
 
         def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
             moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
-            traced = _traced_jvp(equation, moving, primals, [tangents[i] for i in moving])
-            outputs = self.run(traced, [*primals, *(tangents[i] for i in moving)])
-            values = outputs[: len(equation.outvars)]
-            moved = iter(outputs[len(values) :])
-            # The tangent of an integer output cannot be returned from a jaxpr.
-            return values, [next(moved) if is_floating(v.aval) else float0_zeros(v.aval) for v in equation.outvars]
+            moved = [tangents[i] for i in moving]
+            return _with_tangents(
+                _outs(equation), self.run(_traced_rates(equation, moving, primals, moved), [*primals, *moved])
+            )
 
         function.defjvp(rule, symbolic_zeros=True)
         with source_of(equation):
@@ -205,20 +237,39 @@ def _traced_rule(equation: JaxprEqn) -> ClosedJaxpr:
     moving = [i for i, aval in enumerate(avals) if is_floating(aval) and i >= closed_over(equation)]
     if equation.primitive.name in CUSTOM_VJPS:
         return _traced_vjp(equation, moving, avals)[0]
-    return _traced_jvp(equation, moving, avals, [avals[i] for i in moving])
+    return _traced_rates(equation, moving, avals, [avals[i] for i in moving])
 
 
-def _traced_jvp(equation: JaxprEqn, moving: list[int], primals: Operands, tangents: Operands) -> ClosedJaxpr:
-    """A function from operands and the tangents of some to results and the tangents of the floating ones."""
+def _outs(equation: JaxprEqn) -> list[Any]:
+    return [variable.aval for variable in equation.outvars]
+
+
+def _traced_rates(equation: JaxprEqn, moving: list[int], primals: Operands, tangents: Operands) -> ClosedJaxpr:
+    function = lambda *operands: bind(equation, list(operands))
+    return jax.make_jaxpr(_jvp_of(function, _outs(equation), moving, len(primals)))(*primals, *tangents)
+
+
+def _jvp_of(
+    function: Callable[..., Operands], outs: list[Any], moving: list[int], count: int
+) -> Callable[..., Operands]:
+    """From operands and the tangents of some to results, of given shapes, and the tangents of the floating ones."""
 
     def derivative(*operands: Any) -> Operands:
-        fixed = list(operands[: len(primals)])
+        def of_moving(*moved: Any) -> Operands:
+            at = dict(zip(moving, moved, strict=True))
+            return function(*(at.get(number, operand) for number, operand in enumerate(operands[:count])))
 
-        function, start = along(equation, moving, fixed)
-        values, rates = jax.jvp(function, start, list(operands[len(primals) :]))
-        return [*values, *(r for r, v in zip(rates, equation.outvars, strict=True) if is_floating(v.aval))]
+        values, rates = jax.jvp(of_moving, [operands[i] for i in moving], list(operands[count:]))
+        return [*values, *(rate for rate, aval in zip(rates, outs, strict=True) if is_floating(aval))]
 
-    return jax.make_jaxpr(derivative)(*primals, *tangents)
+    return derivative
+
+
+def _with_tangents(outs: list[Any], outputs: Operands) -> tuple[Operands, Operands]:
+    """Results and the tangents of all of them, given those of the floating ones."""
+    moved = iter(outputs[len(outs) :])
+    # The tangent of an integer output cannot be returned from a jaxpr.
+    return outputs[: len(outs)], [next(moved) if is_floating(aval) else float0_zeros(aval) for aval in outs]
 
 
 def _traced_vjp(
@@ -256,16 +307,13 @@ def _index_rule(equation: JaxprEqn) -> Callable[[JaxprEqn, Operands], Operands] 
         return None
     promised = p["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS
     clipped = p["mode"] == GatherScatterMode.CLIP
-    collides = clipped and p["unique_indices"] and _count(equation) > 1
     if name == "gather":
-        return _read if promised or collides else None
+        return _read if promised or (clipped and p["unique_indices"] and _count(equation) > 1) else None
     if name == "scatter" and p["update_jaxpr"] is not None:
         return None
     if promised:
         return _dropping_write
-    if clipped and name in EXTREMAL_WRITES:
-        return _clipped_write
-    return _COLLIDING_WRITES.get(name) if collides else None
+    return _clipped_write if clipped and name in EXTREMAL_WRITES else None
 
 
 def _count(equation: JaxprEqn) -> int:
@@ -287,30 +335,8 @@ def _dropping_write(equation: JaxprEqn, operands: Operands) -> Operands:
 def _clipped_write(equation: JaxprEqn, operands: Operands) -> Operands:
     operand, indices, updates = operands
     with source_of(equation):
-        return _dropping_write(equation, [operand, _clamped(equation, indices), updates])
-
-
-def _clamped(equation: JaxprEqn, indices: Any) -> Any:
-    return lax.clamp(indices.dtype.type(0), indices, _upper_bound(equation, indices))
-
-
-def _colliding_set(equation: JaxprEqn, operands: Operands) -> Operands:
-    """Add to zeros, at each position, the one update that remains there.
-
-    JAX cannot transpose a set whose positions may be made equal by clamping, and a derivative that is itself a program
-    of tangents has to be transposed.
-    """
-    operand, indices, updates = operands
-    numbers, options = equation.params["dimension_numbers"], {"mode": GatherScatterMode.FILL_OR_DROP}
-    with source_of(equation):
-        indices = _clamped(equation, indices)
-        names = jnp.arange(1, updates.size + 1, dtype=jnp.int32).reshape(updates.shape)
-        last = lax.scatter(jnp.zeros(operand.shape, jnp.int32), indices, names, numbers, **options)
-        lasts = names == _at_places(equation, last, indices)
-        # Adding minus zero changes no number, not even minus zero.
-        nothing = -jnp.zeros_like(operand)
-        kept = jnp.where(lasts, updates, -jnp.zeros_like(updates))
-        return [jnp.where(last > 0, lax.scatter_add(nothing, indices, kept, numbers, **options), operand)]
+        clamped = lax.clamp(indices.dtype.type(0), indices, _upper_bound(equation, indices))
+        return _dropping_write(equation, [operand, clamped, updates])
 
 
 def _upper_bound(equation: JaxprEqn, indices: Any) -> Any:
@@ -321,65 +347,3 @@ def _upper_bound(equation: JaxprEqn, indices: Any) -> Any:
     most = int(jnp.iinfo(indices.dtype).max)
     last = np.array([min(max(shape[axis] - window[axis], 0), most) for axis in axes], indices.dtype)
     return lax.broadcast_in_dim(last, indices.shape, (indices.ndim - 1,))
-
-
-def _colliding_product(equation: JaxprEqn, operands: Operands) -> Operands:
-    # JAX's rule assumes that updates are still unique after clamping, and ignores the others at the same position.
-    operand, indices, updates = operands
-    return [_product(equation)(operand, indices, updates)]
-
-
-_COLLIDING_WRITES = {"scatter": _colliding_set, "scatter-mul": _colliding_product}
-
-
-def _product(equation: JaxprEqn) -> Callable[..., Any]:
-    """A clamped multiplication at indices, differentiable to any order even if several fall on one position."""
-    function = jax.custom_jvp(lambda operand, indices, updates: bind(equation, [operand, indices, updates])[0])
-
-    def rule(primals: Operands, tangents: Operands) -> tuple[Any, Any]:
-        operand, indices, updates = primals
-        by_operand, by_updates = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], tangents[2]))
-        tangent = jnp.zeros_like(operand)
-        if by_operand is not None:
-            # Not a write to the tangent itself, because the derivative of its transpose would be JAX's.
-            tangent = by_operand * function(jnp.ones_like(operand), indices, updates)
-        if by_updates is not None:
-            rates = by_updates * _products_of_others(updates, _places(equation, indices))
-            numbers, mode = equation.params["dimension_numbers"], GatherScatterMode.CLIP
-            tangent += operand * lax.scatter_add(jnp.zeros_like(operand), indices, rates, numbers, mode=mode)
-        return function(operand, indices, updates), tangent
-
-    function.defjvp(rule, symbolic_zeros=True)
-    return function
-
-
-def _places(equation: JaxprEqn, indices: Any) -> Any:
-    """For each element of the updates, its position in the flattened array."""
-    operand = equation.invars[0].aval
-    return _at_places(equation, jnp.arange(operand.size).reshape(operand.shape), indices)
-
-
-def _at_places(equation: JaxprEqn, array: Any, indices: Any) -> Any:
-    """For each element of the updates, the element of an array at its position."""
-    numbers, window = reading_dimensions(equation.params["dimension_numbers"]), written_window(equation)
-    return lax.gather(array, indices, numbers, window, mode=GatherScatterMode.CLIP)
-
-
-def _products_of_others(updates: Any, places: Any) -> Any:
-    """For each factor, the product of the others at its position, without a division."""
-    order = jnp.argsort(places.ravel())
-    place, factor = places.ravel()[order], updates.ravel()[order]
-    before = _products_before(factor, place)
-    after = _products_before(factor[::-1], place[::-1])[::-1]
-    return (before * after)[jnp.argsort(order)].reshape(updates.shape)
-
-
-def _products_before(factor: Any, place: Any) -> Any:
-    """For each factor, the product of those before it at its position; equal positions are neighbours."""
-    starts = jnp.concatenate([jnp.ones(1, bool), place[1:] != place[:-1]])[: place.size]
-
-    def combined(left: Any, right: Any) -> Any:
-        return jnp.where(right[1], right[0], left[0] * right[0]), left[1] | right[1]
-
-    shifted = jnp.concatenate([jnp.ones(1, factor.dtype), factor[:-1]])[: place.size]
-    return lax.associative_scan(combined, (jnp.where(starts, 1, shifted), starts))[0]

@@ -67,7 +67,7 @@ def _parted(items: Sequence[Masked]) -> tuple[Operands, Operands]:
 
 
 def cond(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[Masked]:
-    """The results of a conditional whose index is known."""
+    """The results of a conditional whose index is fixed."""
     given, avals = items[1:], [variable.aval for variable in equation.outvars]
     values, arrays = _parted(given)
     bodies = [_Body(branch, given, through) for branch in branches_of(equation)]

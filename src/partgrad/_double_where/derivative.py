@@ -1,4 +1,4 @@
-"""A derivative: a linear program whose known operands are residuals, its push and its pull.
+"""A derivative: a linear program whose fixed operands are residuals, its push and its pull.
 
 The values and the residuals are computed once. Three facts about residuals travel with them, or masks would have to
 be computed: known numbers, what a predicate is broadcast from, and that a value is a selection, finite outside its
@@ -30,7 +30,7 @@ Linearized = Callable[[Operands], tuple[Operands, LinearProgram]]
 
 @dataclasses.dataclass(frozen=True)
 class _Residual:
-    """A known operand of a step: the number of a residual."""
+    """A fixed operand of a step: the number of a residual."""
 
     number: int
 
@@ -50,7 +50,7 @@ class _Broadcast:
 
 
 class Residuals:
-    """The known operands of a linear program: operands of the function, values it computed, or broadcasts of these.
+    """The fixed operands of a linear program: operands of the function, values it computed, or broadcasts of these.
 
     Attributes:
         computed: The values that the function has to return.

@@ -16,6 +16,7 @@ from .._programs import (
     any_equation,
     as_array,
     evaluate,
+    holds_tracers,
     is_mutating,
     opened,
     run,
@@ -25,7 +26,6 @@ from .._programs import (
 )
 from .known import captured
 from .linear import without_dead_code
-from .live import holds_tracers
 from .program import Program, closed
 
 # Programs of equal structure share their derivatives.

@@ -22,7 +22,7 @@ POINTWISE = (
 
 
 def fed(step: Step, masks: Sequence[Mask]) -> list[Mask]:
-    """The masks of a step's results, given those of its operands: `False` for the known ones."""
+    """The masks of a step's results, given those of its operands: `False` for the fixed ones."""
     # An index that depends on a tangent is not linear, but the backward pass of a `custom_vjp` may be anything.
     steered = any(not is_floating(wire.aval) for wire in step.wires) and step.name not in POINTWISE
     rule = _unknown if steered else FED.get(step.name, _unknown)

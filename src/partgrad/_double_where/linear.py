@@ -48,7 +48,7 @@ class Step:
 
     Attributes:
         equation: The equation.
-        operands: For each of its operands a wire, or the value if it is known.
+        operands: For each of its operands a wire, or the value of a fixed one.
         results: A wire for each of its results.
     """
 
@@ -78,7 +78,7 @@ class Step:
         return next(number for number, operand in enumerate(self.operands) if isinstance(operand, Wire))
 
     @property
-    def known(self) -> Operands:
+    def fixed(self) -> Operands:
         """The operands that are not tangents."""
         return [operand for operand in self.operands if not isinstance(operand, Wire)]
 
@@ -96,9 +96,9 @@ class Step:
         rest = iter(tangents)
         return [next(rest) if isinstance(operand, Wire) else operand for operand in self.operands]
 
-    def with_known(self, known: Sequence[Any]) -> "Step":
-        """The same step with other known operands."""
-        rest = iter(known)
+    def with_fixed(self, fixed: Sequence[Any]) -> "Step":
+        """The same step with other fixed operands."""
+        rest = iter(fixed)
         operands = tuple(operand if isinstance(operand, Wire) else next(rest) for operand in self.operands)
         return dataclasses.replace(self, operands=operands)
 
@@ -141,7 +141,7 @@ class LinearProgram:
             operands: A wire or a value for each of its inputs.
         """
         program = cls([operand for operand in operands if isinstance(operand, Wire)], [], [])
-        program.outputs.extend(taken_apart(*opened(jaxpr), list(operands), program.steps))
+        program.outputs.extend(into_steps(*opened(jaxpr), list(operands), program.steps))
         return program
 
     def needed(self) -> list[Step]:
@@ -172,7 +172,7 @@ def transposed(run: Callable[[Sequence[Any]], Operands], avals: Sequence[Any], c
     return list(jax.linear_transpose(function, *avals)([cotangents[number] for number in given]))
 
 
-def taken_apart(
+def into_steps(
     jaxpr: Jaxpr, consts: Operands, operands: Sequence[Any], steps: list[Step], source: JaxprEqn | None = None
 ) -> list[Any]:
     """The outputs of a jaxpr, wires or values; the equations through which wires go become steps.
@@ -194,7 +194,7 @@ def taken_apart(
             results = bind(equation, given)
             follow(equation, given, results)
         elif equation.primitive.name in CALLS:
-            results = taken_apart(*opened(primal_jaxpr(equation)), given, steps, source)
+            results = into_steps(*opened(primal_jaxpr(equation)), given, steps, source)
         else:
             results = [Wire(variable.aval) for variable in equation.outvars]
             steps.append(Step(equation, tuple(given), tuple(results)))
@@ -241,3 +241,11 @@ def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
             equations.append(equation)
             needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
     return jaxpr.replace(eqns=equations[::-1])
+
+
+def with_outputs(closed: Any, used: Sequence[bool]) -> Any:
+    """A closed jaxpr with some of its outputs only, and what they need."""
+    jaxpr, _ = opened(closed)
+    outputs = [atom for atom, is_used in zip(jaxpr.outvars, used, strict=True) if is_used]
+    debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None) if jaxpr.debug_info else None
+    return closed.replace(jaxpr=without_dead_code(jaxpr.replace(outvars=outputs, debug_info=debug_info)))

@@ -32,7 +32,7 @@ from .._programs import (
 )
 from .competition import selecting
 from .known import follow, followed
-from .linear import LinearProgram, Step, Wire, number_in, split, taken_apart
+from .linear import LinearProgram, Step, Wire, into_steps, number_in, split
 from .rules import is_remade
 
 # A rule is a few equations, and holds no arrays.
@@ -45,8 +45,8 @@ class _Parts(NamedTuple):
     """The linearization of an equation.
 
     Attributes:
-        values: From its operands to its results and what the linear part knows.
-        linear: From what it knows, and the tangents, to the tangents of the results.
+        values: From its operands to its results and the fixed operands of the linear part.
+        linear: From these, and the tangents, to the tangents of the results.
     """
 
     values: ClosedJaxpr
@@ -128,9 +128,9 @@ def _parted_by_jax(
         values = [at.get(number, value) for number, value in enumerate(given)]
         function, moved = along(equation, numbers, values, selecting)
         results, push = jax.linearize(function, *moved)
-        rest, known = split(lambda tangents: _floating(equation, push(*tangents)), list(map(jax.typeof, moved)))
+        rest, fixed = split(lambda tangents: _floating(equation, push(*tangents)), list(map(jax.typeof, moved)))
         linear[:] = [rest]
-        return results, known
+        return results, fixed
 
     with source_of(equation):
         if equation.primitive.name in _KEPT and not is_remade(equation):
@@ -139,12 +139,12 @@ def _parted_by_jax(
             made = _parts.of(key, lambda: _Parts(jax.make_jaxpr(parted)(*operands), linear[0]), _lasts)
             # What a loop computes from no data, or from predicates alone, says much about its masks.
             values = followed(made.values, operands)
-            results, known = values[: len(equation.outvars)], values[len(equation.outvars) :]
+            results, fixed = values[: len(equation.outvars)], values[len(equation.outvars) :]
             rest = made.linear
         else:
-            results, known = parted(*operands)
+            results, fixed = parted(*operands)
             rest = linear[0]
-    found = taken_apart(rest, [], [*known, *(wires[number] for number in numbers)], steps)
+    found = into_steps(rest, [], [*fixed, *(wires[number] for number in numbers)], steps)
     return results, _wires_of(equation, found)
 
 
@@ -159,7 +159,7 @@ def _by_rule(
     free = [number for number, atom in enumerate(equation.invars) if not isinstance(atom, Literal)]
     rule = _rule(equation, [jax.typeof(given[number]) for number in free], free, numbers)
     operands = [*(given[number] for number in free), *(wires[number] for number in numbers)]
-    outputs = taken_apart(*opened(rule), operands, steps, equation)
+    outputs = into_steps(*opened(rule), operands, steps, equation)
     count = len(equation.outvars)
     return outputs[:count], _wires_of(equation, outputs[count:])
 

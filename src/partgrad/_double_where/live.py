@@ -10,36 +10,18 @@ from typing import Any
 import jax
 
 from .._programs import (
-    CUSTOM_JVPS,
-    CUSTOM_RULES,
     Again,
     Operands,
-    any_equation,
     evaluate,
     is_floating,
-    is_of_jax,
     opened,
-    rule_file,
 )
-from .._trees import reaches
 from .derivative import Derivative
 from .known import remembering
 from .linear import Wire, transposed
 from .masked import Masked, clean
 from .shares import selecting_shares
 from .walk import Walk
-
-
-def holds_tracers(jaxpr: Any) -> bool:
-    """Whether a custom rule in a jaxpr holds a traced value that is not one of its operands."""
-
-    def holds(equation: Any) -> bool:
-        name = equation.primitive.name
-        if name not in CUSTOM_RULES or (name in CUSTOM_JVPS and is_of_jax(rule_file(equation))):
-            return False
-        return any(reaches(value, jax.core.Tracer) for value in equation.params.values())
-
-    return any_equation(jaxpr, holds)
 
 
 class LiveDerivative(Derivative):

@@ -54,19 +54,19 @@ class _Scanned:
 
     def __init__(self, items: Sequence[Masked]):
         self.values = [item.value for item in items]
-        self._fixed: list[Mask | None] = []
+        self._constant: list[Mask | None] = []
         self.arrays, self._is_scanned = list[Any](), list[bool]()
         for mask in (item.mask for item in items):
             varies = isinstance(mask, jax.Array) and mask.shape[0] != 1
-            self._fixed.append(None if varies else mask[0] if isinstance(mask, jax.Array) else mask)
+            self._constant.append(None if varies else mask[0] if isinstance(mask, jax.Array) else mask)
             self._is_scanned.append(varies)
             self.arrays += [mask] if varies else []
 
     def at(self, values: Operands, arrays: Operands) -> list[Masked]:
         """What a step gets of them."""
         rest = iter(arrays)
-        triples = zip(values, self._fixed, self._is_scanned, strict=True)
-        return [Masked(value, next(rest) if varies else fixed) for value, fixed, varies in triples]
+        triples = zip(values, self._constant, self._is_scanned, strict=True)
+        return [Masked(value, next(rest) if varies else constant) for value, constant, varies in triples]
 
 
 def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[Masked]:
@@ -74,7 +74,7 @@ def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[
     parts = scan_parts(equation)
     jaxpr, consts = opened(parts.body)
     count, carries = parts.carried, slice(parts.consts, parts.consts + parts.carried)
-    fixed, carried, xs = items[: parts.consts], items[carries], _Scanned(items[carries.stop :])
+    constant, carried, xs = items[: parts.consts], items[carries], _Scanned(items[carries.stop :])
     if not parts.length:
         results = bind(equation, [item.value for item in items])
         return [*carried, *(Masked(ys, False) for ys in results[count:])]
@@ -90,7 +90,7 @@ def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[
 
         def step(carry: Operands, masks: Operands, x: Operands, x_masks: Operands) -> tuple[Operands, Operands]:
             with remembering(inside=True):
-                given = [*fixed, *with_masks(carry, states, masks), *xs.at(x, x_masks)]
+                given = [*constant, *with_masks(carry, states, masks), *xs.at(x, x_masks)]
                 values, new = _left(through(jaxpr, consts, given), out_avals, states)
             found[:] = map(state_of, new)
             return values, arrays_in(new)
@@ -148,7 +148,7 @@ def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     parts, count = while_parts(equation), len(equation.outvars)
     jaxpr, consts = opened(parts.body)
     tested, rest = items[: parts.test_consts], items[parts.test_consts :]
-    fixed, carried = rest[: parts.body_consts], rest[parts.body_consts :]
+    constant, carried = rest[: parts.body_consts], rest[parts.body_consts :]
     avals = [v.aval for v in jaxpr.invars[parts.body_consts :]]
     linear = carried_tangents(parts.body, [item.mask is not None for item in rest], parts.body_consts, count)
     test, test_consts = opened(parts.test)
@@ -162,7 +162,7 @@ def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
 
         def step(carry: Operands, masks: Operands) -> tuple[Operands, Operands]:
             with remembering(inside=True):
-                given = [*fixed, *with_masks(carry, states, masks)]
+                given = [*constant, *with_masks(carry, states, masks)]
                 values, new = _left(through(jaxpr, consts, given), avals, states)
             found[:] = [whole(state_of(mask), aval) for mask, aval in zip(new, avals, strict=True)]
             return values, fitted(new, found, list(map(jax.typeof, values)))

@@ -18,7 +18,7 @@ class Masked:
 
     Attributes:
         value: The value.
-        mask: Where a path leads to it; None if it is known, that is, if it is no (co)tangent.
+        mask: Where a path leads to it; None if it is fixed, that is, if it is no (co)tangent.
         dirty: Whether it may be anything where no path leads; otherwise it is zero there.
     """
 

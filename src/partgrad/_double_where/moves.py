@@ -23,7 +23,7 @@ def lanes_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
 
 
 def selected(step: Step, fed: Sequence[Mask]) -> list[Mask]:
-    """The masks of a selection, whose predicate is known."""
+    """The masks of a selection, whose predicate is fixed."""
     if isinstance(step.operands[0], Wire):
         return lanes_fed(step, fed)
     cases = fed[1:]
@@ -35,7 +35,7 @@ def selected(step: Step, fed: Sequence[Mask]) -> list[Mask]:
 
 def moved(step: Step, fed: Sequence[Mask]) -> list[Mask]:
     """The masks of a move."""
-    only_wires = not any(is_floating(jax.typeof(operand)) for operand in step.known)
+    only_wires = not any(is_floating(jax.typeof(operand)) for operand in step.fixed)
     if all(mask is True for mask in step.of_wires(fed)) and only_wires and _covers_result(step):
         return [True] * len(step.results)
     if step.name in _BY_AXES and not isinstance(fed[0], bool):
@@ -55,7 +55,7 @@ def moved(step: Step, fed: Sequence[Mask]) -> list[Mask]:
 
 
 def _as_number(step: Step, operand: Any, mask: Mask) -> Any:
-    """A wire is one where it is fed and zero elsewhere; a known summand is zero."""
+    """A wire is one where it is fed and zero elsewhere; a fixed summand is zero."""
     if isinstance(operand, Wire):
         return full_like(mask, operand.aval).astype(operand.aval.dtype)
     if step.name in STEERED or not is_floating(jax.typeof(operand)):
@@ -138,4 +138,4 @@ def as_operands(step: Step, values: Operands) -> Operands:
     if step.name not in STEERED:
         return step.run(values)
     # Otherwise a second derivative would send a zero to the source of the value, as if it were a summand.
-    return step.with_known([jax.lax.stop_gradient(value) for value in step.known]).run(values)
+    return step.with_fixed([jax.lax.stop_gradient(value) for value in step.fixed]).run(values)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.jet import jet, jet_rules
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 from .._programs import Operands, evaluate, is_floating, opened, zeros_like_aval
 from .derivative import Derivative
@@ -127,6 +127,19 @@ def _batched(primitive: Any, axis_data: Any, operands: Any, dims: Any, **params:
     return results, [0 if is_kept else None for is_kept in kept]
 
 
+def _needed(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]:
+    """What remains of a call some of whose results nobody reads, such as the value beside a gradient."""
+    # JAX 0.12 also says which references are alive.
+    equation = given[-1]
+    if not any(used) or all(used):
+        return [any(used)] * len(equation.invars), equation if any(used) else None
+    program = equation.params["program"].keeping(tuple(used))
+    params = {**equation.params, "program": program, "jaxpr": program.shown(len(equation.invars))}
+    outvars = [variable for variable, is_used in zip(equation.outvars, used, strict=True) if is_used]
+    return [True] * len(equation.invars), equation.replace(outvars=outvars, params=params)
+
+
+partial_eval.dce_rules[call_p] = _needed
 ad.primitive_jvps[call_p], ad.primitive_jvps[linear_p] = _call_jvp, _linear_jvp
 ad.primitive_transposes[call_p], ad.primitive_transposes[linear_p] = _call_transpose, _linear_transpose
 # As JAX does with a custom rule: `jet` sees what is computed.

@@ -23,7 +23,7 @@ def is_constant(value: Any, divides: bool = False) -> bool:
 
 
 def coefficient(value: Any, needed: Mask, filler: Any = None) -> Any:
-    """A known operand, with the filler (ones by default) where no live edge needs it."""
+    """A fixed operand, with the filler (ones by default) where no live edge needs it."""
     if needed is True or is_safe_outside(value, needed) or is_constant(value):
         return value
     if filler is None and not isinstance(needed, bool) and not jax.typeof(value).weak_type:
@@ -84,11 +84,11 @@ def convolution_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
         return [spread(anywhere(fed), step.shape)]
     (wire,) = step.wires
     tangent = full_like(fed[step.position], wire.aval).astype(wire.aval.dtype)
-    return [step.with_known([jnp.ones_like(value) for value in step.known]).run([tangent])[0] != 0]
+    return [step.with_fixed([jnp.ones_like(value) for value in step.fixed]).run([tangent])[0] != 0]
 
 
 def _convolution_needed(step: Step, mask: Any) -> Mask:
-    (wire,), (factor,) = step.wires, step.known
+    (wire,), (factor,) = step.wires, step.fixed
     tangent = full_like(mask, wire.aval).astype(wire.aval.dtype)
     operands = lambda c: [tangent if operand is wire else c for operand in step.operands]
     pull = jax.linear_transpose(lambda c: bind(step.equation, operands(c))[0], factor)
@@ -101,7 +101,7 @@ def summed(step: Step, mask: Mask, value: Any) -> tuple[Any, bool]:
     Coefficients are replaced only where every tangent that meets them is dead. Rows that are dead as a whole are
     selected from the result; only the axes summed over matter.
     """
-    (factor,) = step.known
+    (factor,) = step.fixed
     needed, is_clean = True, is_constant(factor)
     if step.name == "conv_general_dilated":
         needed = True if mask is True else _convolution_needed(step, mask)
@@ -110,7 +110,7 @@ def summed(step: Step, mask: Mask, value: Any) -> tuple[Any, bool]:
         if any(mask.shape[axis] != 1 for axis in wire.contracting):
             (needed,) = on_mesh_of(step.equation, lambda masks: ([_dot_needed(step, masks[0])],), [mask])[0]
             is_clean = is_clean or all(mask.shape[axis] == 1 for axis in wire.free)
-    (result,) = step.with_known([coefficient(factor, needed)]).run([value])
+    (result,) = step.with_fixed([coefficient(factor, needed)]).run([value])
     return result, is_clean
 
 

@@ -26,7 +26,7 @@ from .._programs import (
 )
 from .derivative import Derivative
 from .known import captured, remember, remembering
-from .linear import LinearProgram, without_dead_code
+from .linear import LinearProgram, with_outputs, without_dead_code
 from .linearize import linearized
 from .live import LiveDerivative
 from .vmap import Axes, BatchedDerivative, Vmap, batched_outputs
@@ -109,6 +109,19 @@ class Program:
         jaxpr, consts = self._traced
         traced = jax.make_jaxpr(lambda *operands: run(jaxpr, consts, list(operands)))(*operands)
         return Program(lambda: traced, self._numbers, self._count)
+
+    def keeping(self, used: tuple[bool, ...]) -> "Program":
+        """The same function without the outputs that nobody reads."""
+        return self._once(("keeping", used), lambda: self._keeping(used))
+
+    def _keeping(self, used: tuple[bool, ...]) -> "Program":
+        own, fast = (None if closed is None else with_outputs(closed, used) for closed in (self._own, self._fast))
+        again = None
+        if self._again is not None:
+            function, consts = self._again
+            again = lambda *o: [output for output, is_used in zip(function(*o), used, strict=True) if is_used], consts
+        count = None if self._count is None else sum(used[: self._count])
+        return Program(lambda: own, self._numbers, count, fast, again)
 
     def derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
         """The values with residuals, as a program, and the linear part along some operands."""

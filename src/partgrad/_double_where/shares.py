@@ -148,7 +148,7 @@ def competing_vjp(equation: JaxprEqn) -> Callable[..., Operands]:
         anew = lambda value: zeros_like_aval(jax.typeof(value)) if is_zero(value) else value
 
         def pull(cotangents: Any) -> Operands:
-            steps = [step.with_known(list(map(anew, step.known))) for step in program.steps]
+            steps = [step.with_fixed(list(map(anew, step.fixed))) for step in program.steps]
             found = LinearProgram(program.inputs, steps, program.outputs).run(cotangents)
             pairs = zip(found, program.outputs, strict=True)
             return [output if cotangent is None else cotangent for cotangent, output in list(pairs)[count:]]

@@ -17,9 +17,9 @@ def solved(step: Step, mask: Mask, value: Any, fed: Sequence[Mask]) -> list[Mask
     """The results for a clean right-hand side, and zero for the problems that no path leads to."""
     problems = any_along(mask, sorted({*coupled_axes(step), *_columns(step)}), keepdims=True)
     # Ones in a triangle are a system that can be solved; on three diagonals the middle one has to dominate.
-    fillers = [3 if (step.name, number) == ("tridiagonal_solve", 1) else None for number in range(len(step.known))]
-    known = [coefficient(v, _of_rank(problems, v), filler) for v, filler in zip(step.known, fillers, strict=True)]
-    results = step.with_known(known).run([value])
+    fillers = [3 if (step.name, number) == ("tridiagonal_solve", 1) else None for number in range(len(step.fixed))]
+    fixed = [coefficient(v, _of_rank(problems, v), filler) for v, filler in zip(step.fixed, fillers, strict=True)]
+    results = step.with_fixed(fixed).run([value])
     return [Masked(only(mask, result), mask) for mask, result in zip(fed, results, strict=True)]
 
 

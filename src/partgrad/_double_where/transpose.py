@@ -43,7 +43,7 @@ def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]
     given = tuple(number for number, cotangent in enumerate(cotangents) if cotangent is not None)
     if kind_of(step.name) is None:
         # The rule of another library may ask its operands for attributes of arrays.
-        step = step.with_known([jnp.asarray(v) if hasattr(jax.typeof(v), "dtype") else v for v in step.known])
+        step = step.with_fixed([jnp.asarray(v) if hasattr(jax.typeof(v), "dtype") else v for v in step.fixed])
     arrays = [operand for operand in step.operands if isinstance(operand, jax.Array)]
     items = [*map(Masked, arrays), *(ct for ct in cotangents if ct is not None)]
     with source_of(step.equation):
@@ -66,7 +66,7 @@ def _barrier(step: Step, cotangents: list[Masked | None]) -> list[Masked]:
 
 
 def _transpose(step: Step, given: tuple[int, ...], avals: list[Any]) -> ClosedJaxpr:
-    """JAX's transpose of a step: from its known arrays and the cotangents of some results to those of its wires."""
+    """JAX's transpose of a step: from its fixed arrays and the cotangents of some results to those of its wires."""
     is_array = [isinstance(operand, jax.Array) for operand in step.operands]
     fixed = [None if a or isinstance(o, Wire) else o for o, a in zip(step.operands, is_array, strict=True)]
 

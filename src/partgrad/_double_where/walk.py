@@ -63,7 +63,7 @@ class Walk:
 
     Args:
         is_affine: Whether what is walked may add numbers to what it makes of cotangents, as the backward pass of a
-            `custom_vjp` may. The tangents and cotangents that JAX makes are linear: a known summand there is zero,
+            `custom_vjp` may. The tangents and cotangents that JAX makes are linear: a fixed summand there is zero,
             whatever it is computed from.
     """
 
@@ -71,7 +71,7 @@ class Walk:
         self._is_affine = is_affine
 
     def through(self, jaxpr: Jaxpr, consts: Operands, items: Sequence[Masked]) -> list[Masked]:
-        """The outputs of a program of known values and (co)tangents, with their masks."""
+        """The outputs of a program of fixed values and (co)tangents, with their masks."""
         literal = lambda literal: Masked(literal.val)
         return step_through(jaxpr, list(map(Masked, consts)), list(items), self.over, literal=literal)
 
@@ -112,7 +112,7 @@ class Walk:
         operands = [i.value if i.mask is None else Wire(a.aval) for i, a in zip(items, equation.invars, strict=True)]
         step = Step(equation, tuple(operands), tuple(Wire(variable.aval) for variable in equation.outvars))
         wired, masks = step.of_wires(items), [False if item.mask is None else item.mask for item in items]
-        summands = [] if step.name in _FACTORS | STEERED else [v for v in step.known if is_floating(jax.typeof(v))]
+        summands = [] if step.name in _FACTORS | STEERED else [v for v in step.fixed if is_floating(jax.typeof(v))]
         is_linear = is_linear_in(equation, step.linear)
         summands = summands if self._is_affine else []
         adds = any(not is_zero(value) for value in summands)
@@ -148,7 +148,7 @@ def _each(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
 
 
 def _factor(step: Step, wired: list[Masked], _: list[Mask]) -> list[Masked]:
-    (item,), (factor,) = wired, step.known
+    (item,), (factor,) = wired, step.fixed
     (result,) = step.run([item.value])
     dirty = item.dirty or not is_constant(factor, step.name == "div")
     return [Masked(result, spread(_mask(item), step.shape), dirty)]
@@ -207,7 +207,7 @@ def _mask(item: Masked) -> Mask:
 
 
 def _number_added(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
-    """Results to which a known number is added: live where a path leads, and where that number is not zero."""
+    """Results to which a fixed number is added: live where a path leads, and where that number is not zero."""
     if step.name in {"mul", "div"} and len(wired) == 2 and is_floating(step.results[0].aval):
         masks = factors_fed(step, masks, [_mask(item) for item in wired])
     values = list(map(clean, wired))
@@ -216,7 +216,7 @@ def _number_added(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Ma
 
 
 def _live(step: Step, masks: list[Mask], given: Operands, results: Operands) -> list[Mask]:
-    """Where a path leads, or a change of what the step knows changes the result.
+    """Where a path leads, or a change of a fixed operand changes the result.
 
     A result may be zero by chance: its derivative goes through what comes before.
     """
@@ -224,17 +224,17 @@ def _live(step: Step, masks: list[Mask], given: Operands, results: Operands) -> 
         return masks
     # A predicate where nothing is fed is that of zeros.
     masks = [either(mask, r != 0) if is_floating(r) else mask for mask, r in zip(masks, results, strict=True)]
-    is_data = [is_floating(jax.typeof(value)) and numbers_of(value) is None for value in step.known]
+    is_data = [is_floating(jax.typeof(value)) and numbers_of(value) is None for value in step.fixed]
     if step.name in _FACTORS or not any(is_data):
         return masks
     if any(inner_jaxprs(step.equation)) or step.equation.primitive not in ad.primitive_jvps:
         return [True] * len(masks)
-    data = [value for value, moves in zip(step.known, is_data, strict=True) if moves]
+    data = [value for value, moves in zip(step.fixed, is_data, strict=True) if moves]
 
     def of_data(*data: Any) -> Operands:
         rest = iter(data)
-        known = [next(rest) if moves else v for v, moves in zip(step.known, is_data, strict=True)]
-        return step.with_known(known).run(given)
+        fixed = [next(rest) if moves else v for v, moves in zip(step.fixed, is_data, strict=True)]
+        return step.with_fixed(fixed).run(given)
 
     ones = [varying_like(jax.lax.full_like(value, 1), jax.typeof(value)) for value in data]
     _, changes = jax.jvp(of_data, data, ones)

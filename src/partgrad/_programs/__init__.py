@@ -44,6 +44,7 @@ from .lines import (
     is_in_library as is_in_library,
     is_of_jax as is_of_jax,
     is_of_jax_random as is_of_jax_random,
+    is_own_fault as is_own_fault,
     is_users as is_users,
     line as line,
     place as place,
@@ -131,6 +132,7 @@ from .trace import (
     Again as Again,
     Run as Run,
     TracedCall as TracedCall,
+    holds_tracers as holds_tracers,
     rewritten as rewritten,
     traced_call as traced_call,
 )

@@ -241,8 +241,9 @@ def expanded(equation: JaxprEqn) -> ClosedJaxpr | None:
     try:
         with source_of(equation):
             return jax.make_jaxpr(function)(*(atom.aval for atom in equation.invars))
-    except Exception:
-        # An equation that runs Python code has no jaxpr to show.
+    except (TypeError, AttributeError, NotImplementedError):
+        # One that runs code of NumPy or C on numbers refuses tracers (JAX's own errors are TypeErrors), and a mere
+        # placeholder has no implementation: there is no jaxpr to show.
         return None
 
 

@@ -18,6 +18,7 @@ from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
 from .._compat import files_of
+from ..errors import PartgradError
 from .primitives import CALLS, TRANSPARENT, Chain, inner_jaxprs, name_of, written
 
 _OWN = os.path.join(Path(__file__).parents[1], "")
@@ -66,6 +67,12 @@ def raised_at(error: BaseException) -> tuple[str, int]:
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
     users = [frame for frame in frames if is_users(frame[0])]
     return users[-1] if users else ("", 0)
+
+
+def is_own_fault(error: BaseException) -> bool:
+    """Whether it was a line of partgrad's own that failed, and not what it called: a function of the user or of JAX."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code.co_filename.startswith(_OWN) and not isinstance(error, PartgradError)
 
 
 def running_line() -> str:

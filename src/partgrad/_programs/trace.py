@@ -10,9 +10,10 @@ import numpy as np
 from jax.extend.core import Jaxpr
 
 from .._compat import is_staging
-from .._trees import flatten, held_by
+from .._trees import flatten, held_by, reaches
 from .interpreter import as_array
-from .primitives import Operands, opened
+from .lines import is_of_jax
+from .primitives import CUSTOM_JVPS, CUSTOM_RULES, Operands, any_equation, opened, rule_file
 from .same import structure_of
 
 # Runs the traced function itself, on other inputs.
@@ -150,6 +151,21 @@ _NEEDS_VALUES = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
+
+
+def holds_tracers(jaxpr: Jaxpr) -> bool:
+    """Whether a custom rule in a jaxpr holds a traced value that is not one of its operands.
+
+    Such a rule works only while the function is being traced: it has to be run `again`.
+    """
+
+    def holds(equation: Any) -> bool:
+        name = equation.primitive.name
+        if name not in CUSTOM_RULES or (name in CUSTOM_JVPS and is_of_jax(rule_file(equation))):
+            return False
+        return any(reaches(value, jax.core.Tracer) for value in equation.params.values())
+
+    return any_equation(jaxpr, holds)
 
 
 # --- calls and outcomes, with their arrays apart ---------------------------------------------------------------------
