@@ -94,3 +94,47 @@ def test_jet():
     f = lambda v: jnp.where(v > 0, jnp.sin(v) * v, v)
     series = lambda f: jet(f, (0.7,), ([1.0, 0.0],))
     np.testing.assert_allclose(series(pg.double_where(f))[1], series(f)[1])
+
+
+@jax.custom_jvp
+def root(x):
+    return jnp.sqrt(x)
+
+
+@root.defjvp
+def _(primals, tangents):
+    # As many rules are written: the value is a call of the function itself.
+    return root(*primals), tangents[0] * 0.5 / jnp.sqrt(primals[0])
+
+
+def forward(function, tangent):
+    return lambda x: jax.jvp(function, (x,), (tangent,))[1]
+
+
+def batched(function, tangent):
+    return lambda x: jax.vmap(lambda t: jax.jvp(function, (x,), (t,))[1])(jnp.stack([tangent]))[0]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "holds_traced"),
+    [
+        *((outer, inner, False) for outer in (forward, batched) for inner in (forward, batched)),
+        # A rule that holds a traced value is not batched: `docs/guide/double_where_limits.md`.
+        *((outer, forward, True) for outer in (forward, batched)),
+    ],
+)
+def test_a_gradient_of_a_rule_under_double_where_twice_has_its_second_derivative(outer, inner, holds_traced):
+    def of(scale):
+        @jax.custom_jvp
+        def scaled(x):
+            return scale * jnp.sqrt(x)
+
+        scaled.defjvp(lambda p, t: (scale * jnp.sqrt(p[0]), t[0] * scale * 0.5 / jnp.sqrt(p[0])))
+        return scaled if holds_traced else root
+
+    def second(x, tangent):
+        slope = pg.double_where(lambda x: jax.grad(pg.double_where(lambda x: of(tangent)(x) * x))(x))
+        return outer(inner(slope, tangent), tangent)(x)
+
+    # The third derivative of x ** 1.5.
+    np.testing.assert_allclose(jax.jit(second)(0.6, 1.0), -0.375 * 0.6**-1.5, rtol=1e-5)

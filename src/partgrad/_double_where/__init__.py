@@ -15,7 +15,8 @@ from typing import ParamSpec, TypeVar
 from .._programs import rewritten
 from .._trees import refuse_uncallable
 from . import primitives  # noqa: F401
-from .enter import along_taken_paths, is_double_where as is_double_where
+from .enter import along_taken_paths
+from .unwrapped import is_double_where as is_double_where
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -4,12 +4,10 @@ from collections.abc import Hashable
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr
 
 from .._programs import (
-    OWN,
     Again,
-    Chain,
     Operands,
     Recent,
     Run,
@@ -19,14 +17,13 @@ from .._programs import (
     holds_tracers,
     is_mutating,
     opened,
-    run,
-    shown,
     structure_of,
     with_constants_as_inputs,
 )
 from .known import captured
 from .linear import without_dead_code
 from .program import Program, closed
+from .unwrapped import without_double_where
 
 # Programs of equal structure share their derivatives.
 _programs: Recent[Program] = Recent(256)
@@ -36,7 +33,10 @@ _BIG = 4096
 def along_taken_paths(jaxpr: Jaxpr) -> Run:
     """A function that runs an open jaxpr so that derivatives flow only along taken paths."""
     # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
-    inner = _opened_inside(without_dead_code(with_constants_as_inputs(jaxpr)))
+    plain = without_dead_code(with_constants_as_inputs(jaxpr))
+    inner, found = opened(without_double_where(closed(plain)))
+    if found:
+        inner = plain
     is_mutated, structure = any_equation(inner, is_mutating), structure_of(inner, exact=True)
     is_live = holds_tracers(inner)
     own: dict[Hashable, Program] = {}
@@ -62,27 +62,6 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         return program_of(consts).run(given)
 
     return along
-
-
-def is_double_where(equation: JaxprEqn) -> bool:
-    """Whether an equation calls a function under `double_where`, or a derivative of one."""
-    return equation.primitive.name in OWN
-
-
-def _opened_inside(jaxpr: Jaxpr) -> Jaxpr:
-    """A jaxpr in which nothing is under `double_where` already."""
-    if not any_equation(jaxpr, is_double_where):
-        return jaxpr
-
-    def opening(chain: Chain, operands: Operands) -> Operands | None:
-        return evaluate(*opened(shown(chain[-1])), operands) if is_double_where(chain[-1]) else None
-
-    inner, consts = opened(
-        jax.make_jaxpr(lambda *o: run(jaxpr, [], list(o), opening, wanted=is_double_where))(
-            *(v.aval for v in jaxpr.invars)
-        )
-    )
-    return jaxpr if consts else inner
 
 
 def _unfolded(const: Any) -> Any:

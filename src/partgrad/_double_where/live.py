@@ -21,6 +21,7 @@ from .known import remembering
 from .linear import Wire, transposed
 from .masked import Masked, clean
 from .shares import selecting_shares
+from .unwrapped import without_double_where
 from .walk import Walk
 
 
@@ -68,7 +69,7 @@ class LiveDerivative(Derivative):
         selecting = jax.make_jaxpr(lambda *o: selecting_shares(traced)(list(o)))(*(v.aval for v in jaxpr.invars))
         items = [*map(Masked, operands), *(Masked(value, True) for value in moved)]
         with remembering():
-            found = Walk(is_affine=True).through(*opened(selecting), items)
+            found = Walk(is_affine=True).through(*opened(without_double_where(selecting)), items)
             return list(map(clean, found))
 
     def push(self, *given: Any) -> Operands:

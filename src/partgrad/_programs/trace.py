@@ -163,7 +163,8 @@ def holds_tracers(jaxpr: Jaxpr) -> bool:
         name = equation.primitive.name
         if name not in CUSTOM_RULES or (name in CUSTOM_JVPS and is_of_jax(rule_file(equation))):
             return False
-        return any(reaches(value, jax.core.Tracer) for value in equation.params.values())
+        # With the rule of a function that is being transformed, JAX keeps the transformation and its tracers.
+        return any(reaches(value, jax.core.Tracer, beyond=jax.core.Trace) for value in equation.params.values())
 
     return any_equation(jaxpr, holds)
 

@@ -23,8 +23,8 @@ def reaches_array(value: Any) -> bool:
     return reaches(value, _ARRAYS)
 
 
-def reaches(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Whether an object of some kinds can be reached from another, in the same ways."""
+def reaches(value: Any, kinds: type | tuple[type, ...], beyond: type | tuple[type, ...] = ()) -> bool:
+    """Whether an object of some kinds can be reached from another, in the same ways, but not through kinds `beyond`."""
     # Keeps the objects it has seen, or their ids might be used again.
     pending, seen = [value], {id(value): value}
     while pending:
@@ -32,7 +32,7 @@ def reaches(value: Any, kinds: type | tuple[type, ...]) -> bool:
         # Last, because it takes longest.
         if not isinstance(value, _NO_ARRAYS) and isinstance(value, kinds):
             return True
-        for held in () if isinstance(value, _ARRAYS) else _inside(value):
+        for held in () if isinstance(value, (_ARRAYS, beyond)) else _inside(value):
             if held.__class__ not in _QUICK and id(held) not in seen:
                 seen[id(held)] = held
                 pending.append(held)
