@@ -176,22 +176,22 @@ def silent_callbacks() -> Iterator[None]:
 # JAX exports no transpose of a loop. Read on 0.10.2 and 0.12.
 
 
-def transposed_loop(equation: "JaxprEqn", known: list[tuple[int, Any]], cotangents: list[Any]) -> list[Any]:
-    """What JAX's transpose of a scan makes of cotangents of its results: one for each operand that is not known.
+def transposed_loop(equation: "JaxprEqn", fixed: list[tuple[int, Any]], cotangents: list[Any]) -> list[Any]:
+    """What JAX's transpose of a scan makes of cotangents of its results: one for each operand that is not fixed.
 
     `jax.linear_transpose` would split it once more into what it knows and what it does not, and copy what it knows.
     It calls the same function on 0.10.2 and 0.12.
 
     Args:
         equation: A loop that is linear in all other operands.
-        known: The numbers and the values of the known operands.
+        fixed: The numbers and the values of the fixed operands.
         cotangents: One for each result; None is a zero.
     """
     from jax._src.interpreters import ad as _ad, partial_eval as _pe
     from jax.extend.core import Jaxpr, Var
 
     operands = [Var(atom.aval) for atom in equation.invars]
-    consts, numbers = [operands[number] for number, _ in known], {number for number, _ in known}
+    consts, numbers = [operands[number] for number, _ in fixed], {number for number, _ in fixed}
     linear = [variable for number, variable in enumerate(operands) if number not in numbers]
     results = [Var(variable.aval) for variable in equation.outvars]
     one = equation.replace(invars=operands, outvars=results)
@@ -200,5 +200,5 @@ def transposed_loop(equation: "JaxprEqn", known: list[tuple[int, Any]], cotangen
     jaxpr, _ = _pe.dce_jaxpr(jaxpr, [cotangent is not None for cotangent in cotangents], True)
     given = [cotangent for cotangent in cotangents if cotangent is not None]
     dummies = [_ad.UndefinedPrimal(variable.aval.to_ct_aval()) for variable in linear]
-    found = _ad.backward_pass(jaxpr, True, [value for _, value in known], dummies, given)
+    found = _ad.backward_pass(jaxpr, True, [value for _, value in fixed], dummies, given)
     return list(map(_ad.instantiate_zeros, found))

@@ -35,7 +35,7 @@ from ._programs import (
     index_batching_axes,
     is_floating,
     is_own_fault,
-    opened,
+    jaxpr_and_consts,
     primal_jaxpr,
     rebind,
     rewritten,
@@ -104,7 +104,7 @@ def _consistent(jaxpr: Jaxpr) -> Run:
         if not programs:
             # To the compiler, a loop that is staged again is another loop; a kept one is compiled once.
             programs.append(rewriting.of(with_constants_as_inputs(jaxpr))(*consts, *operands))
-        return evaluate(*opened(programs[0]), [*consts, *operands])
+        return evaluate(*jaxpr_and_consts(programs[0]), [*consts, *operands])
 
     return consistent
 
@@ -129,7 +129,7 @@ def _consistent_alive(
         moving = [number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
         outs = [variable.aval for variable in jaxpr.outvars]
         derivative, given = _jvp_of(again, outs, moving, len(primals)), [*primals, *(tangents[n] for n in moving)]
-        traced, consts = opened(jax.make_jaxpr(derivative)(*given))
+        traced, consts = jaxpr_and_consts(jax.make_jaxpr(derivative)(*given))
         return _with_tangents(outs, _consistent(traced)(consts, given, derivative))
 
     function.defjvp(rule, symbolic_zeros=True)
@@ -170,7 +170,7 @@ class _Rewriting:
 
     def run(self, jaxpr: Any, operands: Operands) -> Operands:
         """The outputs of a jaxpr, rewritten."""
-        return run(*opened(jaxpr), operands, self.rule, wanted=self.wanted)
+        return run(*jaxpr_and_consts(jaxpr), operands, self.rule, wanted=self.wanted)
 
     def of(self, jaxpr: Any) -> Callable[..., ClosedJaxpr]:
         """A function from operands to the outputs of the rewritten jaxpr."""
@@ -185,7 +185,9 @@ class _Rewriting:
         if name in CUSTOM_VJPS:
             return self._custom_vjp(equation, operands)
         if name in _HOLDERS:
-            return rebind(equation, operands, lambda inner: self.of(inner)(*(v.aval for v in opened(inner)[0].invars)))
+            return rebind(
+                equation, operands, lambda inner: self.of(inner)(*(v.aval for v in jaxpr_and_consts(inner)[0].invars))
+            )
         indexed = _index_rule(equation)
         return None if indexed is None else indexed(equation, operands)
 
@@ -227,7 +229,7 @@ class _Rewriting:
         if equation.primitive.name in HIGH:
             return lambda *operands: bind(equation, list(operands))
         primal = lambda *operands: self.run(primal_jaxpr(equation), list(operands))
-        primal.__name__ = opened(primal_jaxpr(equation))[0].debug_info.func_name
+        primal.__name__ = jaxpr_and_consts(primal_jaxpr(equation))[0].debug_info.func_name
         return primal
 
 

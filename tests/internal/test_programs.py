@@ -22,10 +22,10 @@ from partgrad._programs import (
     differentiably,
     evaluate,
     is_users,
+    jaxpr_and_consts,
     kind_of,
     last_of,
     line,
-    opened,
     primal_jaxpr,
     reenter,
     rewritten,
@@ -33,7 +33,7 @@ from partgrad._programs import (
     running_line,
     smoothly,
 )
-from partgrad._programs.same import Recent, operation_of, structure_of
+from partgrad._programs.same import Recent, keyed_jaxpr, operation_of
 
 
 @jax.custom_vjp
@@ -56,7 +56,7 @@ def everything(x):
 
 def interpreted(function, rule, x, **options):
     closed = jax.make_jaxpr(function)(x)
-    return run(*opened(closed), [x], rule, **options)[0]
+    return run(*jaxpr_and_consts(closed), [x], rule, **options)[0]
 
 
 def asked(function, x, **options):
@@ -107,7 +107,7 @@ def test_a_scope_names_the_equations_that_are_run_in_it():
     f = lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=3)[0]
     scoped = lambda x: interpreted(f, lambda *_: None, x, context=lambda chain: jax.named_scope(f"depth{len(chain)}"))
     (scan,) = jax.make_jaxpr(scoped)(0.5).eqns
-    (sine,) = [e for e in opened(scan.params["jaxpr"])[0].eqns if e.primitive.name == "sin"]
+    (sine,) = [e for e in jaxpr_and_consts(scan.params["jaxpr"])[0].eqns if e.primitive.name == "sin"]
     assert "depth1" in str(scan.source_info.name_stack)
     assert "depth2" in str(sine.source_info.name_stack)
 
@@ -337,7 +337,7 @@ def test_a_tracer_in_a_dict_whose_keys_cannot_be_sorted():
 
 
 def test_numbers_that_differ_in_sign_or_type_are_not_the_same():
-    key = lambda n: structure_of(jax.make_jaxpr(lambda x: x / n)(1.0).jaxpr, exact=False)
+    key = lambda n: keyed_jaxpr(jax.make_jaxpr(lambda x: x / n)(1.0).jaxpr, exact=False)
     keys = [key(n) for n in (0.0, -0.0, 1.0, np.float32(1), np.nan)]
     assert len(set(keys)) == len(keys)
     assert key(np.nan) == keys[-1]
@@ -355,7 +355,7 @@ def test_of_what_was_made_the_least_recent_is_dropped():
 def test_what_holds_large_constants_has_no_key():
     large = np.arange(100.0)
     closed = jax.make_jaxpr(jax.jit(jax.jit(lambda x: x * large)))(1.0)
-    assert structure_of(closed.jaxpr, exact=True) is None
+    assert keyed_jaxpr(closed.jaxpr, exact=True) is None
     (equation,) = jax.make_jaxpr(lambda x: x * x)(1.0).eqns
     literal = Literal(large, jax.typeof(large))
     assert operation_of(equation) is not None
@@ -363,14 +363,14 @@ def test_what_holds_large_constants_has_no_key():
 
 
 def test_a_jaxpr_with_a_custom_rule_has_no_key():
-    assert structure_of(jax.make_jaxpr(cubed)(1.0).jaxpr, exact=False) is None
+    assert keyed_jaxpr(jax.make_jaxpr(cubed)(1.0).jaxpr, exact=False) is None
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_rule_of_jax_that_reads_only_its_operands_has_a_key(exact):
     def key(f):
         # A new function, since JAX keeps traces.
-        return structure_of(jax.make_jaxpr(lambda x: jnp.sum(f(x * 2)))(jnp.ones(3)).jaxpr, exact=exact)
+        return keyed_jaxpr(jax.make_jaxpr(lambda x: jnp.sum(f(x * 2)))(jnp.ones(3)).jaxpr, exact=exact)
 
     @jax.custom_jvp
     def relu(x):

@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 import partgrad as pg
-from partgrad._programs import OWN, bind, branches_of, primal_jaxpr, scan_parts, shown, while_parts
+from partgrad._programs import OWN, bind, branches_of, primal_jaxpr, scan_of, shown, while_of
 
 SIZE = 4
 MATRIX = np.array([[1.0, 0.0, -2.0, 0.5], [0.0, 0.0, 1.0, 0.0], [3.0, -1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0]])
@@ -390,9 +390,9 @@ def _results(equation, operands):
         branches = branches_of(equation)
         return _outputs(branches[int(np.clip(operands[0], 0, len(branches) - 1))], operands[1:])
     if name == "scan":
-        return _scanned(scan_parts(equation), operands)
-    if name == "while" and not while_parts(equation).test.jaxpr.outvars[0].aval.shape:
-        parts = while_parts(equation)
+        return _scanned(scan_of(equation), operands)
+    if name == "while" and not while_of(equation).test.jaxpr.outvars[0].aval.shape:
+        parts = while_of(equation)
         rest = operands[parts.test_consts :]
         consts, carry = rest[: parts.body_consts], rest[parts.body_consts :]
         while _outputs(parts.test, [*operands[: parts.test_consts], *carry])[0]:

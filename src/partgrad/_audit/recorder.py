@@ -141,7 +141,7 @@ class Recorder:
             # Whatever it is, the function itself has just run: it is said in the report, and no reason to stop.
             self._place(key, None, transform).reason = f"it cannot be traced: {last_line(error)}"
             return
-        place = self._place(key, program.structure, transform)
+        place = self._place(key, program.keyed, transform)
         operands = program.taken()
         if any(isinstance(operand, jax.core.Tracer) for operand in operands):
             jax.debug.callback(functools.partial(place.arrive, program), *operands)

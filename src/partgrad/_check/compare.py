@@ -13,9 +13,9 @@ from .._programs import (
     by_value,
     is_custom_rule,
     is_in_library,
+    jaxpr_and_consts,
     line,
     name_of,
-    opened,
     run,
 )
 from .evaluation import Own, compiled, is_finite
@@ -218,7 +218,9 @@ class Comparison:
         if not any(name_of(equation) in TRANSPARENT for equation in crossing.chain):
             return False
         program = self._program
-        unwrapped = lambda leaves: run(*opened(program.jaxpr), list(leaves), lambda chain, given: None, in_place=CALLS)
+        unwrapped = lambda leaves: run(
+            *jaxpr_and_consts(program.jaxpr), list(leaves), lambda chain, given: None, in_place=CALLS
+        )
         plain = Program(unwrapped, program.leaves, program.paths)
         if plain.cotangent is None:
             return False

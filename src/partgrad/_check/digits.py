@@ -14,10 +14,10 @@ from .._programs import (
     bind,
     branches_of,
     is_floating,
+    jaxpr_and_consts,
     line,
-    opened,
     primal_jaxpr,
-    scan_parts,
+    scan_of,
 )
 from .evaluation import Own
 from .float64 import exact, exactly, widened
@@ -89,7 +89,7 @@ class _InPairs:
 
     def gradients(self) -> list[tuple[Any, Any]]:
         """The gradient by each leaf, as it is and in float64."""
-        jaxpr, consts = opened(self._program.value_and_cotangent)
+        jaxpr, consts = jaxpr_and_consts(self._program.value_and_cotangent)
         operands = [*self._program.leaves, *self._own.cotangents]
         pairs = lambda values, variables: [self._pair(v, a.aval) for v, a in zip(values, variables, strict=True)]
         results = self._run(jaxpr, pairs(consts, jaxpr.constvars), pairs(operands, jaxpr.invars), ())
@@ -117,7 +117,7 @@ class _InPairs:
         if name == "cond":
             branch = branches_of(equation)[int(given[0][0])]
             return self._inner(branch, given[1:], chain)
-        if name == "scan" and scan_parts(equation).length <= _LONGEST_LOOP:
+        if name == "scan" and scan_of(equation).length <= _LONGEST_LOOP:
             return self._scan(chain, given)
         own = bind(equation, [value for value, _ in given])
         with jax.enable_x64(True):
@@ -136,13 +136,13 @@ class _InPairs:
         return pairs
 
     def _inner(self, jaxpr: Any, given: list[Any], chain: Chain) -> list[Any]:
-        body, consts = opened(jaxpr)
+        body, consts = jaxpr_and_consts(jaxpr)
         return self._run(
             body, [self._pair(v, a.aval) for v, a in zip(consts, body.constvars, strict=True)], given, chain
         )
 
     def _scan(self, chain: Chain, given: list[Any]) -> list[Any]:
-        parts = scan_parts(chain[-1])
+        parts = scan_of(chain[-1])
         consts, carry, xs = (
             given[: parts.consts],
             given[parts.consts :][: parts.carried],

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._compat import silent_callbacks
-from .._programs import Chain, Operands, evaluate, explicit_sharding, inner_jaxprs, is_floating, opened
+from .._programs import Chain, Operands, evaluate, explicit_sharding, inner_jaxprs, is_floating, jaxpr_and_consts
 from .float64 import leaves_jax, promoted, widened
 from .probe import Answer, Question, probe
 from .program import Array, Program
@@ -73,7 +73,7 @@ class Own:
 
     def _run(self, jaxpr: ClosedJaxpr, operands: Operands, questions: dict[str, Question]) -> Operands:
         if not questions:
-            return jax.device_get(compiled(jaxpr)(opened(jaxpr)[1], operands))
+            return jax.device_get(compiled(jaxpr)(jaxpr_and_consts(jaxpr)[1], operands))
         ((name, question),) = questions.items()
         outputs, answers = probe(jaxpr, operands, question, purpose=name)
         self._answers[name] = answers
@@ -106,7 +106,7 @@ class Own:
 
 def compiled(jaxpr: ClosedJaxpr) -> Callable[[Operands, Operands], Operands]:
     """A function of the constants and operands of a jaxpr without custom rules."""
-    body = opened(jaxpr)[0]
+    body = jaxpr_and_consts(jaxpr)[0]
     return kept("run", [jaxpr], lambda: quick_jit(functools.partial(evaluate, body)))
 
 
@@ -185,7 +185,7 @@ class Exact:
         ]
 
     def _called(self, which: int, point: Vector, other: Vector, weights: Leaves) -> tuple[Vector, Vector]:
-        consts = [[] if jaxpr is None else opened(jaxpr)[1] for jaxpr in self._jaxprs]
+        consts = [[] if jaxpr is None else jaxpr_and_consts(jaxpr)[1] for jaxpr in self._jaxprs]
         with jax.enable_x64(True), silent_callbacks():
             try:
                 return jax.device_get(self._run(which, consts, point, other, weights))
@@ -265,7 +265,7 @@ def _of_constants(jaxpr: ClosedJaxpr | None, **how: Any) -> Callable[[Operands, 
     """A jaxpr in float64 as a function of its constants and its operands; of nothing if there is none."""
     if jaxpr is None:
         return lambda consts, operands: []
-    body = opened(jaxpr)[0]
+    body = jaxpr_and_consts(jaxpr)[0]
     x64 = bool(jax.config.jax_enable_x64)
     return lambda consts, operands: promoted(ClosedJaxpr(body, list(consts)), x64=x64, **how)(*operands)
 

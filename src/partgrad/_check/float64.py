@@ -23,14 +23,14 @@ from .._programs import (
     bind,
     expanded,
     is_floating,
-    opened,
+    jaxpr_and_consts,
     primal_jaxpr,
     reenter,
-    scan_parts,
+    scan_of,
     solve_jaxpr,
     source_of,
     step_through,
-    while_parts,
+    while_of,
 )
 
 # Takes an equation, after those that it is inside, and its operands; returns other results, or None to compute its own.
@@ -74,7 +74,7 @@ def promoted(
         x64: Whether the jaxpr was traced with 64 bits; None if it was traced as JAX is configured now.
     """
     evaluation = _Evaluation(bool(jax.config.jax_enable_x64) if x64 is None else x64, rule, runs_on)
-    return lambda *operands: evaluation.run(*opened(jaxpr), list(operands))
+    return lambda *operands: evaluation.run(*jaxpr_and_consts(jaxpr), list(operands))
 
 
 def exactly(equation: JaxprEqn, operands: Operands) -> Operands:
@@ -108,7 +108,7 @@ class _Evaluation:
         if results is not None:
             return results
         if name in _ENTERED_IN_PLACE:
-            return self.run(*opened(primal_jaxpr(equation)), operands)
+            return self.run(*jaxpr_and_consts(primal_jaxpr(equation)), operands)
         if name == "reduce_precision":
             return operands
         if name in ("debug_callback", "debug_print"):
@@ -116,7 +116,7 @@ class _Evaluation:
             return []
         if name == "custom_linear_solve":
             solve, given = solve_jaxpr(equation, operands)
-            return self.run(*opened(solve), given)
+            return self.run(*jaxpr_and_consts(solve), given)
         results = reenter(equation, operands, self.run)
         if results is not None:
             return self._run_on(equation, operands, results) if self.runs_on(self._inside) else results
@@ -124,7 +124,7 @@ class _Evaluation:
             inside = expanded(equation)
         if inside is not None:
             with source_of(equation):
-                return self.run(*opened(inside), operands)
+                return self.run(*jaxpr_and_consts(inside), operands)
         if name in _OF_OWN_WIDTH or not any(map(_changes, (*equation.invars, *equation.outvars))):
             return _at_own_width(equation, operands)
         return self._at_double_width(equation, operands)
@@ -133,9 +133,9 @@ class _Evaluation:
         """The results of a loop whose body runs on as long as that changes something, to what is finite."""
         name = equation.primitive.name
         if name == "while":
-            parts = while_parts(equation)
+            parts = while_of(equation)
             body, consts = parts.body, operands[parts.test_consts :][: parts.body_consts]
-        elif name == "scan" and (scanned := scan_parts(equation)).consts + scanned.carried == len(equation.invars):
+        elif name == "scan" and (scanned := scan_of(equation)).consts + scanned.carried == len(equation.invars):
             body, consts = scanned.body, operands[: scanned.consts]
             if scanned.carried < len(equation.outvars):
                 return carry
@@ -145,7 +145,7 @@ class _Evaluation:
 
         def step(state: Any) -> Any:
             count, old, _ = state
-            new = self.run(*opened(body), [*consts, *old])
+            new = self.run(*jaxpr_and_consts(body), [*consts, *old])
             floats = [(n, o) for n, o, floating in zip(new, old, is_float, strict=True) if floating]
             is_finite = jnp.stack([True, *(jnp.isfinite(n).all() for n, _ in floats)]).all()
             is_new = jnp.stack([False, *((n != o).any() for n, o in floats)]).any()
@@ -169,7 +169,7 @@ class _Evaluation:
             return None
         if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
             return wide_dtype(value)
-        inner, consts = opened(value)
+        inner, consts = jaxpr_and_consts(value)
         if hasattr(inner, "eqns"):
             traced = self._traced(inner, consts)
             return traced if hasattr(value, "jaxpr") else traced.jaxpr

@@ -24,7 +24,7 @@ from .._programs import (
     is_custom_rule,
     is_of_jax,
     is_users,
-    opened,
+    jaxpr_and_consts,
     place,
     placed,
     primal_jaxpr,
@@ -98,7 +98,7 @@ def operation_of(chain: Chain) -> str:
     begin = placed(chain)[2]
     for equation in chain[begin:]:
         if is_custom_rule(equation):
-            is_own = is_users(written(opened(primal_jaxpr(equation))[0]).file.rpartition(":")[0])
+            is_own = is_users(written(jaxpr_and_consts(primal_jaxpr(equation))[0]).file.rpartition(":")[0])
             return (not is_own and _called(chain[begin])) or _of_rule(equation)
         name = str(equation.params.get("name", "")) if equation.primitive.name in CALLS else ""
         if name and name not in TRANSPARENT and not holds_users_function(equation):
@@ -114,7 +114,7 @@ def spoken(equation: JaxprEqn) -> str:
 
 
 def _of_rule(equation: JaxprEqn) -> str:
-    name, file = written(opened(primal_jaxpr(equation))[0])
+    name, file = written(jaxpr_and_consts(primal_jaxpr(equation))[0])
     if file.startswith(_SAFE_FILES):
         name = f"{_SAFE}.{name.strip('_')}"
     return name if name.replace(".", "").isidentifier() else "a custom rule"
@@ -166,8 +166,10 @@ def rule_of(chain: Chain) -> Rule | None:
     if not chain or not is_custom_rule(chain[-1]):
         return None
     equation = chain[-1]
-    name, site = written(opened(primal_jaxpr(equation))[0])
-    functions = tuple(_functions_in([v for k, v in equation.params.items() if not hasattr(opened(v)[0], "eqns")]))
+    name, site = written(jaxpr_and_consts(primal_jaxpr(equation))[0])
+    functions = tuple(
+        _functions_in([v for k, v in equation.params.items() if not hasattr(jaxpr_and_consts(v)[0], "eqns")])
+    )
     file, _, line = site.rpartition(":")
     named = f"{_module_of(file)}.{name}" if name.isidentifier() else f"{_module_of(file)}.{name}:{line}"
     users = [function for function in functions if is_users(function.__code__.co_filename)]

@@ -23,7 +23,7 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     is_mutating,
-    opened,
+    jaxpr_and_consts,
     run,
 )
 from .float64 import widened
@@ -52,10 +52,10 @@ def rounding_noise(jaxpr: ClosedJaxpr, operands: Operands, samples: int = SAMPLE
 
     It is the elementwise root mean square over some runs, and infinite where an element is finite only in some.
     """
-    _, consts = opened(jaxpr)
+    _, consts = jaxpr_and_consts(jaxpr)
 
     def evaluate(consts: Operands, operands: Operands, seed: Any) -> Operands:
-        return run(opened(jaxpr)[0], consts, operands, _Errors(seed), in_place=CUSTOM_RULES)
+        return run(jaxpr_and_consts(jaxpr)[0], consts, operands, _Errors(seed), in_place=CUSTOM_RULES)
 
     compiled = quick_jit(evaluate)
     with_seed = lambda seed: _wide(compiled(consts, list(operands), np.uint32(seed)))

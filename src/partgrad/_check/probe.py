@@ -19,7 +19,7 @@ from .._programs import (
     bind,
     inner_jaxprs,
     is_custom_rule,
-    opened,
+    jaxpr_and_consts,
     primal_jaxpr,
     reenter,
     run,
@@ -57,9 +57,9 @@ def probe(
     only the first are kept. With a `purpose`, the compiled run is kept for the next jaxpr that is the same: then a
     question may depend on nothing else.
     """
-    body = opened(jaxpr)[0]
+    body = jaxpr_and_consts(jaxpr)[0]
     asked = kept(purpose, [jaxpr], lambda: _Run(question, body)) if purpose else _Run(question, body)
-    outputs, answers = asked(opened(jaxpr)[1], operands)
+    outputs, answers = asked(jaxpr_and_consts(jaxpr)[1], operands)
     if asked.jaxpr is not body:
         # The equations of this jaxpr, not those of the one that was compiled.
         places = {_key(chain): number for number, chain in enumerate(_chains(asked.jaxpr))}
@@ -128,7 +128,7 @@ class _Run:
         equation, results = chain[-1], None
         name = equation.primitive.name
         if name in _INLINED:
-            inner, consts = opened(primal_jaxpr(equation))
+            inner, consts = jaxpr_and_consts(primal_jaxpr(equation))
             results = self._within(body, inner, consts, given, chain)
         elif name not in _OPAQUE:
             results = reenter(equation, given, functools.partial(self._inside, body, chain), counted=True)

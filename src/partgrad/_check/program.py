@@ -34,10 +34,10 @@ from .._programs import (
     differentiably,
     inner_jaxprs,
     is_floating,
+    jaxpr_and_consts,
     name_of,
     of_cotangents,
     of_draws,
-    opened,
     primal_jaxpr,
     run,
     shown,
@@ -120,7 +120,7 @@ class Program:
         """The reverse derivative: from the leaves and the cotangents of the outputs to the cotangents of the leaves."""
         if self.value_and_cotangent is None:
             return None
-        jaxpr, consts = opened(self.value_and_cotangent)
+        jaxpr, consts = jaxpr_and_consts(self.value_and_cotangent)
         debug_info = jaxpr.debug_info._replace(result_paths=None) if jaxpr.debug_info else None
         return ClosedJaxpr(jaxpr.replace(outvars=jaxpr.outvars[len(self.out_avals) :], debug_info=debug_info), consts)
 
@@ -144,12 +144,12 @@ class Program:
         def change(chain: Chain, operands: Operands) -> Operands | None:
             results = rule(chain, operands)
             if results is None and name_of(chain[-1]) in TRANSPARENT and not into_rules:
-                jaxpr, consts = opened(primal_jaxpr(chain[-1]))
+                jaxpr, consts = jaxpr_and_consts(primal_jaxpr(chain[-1]))
                 body = lambda *given: numbered(jaxpr, consts, list(given), change, inside=chain)
                 results = list(double_where(body)(*operands))
             return results
 
-        return numbered(*opened(self.jaxpr), list(leaves), change)
+        return numbered(*jaxpr_and_consts(self.jaxpr), list(leaves), change)
 
     @functools.cached_property
     def numbered(self) -> ClosedJaxpr:
@@ -264,12 +264,12 @@ def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:
             # An equation without one inside stays the same object, which tells whose function it is.
             is_wrapped = any(any_equation(body, is_double_where) for body in inner_jaxprs(chain[-1]))
             return None if is_wrapped else list(bind(chain[-1], operands))
-        inner, consts = opened(shown(chain[-1]))
+        inner, consts = jaxpr_and_consts(shown(chain[-1]))
         body = lambda *given: run(inner, consts, list(given), opening)
         body.__name__ = name
         return list(jax.jit(body)(*operands))
 
-    return jax.make_jaxpr(lambda *leaves: run(*opened(jaxpr), list(leaves), opening))(*leaves)
+    return jax.make_jaxpr(lambda *leaves: run(*jaxpr_and_consts(jaxpr), list(leaves), opening))(*leaves)
 
 
 def differentiable(tree: Any) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from .._programs import Recent, opened, structure_of
+from .._programs import Recent, jaxpr_and_consts, keyed_jaxpr
 
 R = TypeVar("R")
 
@@ -27,7 +27,7 @@ _kept: Recent[Any] = Recent(128)
 
 def kept(purpose: Hashable, jaxprs: Sequence[ClosedJaxpr | None], make: Callable[[], R]) -> R:
     """What was made of earlier programs if they were the same but for their constants, or is made now."""
-    keys = [None if jaxpr is None else structure_of(opened(jaxpr)[0], exact=False) for jaxpr in jaxprs]
+    keys = [None if jaxpr is None else keyed_jaxpr(jaxpr_and_consts(jaxpr)[0], exact=False) for jaxpr in jaxprs]
     is_known = all(key is not None or jaxpr is None for key, jaxpr in zip(keys, jaxprs, strict=True))
     key = (purpose, jax.config.jax_enable_x64, jax.default_backend(), tuple(keys))
     return _kept.of(key if is_known else None, make)

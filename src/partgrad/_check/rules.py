@@ -18,8 +18,8 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     is_in_library,
+    jaxpr_and_consts,
     line,
-    opened,
 )
 from .names import element_of, rule_of, steps_of
 from .probe import Answer, probe
@@ -138,7 +138,7 @@ def _differing(equation: JaxprEqn, operands: Operands) -> Any:
         return function
 
     by_rule = of_floating(lambda given: bind(equation, given))
-    by_function = of_floating(lambda given: evaluate(*opened(body), given))
+    by_function = of_floating(lambda given: evaluate(*jaxpr_and_consts(body), given))
     point = [jnp.asarray(operands[i]) for i in where]
     derivative = _pullback if _is_reverse(equation) else _pushforward
     (value, slope), (own_value, own_slope) = derivative(by_rule, point), derivative(by_function, point)

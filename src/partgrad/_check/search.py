@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._double_where import double_where
-from .._programs import any_equation, line, opened, size_of
+from .._programs import any_equation, jaxpr_and_consts, line, size_of
 from .quick import quick_jit
 from .residuals import CHOICES, Residuals
 
@@ -79,7 +79,7 @@ def search(
         tick: Called now and then with what was done.
     """
     end = time.monotonic() + seconds
-    jaxpr, consts = opened(program)
+    jaxpr, consts = jaxpr_and_consts(program)
     visitor = Residuals()
     sites = visitor.sites_in(jaxpr)
     if not sites:

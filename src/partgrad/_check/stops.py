@@ -25,10 +25,10 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     is_in_library,
-    opened,
+    jaxpr_and_consts,
     running,
     union,
-    while_parts,
+    while_of,
 )
 from .evaluation import Exact, Leaves
 from .program import Program
@@ -119,7 +119,7 @@ def is_until(equation: JaxprEqn) -> bool:
     """Whether an equation is a loop that ends on more than a count."""
     if equation.primitive.name != "while":
         return False
-    test = opened(while_parts(equation).test)[0]
+    test = jaxpr_and_consts(while_of(equation).test)[0]
     asked = [atom for inner in test.eqns for atom in inner.invars] or test.outvars
     return not all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in asked)
 

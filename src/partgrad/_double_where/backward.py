@@ -20,7 +20,7 @@ from .._programs import (
     float0_zeros,
     is_floating,
     is_linear,
-    opened,
+    jaxpr_and_consts,
     zeros_like_aval,
 )
 from .known import is_zero, remembering
@@ -45,10 +45,10 @@ def forward_of(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     # An affine pass would count as linear, because its constant does not show in a transpose.
     if adds_a_constant(closed) or not is_linear(closed, [True] * len(live)):
         return None
-    jaxpr, consts = opened(closed)
+    jaxpr, consts = jaxpr_and_consts(closed)
     run = lambda cotangents: evaluate(jaxpr, consts, list(cotangents))
     push = lambda *tangents: transposed(run, [variable.aval for variable in jaxpr.invars], tangents)
-    found = through(*opened(jax.make_jaxpr(push)(*(wire.aval for wire in step.wires))), step.of_wires(items))
+    found = through(*jaxpr_and_consts(jax.make_jaxpr(push)(*(wire.aval for wire in step.wires))), step.of_wires(items))
     results = dict(zip(live, found, strict=True))
     zero = lambda wire: Masked(zeros_like_aval(wire.aval), False)
     return [_as_tangent(results[n]) if n in results else zero(wire) for n, wire in enumerate(step.results)]
@@ -68,7 +68,7 @@ def kept_rule(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> 
     def masked(*operands: Any) -> Operands:
         # The masks are operands too, because an outer differentiation may come after they were traced.
         pairs = zip(operands[:count], restored(states, operands[count:]), strict=True)
-        return list(map(clean, through(*opened(body), [Masked(value, mask) for value, mask in pairs])))
+        return list(map(clean, through(*jaxpr_and_consts(body), [Masked(value, mask) for value, mask in pairs])))
 
     plain = lambda *operands: bind(equation, list(operands[:count]))
     if equation.primitive.name in CUSTOM_JVPS:

@@ -17,7 +17,7 @@ from .._programs import (
     checkpoint_settings,
     evaluate,
     is_recomputed,
-    opened,
+    jaxpr_and_consts,
     primal_jaxpr,
     shard_map_like,
     shard_map_specs,
@@ -48,7 +48,7 @@ class _Body:
         """The values and the masks of the outputs."""
         with remembering(inside=True):
             entering(self._items, values)
-            jaxpr, consts = opened(self._jaxpr)
+            jaxpr, consts = jaxpr_and_consts(self._jaxpr)
             items = with_masks(values, [state_of(item.mask) for item in self._items], arrays)
             found = self._through(jaxpr, consts, items)
             outputs = [as_array(clean(item), v.aval) for item, v in zip(found, jaxpr.outvars, strict=True)]
@@ -76,7 +76,7 @@ def cond(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[
 
     def of(closed: Any, own: Sequence[State]) -> Callable[..., tuple[Operands, Operands]]:
         def branch(values: Operands, arrays: Operands) -> tuple[Operands, Operands]:
-            outputs = evaluate(*opened(closed), [*values, *arrays])
+            outputs = evaluate(*jaxpr_and_consts(closed), [*values, *arrays])
             values, masks = outputs[: len(avals)], restored(own, outputs[len(avals) :])
             return values, fitted(masks, states, [jax.typeof(value) for value in values])
 
@@ -93,7 +93,7 @@ def checkpoint(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     _, flags = checkpoint_settings(equation)
     prevented = (list(flags), [False] * len(arrays)) if isinstance(flags, tuple) else None
     traced = jax.make_jaxpr(checkpoint_like(equation, body.with_arrays, prevented))(values, arrays)
-    found = step_through(*opened(traced), [*values, *arrays], functools.partial(_recomputed, equation))
+    found = step_through(*jaxpr_and_consts(traced), [*values, *arrays], functools.partial(_recomputed, equation))
     return with_masks(found[: len(equation.outvars)], body.states, found[len(equation.outvars) :])
 
 

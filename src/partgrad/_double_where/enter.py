@@ -16,8 +16,8 @@ from .._programs import (
     evaluate,
     holds_tracers,
     is_mutating,
-    opened,
-    structure_of,
+    jaxpr_and_consts,
+    keyed_jaxpr,
     with_constants_as_inputs,
 )
 from .known import captured
@@ -34,10 +34,10 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     """A function that runs an open jaxpr so that derivatives flow only along taken paths."""
     # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
     plain = without_dead_code(with_constants_as_inputs(jaxpr))
-    inner, found = opened(without_double_where(closed(plain)))
+    inner, found = jaxpr_and_consts(without_double_where(closed(plain)))
     if found:
         inner = plain
-    is_mutated, structure = any_equation(inner, is_mutating), structure_of(inner, exact=True)
+    is_mutated, keyed = any_equation(inner, is_mutating), keyed_jaxpr(inner, exact=True)
     is_live = holds_tracers(inner)
     own: dict[Hashable, Program] = {}
 
@@ -46,7 +46,7 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         numbers = [*map(captured, consts), *[None] * (len(inner.invars) - len(consts))]
         key = tuple(None if known is None else (known.shape, known.dtype, known.tobytes()) for known in numbers)
         if key not in own:
-            place = None if structure is None else (structure, key)
+            place = None if keyed is None else (keyed, key)
             own.clear()
             own[key] = _programs.of(place, lambda: Program(lambda: closed(inner), numbers))
         return own[key]

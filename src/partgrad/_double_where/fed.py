@@ -7,7 +7,17 @@ correctness.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._programs import CALLS, KINDS, any_equation, inner_jaxprs, is_floating, named, of_kind, opened, solve_parts
+from .._programs import (
+    CALLS,
+    KINDS,
+    any_equation,
+    inner_jaxprs,
+    is_floating,
+    jaxpr_and_consts,
+    named,
+    of_kind,
+    solve_functions,
+)
 from .linear import LinearProgram, Step, Wire
 from .masks import Mask, any_along, anywhere, on_mesh_of, spread
 from .moves import lanes_fed, moved, selected
@@ -73,24 +83,24 @@ def _solved(step: Step, masks: Sequence[Mask]) -> list[Mask]:
     right = step.of_wires(masks)
     if all(mask is True for mask in right) or not _is_direct(step):
         return _unknown(step, masks)
-    jaxpr, operands = _parts(step)["solve"]
+    jaxpr, operands = _functions(step)["solve"]
     return outputs_fed(LinearProgram.of(jaxpr, operands), right)
 
 
-def _parts(step: Step) -> dict[str, tuple[Any, list[Any]]]:
+def _functions(step: Step) -> dict[str, tuple[Any, list[Any]]]:
     """The functions that make up a linear solve, by name: jaxprs and operands, of which the last are tangents."""
-    parts, _ = solve_parts(step.equation, list(step.operands))
-    return {name: (jaxpr, [*known, *(Wire(w.aval) for w in step.wires)]) for name, (jaxpr, known) in parts.items()}
+    functions, _ = solve_functions(step.equation, list(step.operands))
+    return {name: (jaxpr, [*fixed, *(Wire(w.aval) for w in step.wires)]) for name, (jaxpr, fixed) in functions.items()}
 
 
 def _is_direct(step: Step) -> bool:
     """Whether only the right-hand side is a tangent and the solver has no loops or callbacks."""
-    _, right_sides = solve_parts(step.equation, list(step.operands))
+    _, right_sides = solve_functions(step.equation, list(step.operands))
     constants = len(step.operands) - len(right_sides)
     if any(step.linear[:constants]) or not all(step.linear[constants:]) or len(step.wires) != len(step.results):
         return False
     opaque = lambda equation: equation.primitive.name not in CALLS and any(inner_jaxprs(equation))
-    return not any(any_equation(opened(jaxpr)[0], opaque) for jaxpr, _ in _parts(step).values())
+    return not any(any_equation(jaxpr_and_consts(jaxpr)[0], opaque) for jaxpr, _ in _functions(step).values())
 
 
 FED: dict[str, Fed] = {

@@ -16,7 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from .._programs import CALLS, MOVED, bind, is_reshape, opened, padded_window, primal_jaxpr, scan_parts, step_through
+from .._programs import (
+    CALLS,
+    MOVED,
+    bind,
+    is_reshape,
+    jaxpr_and_consts,
+    padded_window,
+    primal_jaxpr,
+    scan_of,
+    step_through,
+)
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
@@ -90,7 +100,7 @@ def followed(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
         follow(equation, given, results)
         return results
 
-    return step_through(*opened(jaxpr), list(operands), step)
+    return step_through(*jaxpr_and_consts(jaxpr), list(operands), step)
 
 
 def remember(value: Any, numbers: Numbers | None) -> None:
@@ -293,25 +303,25 @@ _Origin: TypeAlias = tuple[int, tuple[int, ...]] | None
 
 def _origins(equation: JaxprEqn) -> list[_Origin]:
     """For each result of a loop, the number of the operand that it is broadcast from, if it is a predicate."""
-    parts = scan_parts(equation)
-    if not any(variable.aval.dtype == bool for variable in equation.outvars[parts.carried :]):
+    loop = scan_of(equation)
+    if not any(variable.aval.dtype == bool for variable in equation.outvars[loop.carried :]):
         return [None] * len(equation.outvars)
-    body, _ = opened(parts.body)
+    body, _ = jaxpr_and_consts(loop.body)
 
     def step(equation: JaxprEqn, given: list[_Origin]) -> list[_Origin]:
         if equation.primitive.name in CALLS:
-            inner, consts = opened(primal_jaxpr(equation))
+            inner, consts = jaxpr_and_consts(primal_jaxpr(equation))
             return step_through(inner, [None] * len(consts), given, step, lambda literal: None)
         if equation.primitive.name == "broadcast_in_dim" and len(given) == 1 and given[0] is not None:
             number, axes = given[0]
             return [(number, tuple(equation.params["broadcast_dimensions"][axis] for axis in axes))]
         return [None] * len(equation.outvars)
 
-    scanned = parts.consts + parts.carried
+    scanned = loop.consts + loop.carried
     given = [None if number < scanned else (number, tuple(range(v.aval.ndim))) for number, v in enumerate(body.invars)]
-    outputs = step_through(body, [None] * len(body.constvars), given, step, lambda literal: None)[parts.carried :]
+    outputs = step_through(body, [None] * len(body.constvars), given, step, lambda literal: None)[loop.carried :]
     shifted = [None if found is None else (found[0], (0, *(axis + 1 for axis in found[1]))) for found in outputs]
-    return [*[None] * parts.carried, *shifted]
+    return [*[None] * loop.carried, *shifted]
 
 
 def _results(equation: JaxprEqn, operands: list[Numbers | None]) -> list[Numbers | None]:
@@ -323,7 +333,7 @@ def _results(equation: JaxprEqn, operands: list[Numbers | None]) -> list[Numbers
     if any(aval.size > LARGEST or str(aval.dtype) not in _DTYPES for aval in avals):
         return nothing
     if name in CALLS:
-        inner, consts = opened(primal_jaxpr(equation))
+        inner, consts = jaxpr_and_consts(primal_jaxpr(equation))
         literal = lambda literal: np.asarray(literal.val)
         return step_through(inner, [*map(captured, consts)], operands, _results, literal)
     with np.errstate(all="ignore"):

@@ -15,7 +15,7 @@ from .._programs import (
     bind,
     by_value,
     is_floating,
-    opened,
+    jaxpr_and_consts,
     primal_jaxpr,
     with_constants_as_inputs,
     zeros_like_aval,
@@ -141,7 +141,7 @@ class LinearProgram:
             operands: A wire or a value for each of its inputs.
         """
         program = cls([operand for operand in operands if isinstance(operand, Wire)], [], [])
-        program.outputs.extend(into_steps(*opened(jaxpr), list(operands), program.steps))
+        program.outputs.extend(into_steps(*jaxpr_and_consts(jaxpr), list(operands), program.steps))
         return program
 
     def needed(self) -> list[Step]:
@@ -194,7 +194,7 @@ def into_steps(
             results = bind(equation, given)
             follow(equation, given, results)
         elif equation.primitive.name in CALLS:
-            results = into_steps(*opened(primal_jaxpr(equation)), given, steps, source)
+            results = into_steps(*jaxpr_and_consts(primal_jaxpr(equation)), given, steps, source)
         else:
             results = [Wire(variable.aval) for variable in equation.outvars]
             steps.append(Step(equation, tuple(given), tuple(results)))
@@ -212,13 +212,13 @@ def number_in(literal: Literal, divides: bool = False) -> Any:
 def split(function: Callable[[Sequence[Any]], Operands], avals: Sequence[Any]) -> tuple[Jaxpr, Operands]:
     """A linear function as a jaxpr of coefficients and tangents, and the values of the coefficients."""
     closed = jax.make_jaxpr(lambda *tangents: function(tangents))(*[zeros_like_aval(aval) for aval in avals])
-    jaxpr, coefficients = opened(closed)
+    jaxpr, coefficients = jaxpr_and_consts(closed)
     return with_constants_as_inputs(jaxpr), coefficients
 
 
 def linear_outputs(jaxpr: Any, linear: Sequence[bool]) -> list[bool]:
     """Which outputs of a jaxpr depend on the inputs that are tangents."""
-    return list(map(bool, by_value(opened(jaxpr)[0], list(map(int, linear)), by_element=False).outputs))
+    return list(map(bool, by_value(jaxpr_and_consts(jaxpr)[0], list(map(int, linear)), by_element=False).outputs))
 
 
 def carried_tangents(body: Any, linear: Sequence[bool], consts: int, carried: int) -> list[bool]:
@@ -245,7 +245,7 @@ def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
 
 def with_outputs(closed: Any, used: Sequence[bool]) -> Any:
     """A closed jaxpr with some of its outputs only, and what they need."""
-    jaxpr, _ = opened(closed)
+    jaxpr, _ = jaxpr_and_consts(closed)
     outputs = [atom for atom, is_used in zip(jaxpr.outvars, used, strict=True) if is_used]
     debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None) if jaxpr.debug_info else None
     return closed.replace(jaxpr=without_dead_code(jaxpr.replace(outvars=outputs, debug_info=debug_info)))

@@ -22,7 +22,7 @@ from .._programs import (
     inner_jaxprs,
     is_custom_rule,
     is_floating,
-    opened,
+    jaxpr_and_consts,
     operation_of,
     primal_jaxpr,
     source_of,
@@ -96,7 +96,7 @@ def _linearized_equation(
         follow(equation, given, results)
         return results, [None] * len(equation.outvars)
     if equation.primitive.name in CALLS:
-        inner, consts = opened(primal_jaxpr(equation))
+        inner, consts = jaxpr_and_consts(primal_jaxpr(equation))
         with source_of(equation):
             return _walked(with_constants_as_inputs(inner), [*consts, *given], [*[None] * len(consts), *wires], steps)
     is_ruled = is_custom_rule(equation) or equation.primitive.name in HIGH or is_remade(equation)
@@ -159,7 +159,7 @@ def _by_rule(
     free = [number for number, atom in enumerate(equation.invars) if not isinstance(atom, Literal)]
     rule = _rule(equation, [jax.typeof(given[number]) for number in free], free, numbers)
     operands = [*(given[number] for number in free), *(wires[number] for number in numbers)]
-    outputs = into_steps(*opened(rule), operands, steps, equation)
+    outputs = into_steps(*jaxpr_and_consts(rule), operands, steps, equation)
     count = len(equation.outvars)
     return outputs[:count], _wires_of(equation, outputs[count:])
 

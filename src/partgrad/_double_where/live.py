@@ -14,7 +14,7 @@ from .._programs import (
     Operands,
     evaluate,
     is_floating,
-    opened,
+    jaxpr_and_consts,
 )
 from .derivative import Derivative
 from .known import remembering
@@ -65,11 +65,11 @@ class LiveDerivative(Derivative):
         return list(jax.vjp(function, *(operands[number] for number in self._moving), has_aux=True)[2])
 
     def _walked(self, traced: Any, operands: Operands, moved: Operands) -> Operands:
-        jaxpr, _ = opened(traced)
+        jaxpr, _ = jaxpr_and_consts(traced)
         selecting = jax.make_jaxpr(lambda *o: selecting_shares(traced)(list(o)))(*(v.aval for v in jaxpr.invars))
         items = [*map(Masked, operands), *(Masked(value, True) for value in moved)]
         with remembering():
-            found = Walk(is_affine=True).through(*opened(without_double_where(selecting)), items)
+            found = Walk(is_affine=True).through(*jaxpr_and_consts(without_double_where(selecting)), items)
             return list(map(clean, found))
 
     def push(self, *given: Any) -> Operands:
@@ -87,7 +87,7 @@ class LiveDerivative(Derivative):
         """The push whose transpose the pull is: it is linear, or JAX says that it has no forward mode."""
         every = range(len(self.reached))
         pull = jax.make_jaxpr(lambda o, c: self._cotangents(every, o, c))(operands, self.reached)
-        jaxpr, consts = opened(pull)
+        jaxpr, consts = jaxpr_and_consts(pull)
 
         def push(operands: Operands, tangents: Operands) -> Operands:
             run = lambda cotangents: evaluate(jaxpr, consts, [*operands, *cotangents])

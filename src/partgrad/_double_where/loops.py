@@ -10,7 +10,7 @@ import jax
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
-from .._programs import Operands, as_array, bind, evaluate, opened, scan_like, scan_parts, while_parts
+from .._programs import Operands, as_array, bind, evaluate, jaxpr_and_consts, scan_like, scan_of, while_of
 from .backward import Through
 from .known import is_zero, remembering
 from .linear import carried_tangents, without_dead_code
@@ -71,16 +71,16 @@ class _Scanned:
 
 def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[Masked]:
     """The results of a scan."""
-    parts = scan_parts(equation)
-    jaxpr, consts = opened(parts.body)
-    count, carries = parts.carried, slice(parts.consts, parts.consts + parts.carried)
-    constant, carried, xs = items[: parts.consts], items[carries], _Scanned(items[carries.stop :])
-    if not parts.length:
+    loop = scan_of(equation)
+    jaxpr, consts = jaxpr_and_consts(loop.body)
+    count, carries = loop.carried, slice(loop.consts, loop.consts + loop.carried)
+    constant, carried, xs = items[: loop.consts], items[carries], _Scanned(items[carries.stop :])
+    if not loop.length:
         results = bind(equation, [item.value for item in items])
         return [*carried, *(Masked(ys, False) for ys in results[count:])]
     avals, out_avals = [v.aval for v in jaxpr.invars[carries]], [v.aval for v in jaxpr.outvars]
     slices = [v.aval for v in jaxpr.invars[carries.stop :]], [jax.typeof(array[0]) for array in xs.arrays]
-    linear = carried_tangents(parts.body, [item.mask is not None for item in items], parts.consts, count)
+    linear = carried_tangents(loop.body, [item.mask is not None for item in items], loop.consts, count)
     # An accumulator starts at zero and is everything afterwards.
     pairs = zip(_first(carried, linear[carries]), avals, strict=True)
     states: list[State] = [(1,) * len(aval.shape) if state is False else state for state, aval in pairs]
@@ -104,7 +104,7 @@ def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[
 
     def step(carry: Any, x: Any) -> Any:
         (values, masks), (x, x_masks) = carry, x
-        found = evaluate(*opened(body), [*values, *masks, *x, *x_masks])
+        found = evaluate(*jaxpr_and_consts(body), [*values, *masks, *x, *x_masks])
         values, new = found[: len(out_avals)], restored(outputs, found[len(out_avals) :])
         carried = fitted(new[:count], states, list(map(jax.typeof, values[:count])))
         # A mask that no step reads stays as it was.
@@ -122,7 +122,7 @@ def _shapes(states: Sequence[State]) -> list[Any]:
 
 def _used_masks(body: Any, count: int, states: Sequence[State]) -> list[bool]:
     """Which of the masks that are arrays the next step reads."""
-    inner, _ = opened(body)
+    inner, _ = jaxpr_and_consts(body)
     atoms = [atom for e in without_dead_code(inner).eqns for atom in e.invars] + list(inner.outvars)
     used = {atom for atom in atoms if not isinstance(atom, Literal)}
     return [variable in used for variable in inner.invars[count : count + len(_shapes(states))]]
@@ -145,17 +145,17 @@ def _final(
 
 def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[Masked]:
     """The results of a `while` loop, whose condition is known."""
-    parts, count = while_parts(equation), len(equation.outvars)
-    jaxpr, consts = opened(parts.body)
-    tested, rest = items[: parts.test_consts], items[parts.test_consts :]
-    constant, carried = rest[: parts.body_consts], rest[parts.body_consts :]
-    avals = [v.aval for v in jaxpr.invars[parts.body_consts :]]
-    linear = carried_tangents(parts.body, [item.mask is not None for item in rest], parts.body_consts, count)
-    test, test_consts = opened(parts.test)
+    loop, count = while_of(equation), len(equation.outvars)
+    jaxpr, consts = jaxpr_and_consts(loop.body)
+    tested, rest = items[: loop.test_consts], items[loop.test_consts :]
+    constant, carried = rest[: loop.body_consts], rest[loop.body_consts :]
+    avals = [v.aval for v in jaxpr.invars[loop.body_consts :]]
+    linear = carried_tangents(loop.body, [item.mask is not None for item in rest], loop.body_consts, count)
+    test, test_consts = jaxpr_and_consts(loop.test)
     # Under `vmap`, each element of the batch (the leading axes of every carry) stops on its own.
     is_batched = bool(test.outvars[0].aval.shape)
     whole = lambda state, aval: aval.shape if isinstance(state, tuple) and is_batched else state
-    states = [whole(s, a) for s, a in zip(_first(carried, linear[parts.body_consts :]), avals, strict=True)]
+    states = [whole(s, a) for s, a in zip(_first(carried, linear[loop.body_consts :]), avals, strict=True)]
 
     def traced(states: list[State]) -> tuple[Any, list[State]]:
         found: list[State] = []
@@ -175,7 +175,7 @@ def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     going = lambda carry: evaluate(test, test_consts, [*(item.value for item in tested), *carry[0]])[0]
 
     def step(carry: Any) -> Any:
-        found = evaluate(*opened(body), [*carry[0], *carry[1]])
+        found = evaluate(*jaxpr_and_consts(body), [*carry[0], *carry[1]])
         values, masks = found[:count], restored(outputs, found[count:])
         new = values, fitted(masks, states, list(map(jax.typeof, values)))
         if not is_batched:

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from jax.experimental.jet import jet, jet_rules
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from .._programs import Operands, evaluate, is_floating, opened, zeros_like_aval
+from .._programs import Operands, evaluate, is_floating, jaxpr_and_consts, zeros_like_aval
 from .derivative import Derivative
 from .program import Program, batch_of, call_p, linear_p, pull_of, push_of
 from .vmap import Vmap
 
 
 def _call(*operands: Any, program: Program, hints: int, jaxpr: Any) -> Operands:
-    return evaluate(*opened(jaxpr), list(operands))
+    return evaluate(*jaxpr_and_consts(jaxpr), list(operands))
 
 
 def _linear(*operands: Any, derivative: Derivative) -> Operands:
@@ -26,7 +26,7 @@ def _linear(*operands: Any, derivative: Derivative) -> Operands:
 # Outside of `jit` operation by operation, as JAX runs the function itself, so that values are the same bit for bit.
 call_p.def_impl(_call)
 linear_p.def_impl(_linear)
-call_p.def_abstract_eval(lambda *_, program, hints, jaxpr: [v.aval for v in opened(jaxpr)[0].outvars])
+call_p.def_abstract_eval(lambda *_, program, hints, jaxpr: [v.aval for v in jaxpr_and_consts(jaxpr)[0].outvars])
 linear_p.def_abstract_eval(lambda *_, derivative: derivative.reached)
 # What 0.12 makes of a program that contains primitives such as `custom_root`, which show only their rules.
 call_p.to_lojax = _call
@@ -52,7 +52,7 @@ def _call_jvp(primals: Any, tangents: Any, program: Program, hints: int, jaxpr: 
         return results, list(map(_zero, results))
     values, derivative = program.derivative(moving)
     results = values.run(list(operands))
-    count = len(opened(jaxpr)[0].outvars)
+    count = len(jaxpr_and_consts(jaxpr)[0].outvars)
     outputs, computed = results[:count], results[count:]
     rates = list(map(_zero, outputs))
     if derivative.reached:
@@ -69,7 +69,7 @@ def _call_transpose(cotangents: Any, *operands: Any, program: Program, hints: in
 
     def function(*moved: Any) -> Operands:
         at = dict(zip(free, moved, strict=True))
-        return evaluate(*opened(jaxpr), [at.get(number, operand) for number, operand in enumerate(operands)])
+        return evaluate(*jaxpr_and_consts(jaxpr), [at.get(number, operand) for number, operand in enumerate(operands)])
 
     zeros = [zeros_like_aval(operands[number].aval) for number in free]
     pull = jax.linear_transpose(function, *zeros)

@@ -19,8 +19,8 @@ from .._programs import (
     Operands,
     any_equation,
     evaluate,
+    jaxpr_and_consts,
     named,
-    opened,
     primal_jaxpr,
     with_constants_as_inputs,
 )
@@ -71,12 +71,12 @@ class Program:
 
     @functools.cached_property
     def _traced(self) -> tuple[Jaxpr, Operands]:
-        jaxpr, consts = opened(self._trace())
+        jaxpr, consts = jaxpr_and_consts(self._trace())
         return without_dead_code(with_constants_as_inputs(jaxpr) if consts else jaxpr), consts
 
     def shown(self, count: int) -> Any:
         """The jaxpr of this many operands, hints among them or not."""
-        if self._fast is not None and len(opened(self._fast)[0].invars) == count:
+        if self._fast is not None and len(jaxpr_and_consts(self._fast)[0].invars) == count:
             return self._fast
         return self._own
 
@@ -100,8 +100,8 @@ class Program:
         """The outputs, with a derivative that flows along taken paths only."""
         given = [*operands, *hints]
         shown = self.shown(len(given))
-        if self._fast is None and _is_plain(opened(shown)[0]):
-            return evaluate(*opened(shown), given)
+        if self._fast is None and _is_plain(jaxpr_and_consts(shown)[0]):
+            return evaluate(*jaxpr_and_consts(shown), given)
         return call_p.bind(*given, program=self, hints=len(hints), jaxpr=shown)
 
     def changed(self, run: Callable[..., Operands], operands: Operands) -> "Program":
@@ -215,7 +215,7 @@ def _is_plain(jaxpr: Jaxpr) -> bool:
 
     def plain(equation: Any) -> bool:
         if equation.primitive.name in CALLS:
-            return _is_plain(opened(primal_jaxpr(equation))[0])
+            return _is_plain(jaxpr_and_consts(primal_jaxpr(equation))[0])
         return equation.primitive.name in _PLAIN
 
     return all(map(plain, jaxpr.eqns))

@@ -25,7 +25,7 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     is_of_jax,
-    opened,
+    jaxpr_and_consts,
     rule_file,
     varying_like,
     with_constants_as_inputs,
@@ -57,7 +57,7 @@ def remade(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands])
     elif name in CUSTOM_VJPS:
         function = competing_vjp(equation)
     elif name in HIGH:
-        body = lambda jaxpr, *operands: run(*opened(jaxpr), list(operands))
+        body = lambda jaxpr, *operands: run(*jaxpr_and_consts(jaxpr), list(operands))
         function = without_remat3(equation, body) or _with_vjp(function)
     pairs = zip(function(*operands), equation.outvars, strict=True)
     return [result if is_floating(variable.aval) else _held(result) for result, variable in pairs]
@@ -145,7 +145,7 @@ def _has_constant_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> bool:
         _, results = jax.jvp(*along(equation, moving, operands), tangents)
         return [result for result in results if is_floating(jax.typeof(result))]
 
-    jaxpr, consts = opened(jax.make_jaxpr(pushed)(avals, [avals[number] for number in moving]))
+    jaxpr, consts = jaxpr_and_consts(jax.make_jaxpr(pushed)(avals, [avals[number] for number in moving]))
     sources = [CONSTANT] * (len(consts) + len(avals)) + [2 * CONSTANT] * len(moving)
     return CONSTANT in dependencies(with_constants_as_inputs(jaxpr), sources)
 

@@ -27,8 +27,8 @@ from .._programs import (
     evaluate,
     is_floating,
     is_of_jax,
+    jaxpr_and_consts,
     named,
-    opened,
     primal_jaxpr,
     step_through,
     written,
@@ -66,7 +66,7 @@ def has_competition(jaxpr: Jaxpr) -> bool:
 
 def selecting_shares(closed: Any) -> Callable[[Operands], Operands]:
     """A function of the inputs of a jaxpr in which tangents are selected where they meet a share of zero."""
-    jaxpr, consts = opened(closed)
+    jaxpr, consts = jaxpr_and_consts(closed)
     return lambda operands: [item.value for item in _Selecting().through(jaxpr, consts, list(map(_Value, operands)))]
 
 
@@ -88,7 +88,7 @@ class _Selecting:
     def _step(self, equation: JaxprEqn, given: list[_Value]) -> list[_Value]:
         name, kinds = equation.primitive.name, [item.kind for item in given]
         if name in CALLS:
-            return self.through(*opened(primal_jaxpr(equation)), given)
+            return self.through(*jaxpr_and_consts(primal_jaxpr(equation)), given)
         results = bind(equation, [item.value for item in given])
         if name == "mul" and "share" in kinds:
             won = given[kinds.index("share")].won
@@ -123,7 +123,7 @@ def is_competing_vjp(equation: JaxprEqn) -> bool:
     """Whether an equation is a `custom_vjp` of a competition, whose rule may differentiate that itself."""
     if equation.primitive.name not in CUSTOM_VJPS or equation.params.get("symbolic_zeros"):
         return False
-    body = opened(primal_jaxpr(equation))[0]
+    body = jaxpr_and_consts(primal_jaxpr(equation))[0]
     return has_competition(body) and not is_of_jax(written(body).file)
 
 
@@ -140,7 +140,9 @@ def competing_vjp(equation: JaxprEqn) -> Callable[..., Operands]:
         operands = [operand.value for operand in given]
         rule = jax.make_jaxpr(functools.partial(_both, equation, moving, floating))(operands, avals)
         selecting = (
-            selecting_shares(rule) if has_competition(rule.jaxpr) else functools.partial(evaluate, *opened(rule))
+            selecting_shares(rule)
+            if has_competition(rule.jaxpr)
+            else functools.partial(evaluate, *jaxpr_and_consts(rule))
         )
         selected = jax.make_jaxpr(lambda *o: selecting(list(o)))(*(v.aval for v in rule.jaxpr.invars))
         program = LinearProgram.of(selected, [*operands, *map(Wire, avals)])

@@ -18,8 +18,8 @@ from .._programs import (
     inner_jaxprs,
     is_floating,
     is_mutating,
+    jaxpr_and_consts,
     kind_of,
-    opened,
     source_of,
     zeros_like_aval,
 )
@@ -47,7 +47,7 @@ def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]
     arrays = [operand for operand in step.operands if isinstance(operand, jax.Array)]
     items = [*map(Masked, arrays), *(ct for ct in cotangents if ct is not None)]
     with source_of(step.equation):
-        jaxpr, consts = opened(_transpose(step, given, list(map(jax.typeof, arrays))))
+        jaxpr, consts = jaxpr_and_consts(_transpose(step, given, list(map(jax.typeof, arrays))))
         if any_equation(jaxpr, is_mutating):
             # Only JAX can follow what goes through a mutable reference.
             results = evaluate(jaxpr, consts, list(map(clean, items)))

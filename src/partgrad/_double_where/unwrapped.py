@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.extend.core import JaxprEqn
 
-from .._programs import OWN, Chain, Operands, any_equation, evaluate, opened, run, shown
+from .._programs import OWN, Chain, Operands, any_equation, evaluate, jaxpr_and_consts, run, shown
 
 
 def is_double_where(equation: JaxprEqn) -> bool:
@@ -19,12 +19,12 @@ def without_double_where(closed: Any) -> Any:
     Residuals that a function under it returns have no derivative, because its own derivative starts from the operands
     again. A program that reads them has to see how they are computed.
     """
-    jaxpr, consts = opened(closed)
+    jaxpr, consts = jaxpr_and_consts(closed)
     if not any_equation(jaxpr, is_double_where):
         return closed
 
     def opening(chain: Chain, operands: Operands) -> Operands | None:
-        return evaluate(*opened(shown(chain[-1])), operands) if is_double_where(chain[-1]) else None
+        return evaluate(*jaxpr_and_consts(shown(chain[-1])), operands) if is_double_where(chain[-1]) else None
 
     unwrapped = lambda *o: run(jaxpr, consts, list(o), opening, wanted=is_double_where)
     return jax.make_jaxpr(unwrapped)(*(variable.aval for variable in jaxpr.invars))

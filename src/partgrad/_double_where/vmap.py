@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from .._programs import Operands, evaluate, opened, with_constants_as_inputs
+from .._programs import Operands, evaluate, jaxpr_and_consts, with_constants_as_inputs
 from .derivative import Derivative
 from .known import remember
 from .linear import LinearProgram, Wire, linear_outputs
@@ -42,7 +42,7 @@ class Vmap:
 
     def of_jaxpr(self, closed: Any, axes: Axes) -> tuple[Any, list[bool]]:
         """A jaxpr batched, and which of its outputs have the axis."""
-        jaxpr, consts = opened(closed)
+        jaxpr, consts = jaxpr_and_consts(closed)
         kept = batched_outputs(closed, axes)
         avals = [self.wide(v.aval, axis) for v, axis in zip(jaxpr.invars, axes, strict=True)]
         return jax.make_jaxpr(self.of(lambda *o: evaluate(jaxpr, consts, list(o)), axes, kept))(*avals), kept
@@ -50,7 +50,7 @@ class Vmap:
 
 def batched_outputs(closed: Any, axes: Axes) -> list[bool]:
     """Which outputs of a jaxpr have the axis of the batch."""
-    jaxpr, consts = opened(closed)
+    jaxpr, consts = jaxpr_and_consts(closed)
     flags = [*[False] * len(consts), *(axis is not None for axis in axes)]
     return linear_outputs(with_constants_as_inputs(jaxpr), flags)
 
@@ -67,7 +67,7 @@ class BatchedDerivative(Derivative):
         one = [*inner.avals, *inner.computed, *(wire.aval for wire in inner.inputs)]
         self._inner, self._axes, self._vmap = inner, axes, vmap
         closed, self.kept = vmap.of_jaxpr(jax.make_jaxpr(self._unbatched)(*one), axes)
-        self._jaxpr, self._consts = opened(closed)
+        self._jaxpr, self._consts = jaxpr_and_consts(closed)
         self.avals, self.computed, tangents = inner.parted([v.aval for v in self._jaxpr.invars])
         self.inputs = list(map(Wire, tangents))
         found = iter([Wire(variable.aval) for variable in self._jaxpr.outvars])

@@ -25,10 +25,10 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     is_linear_in,
+    jaxpr_and_consts,
     mesh_elsewhere,
     named,
     of_kind,
-    opened,
     primal_jaxpr,
     shown,
     source_of,
@@ -93,9 +93,9 @@ class Walk:
             follow(equation, values, results)
             return list(map(Masked, results))
         if name in CALLS:
-            return self.through(*opened(primal_jaxpr(equation)), items)
+            return self.through(*jaxpr_and_consts(primal_jaxpr(equation)), items)
         if name in OWN:
-            return self.through(*opened(shown(equation)), items)
+            return self.through(*jaxpr_and_consts(shown(equation)), items)
         if is_custom_rule(equation):
             return kept_rule(equation, items, Walk(is_affine=True).through)
         if name in ENTERED and (name != "cond" or items[0].mask is None):

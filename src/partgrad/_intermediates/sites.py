@@ -22,11 +22,11 @@ from .._programs import (
     explicit_sharding,
     inner_jaxprs,
     is_custom_rule,
+    jaxpr_and_consts,
     line,
     name_of,
-    opened,
     varying_axes,
-    while_parts,
+    while_of,
     written,
 )
 from ..errors import NoMatchError, SelectionError
@@ -137,7 +137,7 @@ def refuse_unknown(jaxpr: Jaxpr, wanted: Wanted, sites: list[Site]) -> None:
 def _hidden(jaxpr: Jaxpr) -> Iterator[tuple[str, str]]:
     """The names of values that are not sites, each with the equation that hides it."""
     for equation in jaxpr.eqns:
-        test = opened(while_parts(equation).test)[0] if equation.primitive.name == "while" else None
+        test = jaxpr_and_consts(while_of(equation).test)[0] if equation.primitive.name == "while" else None
         for inner in inner_jaxprs(equation):
             if inner is test:
                 yield from ((name, f"the condition of a loop at {line((equation,))}") for name in _names_in(inner))

@@ -15,6 +15,16 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from .elementwise import moved, union_of
+from .equations import (
+    Chain,
+    branches_of,
+    inner_jaxprs,
+    is_custom_rule,
+    is_floating,
+    jaxpr_and_consts,
+    scan_of,
+    while_of,
+)
 from .interpreter import expanded, step_through, with_constants_as_inputs
 from .primitives import (
     CALLS,
@@ -28,14 +38,6 @@ from .primitives import (
     OWN,
     PRODUCTS,
     SUMS,
-    Chain,
-    branches_of,
-    inner_jaxprs,
-    is_custom_rule,
-    is_floating,
-    opened,
-    scan_parts,
-    while_parts,
 )
 from .rules import LINEAR, fills
 
@@ -176,38 +178,38 @@ class Dependence:
         if name in HIGH and id(equation) not in self._expanded:
             body = _expansions.get(id(equation))
             if body is None and (closed := expanded(equation)) is not None:
-                body = _expansions[id(equation)] = opened(closed)[0]
+                body = _expansions[id(equation)] = jaxpr_and_consts(closed)[0]
             self._expanded[id(equation)] = [] if body is None else [body]
         return self._expanded.get(id(equation), [])
 
     def _of_cond(self, chain: Chain, given: list[Any]) -> list[Any]:
         decided = union_of(given[0]) & ~self._constant if self._through_control else 0
-        branches = [self._through(opened(branch)[0], given[1:], chain) for branch in branches_of(chain[-1])]
+        branches = [self._through(jaxpr_and_consts(branch)[0], given[1:], chain) for branch in branches_of(chain[-1])]
         return [functools.reduce(operator.or_, each) | decided for each in zip(*branches, strict=True)]
 
     def _of_scan(self, chain: Chain, given: Sources) -> Sources:
-        parts = scan_parts(chain[-1])
-        body, carried = opened(parts.body)[0], parts.carried
-        consts, carry, xs = given[: parts.consts], given[parts.consts :][:carried], given[parts.consts + carried :]
+        loop = scan_of(chain[-1])
+        body, carried = jaxpr_and_consts(loop.body)[0], loop.carried
+        consts, carry, xs = given[: loop.consts], given[loop.consts :][:carried], given[loop.consts + carried :]
         step = lambda carry: _unions(self._through(body, [*consts, *carry, *xs], chain))
         stacked = [0] * (len(chain[-1].outvars) - carried)
         # First step by step: what the first step overwrites is unused, which a union over all lengths would not show.
-        for _ in range(min(parts.length, 2 * carried + 2)):
+        for _ in range(min(loop.length, 2 * carried + 2)):
             outputs = step(carry)
             stacked = _joined(stacked, outputs[carried:])
             if outputs[:carried] == carry:
                 return [*carry, *stacked]
             carry = outputs[:carried]
-        if parts.length <= 2 * carried + 2:
+        if loop.length <= 2 * carried + 2:
             return [*carry, *stacked]
         outputs = _fixed_point(step, carry)
         return [*outputs[:carried], *_joined(stacked, outputs[carried:])]
 
     def _of_while(self, chain: Chain, given: Sources) -> Sources:
-        parts = while_parts(chain[-1])
-        test, body = opened(parts.test)[0], opened(parts.body)[0]
-        tested, rest = given[: parts.test_consts], given[parts.test_consts :]
-        consts, carry = rest[: parts.body_consts], rest[parts.body_consts :]
+        loop = while_of(chain[-1])
+        test, body = jaxpr_and_consts(loop.test)[0], jaxpr_and_consts(loop.body)[0]
+        tested, rest = given[: loop.test_consts], given[loop.test_consts :]
+        consts, carry = rest[: loop.body_consts], rest[loop.body_consts :]
 
         def step(carry: Sources) -> Sources:
             decided = union(_unions(self._through(test, [*tested, *carry], chain))) & ~self._constant
@@ -293,7 +295,7 @@ def dependencies(jaxpr: Jaxpr, sources: Sources) -> Sources:
 
 def adds_a_constant(closed: Any) -> bool:
     """Whether a function, linear but for what it adds, makes anything but zeros of zeros."""
-    jaxpr, consts = opened(closed)
+    jaxpr, consts = jaxpr_and_consts(closed)
     sources = [CONSTANT] * len(consts) + [0] * len(jaxpr.invars)
     return any(dependencies(with_constants_as_inputs(jaxpr), sources))
 

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
-from .primitives import KINDS, reshape_order, windows_of
+from .equations import (
+    reshape_order,
+    windows_of,
+)
+from .primitives import (
+    KINDS,
+)
 
 # Larger arrays are followed as a whole.
 _MOST_ELEMENTS = 1024

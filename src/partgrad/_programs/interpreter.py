@@ -18,13 +18,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from .._compat import expansion_of, foreign_implementation, ordinary_checkpoint
-from .lines import has_line
-from .primitives import (
-    CALLS,
-    CHECKPOINTS,
-    CUSTOM_RULES,
-    HIGH,
-    OWN,
+from .equations import (
     Chain,
     Operands,
     any_equation,
@@ -32,16 +26,24 @@ from .primitives import (
     checkpoint_settings,
     explicit_sharding,
     inner_jaxprs,
-    kind_of,
+    jaxpr_and_consts,
     name_of,
-    opened,
     platforms_of,
     primal_jaxpr,
-    scan_parts,
+    scan_of,
     shard_map_axes,
     shard_map_specs,
     varying_axes,
-    while_parts,
+    while_of,
+)
+from .lines import has_line
+from .primitives import (
+    CALLS,
+    CHECKPOINTS,
+    CUSTOM_RULES,
+    HIGH,
+    OWN,
+    kind_of,
 )
 
 _RULED = CUSTOM_RULES | HIGH
@@ -143,7 +145,7 @@ def run(
         with context(chain):
             results = rule(chain, given) if contains or (wanted is not None and wanted(equation)) else None
             if results is None and contains and equation.primitive.name in in_place:
-                results = within(chain)(*opened(primal_jaxpr(equation)), given)
+                results = within(chain)(*jaxpr_and_consts(primal_jaxpr(equation)), given)
             if results is None and contains:
                 results = reenter(equation, given, within(chain))
             return bind(equation, given) if results is None else results
@@ -196,7 +198,7 @@ def rebind(equation: JaxprEqn, operands: Operands, change: Callable[[Any], Any])
     changed = {}
     for name, parameter in equation.params.items():
         items = parameter if isinstance(parameter, tuple | list) else (parameter,)
-        new = [change(item) if hasattr(opened(item)[0], "eqns") else item for item in items]
+        new = [change(item) if hasattr(jaxpr_and_consts(item)[0], "eqns") else item for item in items]
         if any(map(operator.is_not, new, items)):
             kind = type(parameter)
             changed[name] = new[0] if items[0] is parameter else getattr(kind, "_make", kind)(new)
@@ -274,7 +276,7 @@ def reenter(
 
 def _body(jaxpr: Any, run: Callable[..., Operands], step: Any = None) -> Callable[..., Operands]:
     run = run if step is None else functools.partial(run, step=step)
-    return lambda *operands: run(*opened(jaxpr), list(operands))
+    return lambda *operands: run(*jaxpr_and_consts(jaxpr), list(operands))
 
 
 def _call(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
@@ -284,39 +286,39 @@ def _call(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) 
 
 
 def _scan(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands], counted: bool) -> Operands:
-    parts = scan_parts(equation)
-    consts, carry = operands[: parts.consts], operands[parts.consts :][: parts.carried]
+    loop = scan_of(equation)
+    consts, carry = operands[: loop.consts], operands[loop.consts :][: loop.carried]
 
     def step(carry: Operands, xs: tuple[Any, Operands]) -> tuple[Operands, Operands]:
         number, own = xs
-        outputs = _body(parts.body, run, number)(*consts, *carry, *own)
-        return outputs[: parts.carried], outputs[parts.carried :]
+        outputs = _body(loop.body, run, number)(*consts, *carry, *own)
+        return outputs[: loop.carried], outputs[loop.carried :]
 
-    xs = jnp.arange(parts.length) if counted else None, operands[parts.consts + parts.carried :]
+    xs = jnp.arange(loop.length) if counted else None, operands[loop.consts + loop.carried :]
     carry, stacked = scan_like(equation, step, carry, xs)
     return [*carry, *stacked]
 
 
 def scan_like(equation: JaxprEqn, step: Callable[..., Any], carry: Any, xs: Any, *, backwards: bool = False) -> Any:
     """`jax.lax.scan` with the length, direction and unrolling of an equation, or in the other direction."""
-    parts = scan_parts(equation)
-    is_reversed, unroll = parts.is_reversed != backwards, equation.params["unroll"]
-    return lax.scan(step, carry, xs, length=parts.length, reverse=is_reversed, unroll=unroll)
+    loop = scan_of(equation)
+    is_reversed, unroll = loop.is_reversed != backwards, equation.params["unroll"]
+    return lax.scan(step, carry, xs, length=loop.length, reverse=is_reversed, unroll=unroll)
 
 
 def _while(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands], counted: bool) -> Operands:
-    parts = while_parts(equation)
-    tested, rest = operands[: parts.test_consts], operands[parts.test_consts :]
-    consts, carry = rest[: parts.body_consts], rest[parts.body_consts :]
-    (predicate,) = opened(parts.test)[0].outvars
+    loop = while_of(equation)
+    tested, rest = operands[: loop.test_consts], operands[loop.test_consts :]
+    consts, carry = rest[: loop.body_consts], rest[loop.body_consts :]
+    (predicate,) = jaxpr_and_consts(loop.test)[0].outvars
     first: tuple[Any, Operands] = (jnp.zeros((), int), carry)
 
     def going(number: Any, carry: Operands) -> Any:
-        return _body(parts.test, run, number if counted else None)(*tested, *carry)[0]
+        return _body(loop.test, run, number if counted else None)(*tested, *carry)[0]
 
     def step(numbered: tuple[Any, Operands]) -> tuple[Any, Operands]:
         number, carry = numbered
-        new = _body(parts.body, run, number if counted else None)(*consts, *carry)
+        new = _body(loop.body, run, number if counted else None)(*consts, *carry)
         if predicate.aval.shape:
             # Under `jax.vmap`, each element of the batch (the leading axes of every carry) stops on its own.
             mask = going(number, carry)
@@ -375,7 +377,7 @@ def shard_map_like(equation: JaxprEqn, function: Callable[..., Any], in_specs: A
 def _own(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands]) -> Operands:
     if equation.params["hints"]:
         # The value of a derivative, which is differentiated no further.
-        return run(*opened(primal_jaxpr(equation)), operands)
+        return run(*jaxpr_and_consts(primal_jaxpr(equation)), operands)
     return list(equation.params["program"].changed(run, operands).run(operands))
 
 

@@ -19,7 +19,16 @@ from jax.extend.core import JaxprEqn
 
 from .._compat import files_of
 from ..errors import PartgradError
-from .primitives import CALLS, TRANSPARENT, Chain, inner_jaxprs, name_of, written
+from .equations import (
+    Chain,
+    inner_jaxprs,
+    name_of,
+    written,
+)
+from .primitives import (
+    CALLS,
+    TRANSPARENT,
+)
 
 _OWN = os.path.join(Path(__file__).parents[1], "")
 # So that JAX never reports a line of partgrad as the source of an equation.

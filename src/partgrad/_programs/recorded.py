@@ -12,9 +12,14 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from jax.tree_util import GetAttrKey
 
+from .equations import (
+    Chain,
+    Operands,
+    jaxpr_and_consts,
+    size_of,
+)
 from .interpreter import as_array, run
-from .primitives import Chain, Operands, opened, size_of
-from .same import structure_of
+from .same import keyed_jaxpr
 
 
 class Leaves:
@@ -97,7 +102,7 @@ class Recorded:
         # What it prints, it has printed already, and so it is with its warnings.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), _unwarned():
             closed, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
-        self._jaxpr, consts = opened(closed)
+        self._jaxpr, consts = jaxpr_and_consts(closed)
         self._count, self._output = len(consts), jax.tree.structure(shape)
         numbers = np.cumsum(given) - 1 + self._count
         self._places = [int(n) for n, is_chosen in zip(numbers, chosen, strict=True) if is_chosen]
@@ -111,9 +116,9 @@ class Recorded:
         return size_of(self._jaxpr)[0]
 
     @property
-    def structure(self) -> Any:
+    def keyed(self) -> Any:
         """What programs have in common that differ in their numbers only; None if that cannot be said."""
-        return structure_of(self._jaxpr, exact=False)
+        return keyed_jaxpr(self._jaxpr, exact=False)
 
     def taken(self) -> Operands:
         """The operands, which are not kept here any longer."""

@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import JaxprEqn
 
+from .equations import (
+    branches_of,
+    is_floating,
+    jaxpr_and_consts,
+    primal_jaxpr,
+    residual_count,
+    scan_of,
+)
 from .primitives import (
     CALLS,
     CHECKPOINTS,
     CUSTOM_LINEAR,
-    branches_of,
-    is_floating,
     named,
-    opened,
-    primal_jaxpr,
-    residual_count,
-    scan_parts,
 )
 
 
@@ -109,7 +111,7 @@ def is_linear_in(equation: JaxprEqn, moving: Sequence[bool]) -> bool:
 
 def is_linear(jaxpr: Any, moving: Sequence[bool]) -> bool:
     """Whether a jaxpr, up to what it adds, is a linear function of some of its inputs that JAX can transpose."""
-    return _linear_outputs(opened(jaxpr)[0], moving) is not None
+    return _linear_outputs(jaxpr_and_consts(jaxpr)[0], moving) is not None
 
 
 def _linear_outputs(jaxpr: Any, moving: Sequence[bool]) -> list[bool] | None:
@@ -129,9 +131,9 @@ def _moved(equation: JaxprEqn, moving: list[bool]) -> list[bool] | None:
     if not any(moving):
         return [False] * len(equation.outvars)
     if name in CALLS | CHECKPOINTS or name == "shard_map":
-        return _linear_outputs(opened(primal_jaxpr(equation))[0], moving)
+        return _linear_outputs(jaxpr_and_consts(primal_jaxpr(equation))[0], moving)
     if name == "cond":
-        branches = [_linear_outputs(opened(branch)[0], moving[1:]) for branch in branches_of(equation)]
+        branches = [_linear_outputs(jaxpr_and_consts(branch)[0], moving[1:]) for branch in branches_of(equation)]
         if moving[0] or None in branches:
             return None
         return [any(each) for each in zip(*branches, strict=True)]
@@ -141,15 +143,15 @@ def _moved(equation: JaxprEqn, moving: list[bool]) -> list[bool] | None:
 
 
 def _scanned(equation: JaxprEqn, moving: list[bool]) -> list[bool] | None:
-    parts, moving = scan_parts(equation), list(moving)
-    carries = slice(parts.consts, parts.consts + parts.carried)
+    loop, moving = scan_of(equation), list(moving)
+    carries = slice(loop.consts, loop.consts + loop.carried)
     while True:
-        outputs = _linear_outputs(opened(parts.body)[0], moving)
+        outputs = _linear_outputs(jaxpr_and_consts(loop.body)[0], moving)
         if outputs is None:
             return None
         grown = [before or after for before, after in zip(moving[carries], outputs, strict=False)]
         if grown == moving[carries]:
-            return [*grown, *outputs[parts.carried :]]
+            return [*grown, *outputs[loop.carried :]]
         moving[carries] = grown
 
 

@@ -13,8 +13,18 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from .equations import (
+    jaxpr_and_consts,
+    primal_jaxpr,
+    rule_file,
+    written,
+)
 from .lines import is_of_jax
-from .primitives import CUSTOM_JVPS, CUSTOM_RULES, HIGH, opened, primal_jaxpr, rule_file, written
+from .primitives import (
+    CUSTOM_JVPS,
+    CUSTOM_RULES,
+    HIGH,
+)
 
 R = TypeVar("R")
 _LARGEST_LITERAL = 64
@@ -75,7 +85,7 @@ class Recent(OrderedDict[Hashable, R]):
         return found
 
 
-def structure_of(jaxpr: Jaxpr, *, exact: bool) -> KeyedJaxpr | None:
+def keyed_jaxpr(jaxpr: Jaxpr, *, exact: bool) -> KeyedJaxpr | None:
     """A jaxpr as something that equals another which computes the same of constants and inputs.
 
     Args:
@@ -139,7 +149,7 @@ def _body_of_jax(equation: JaxprEqn, exact: bool) -> Hashable:
     if equation.primitive.name not in CUSTOM_JVPS:
         return None
     body = primal_jaxpr(equation)
-    name, file = written(opened(body)[0])
+    name, file = written(jaxpr_and_consts(body)[0])
     is_plain = name in _PLAIN_RULES and is_of_jax(file) and is_of_jax(rule_file(equation))
     return (name, _parameter(body, exact)) if is_plain else None
 
@@ -152,7 +162,7 @@ def _literal(literal: Literal) -> Hashable:
 
 
 def _parameter(value: Any, exact: bool) -> Hashable:
-    inner, consts = opened(value)
+    inner, consts = jaxpr_and_consts(value)
     if isinstance(inner, Jaxpr):
         if consts:
             # Arrays and tracers must not be kept alive.

@@ -11,10 +11,19 @@ from jax.extend.core import Jaxpr
 
 from .._compat import is_staging
 from .._trees import flatten, held_by, reaches
+from .equations import (
+    Operands,
+    any_equation,
+    jaxpr_and_consts,
+    rule_file,
+)
 from .interpreter import as_array
 from .lines import is_of_jax
-from .primitives import CUSTOM_JVPS, CUSTOM_RULES, Operands, any_equation, opened, rule_file
-from .same import structure_of
+from .primitives import (
+    CUSTOM_JVPS,
+    CUSTOM_RULES,
+)
+from .same import keyed_jaxpr
 
 # Runs the traced function itself, on other inputs.
 Again = Callable[..., Operands]
@@ -42,7 +51,7 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
     rewrites = functools.lru_cache(maxsize=_PROGRAMS_SIZE)(lambda keyed: rewrite(keyed.jaxpr))
 
     def run(call: TracedCall) -> Any:
-        keyed = structure_of(call.jaxpr, exact=False)
+        keyed = keyed_jaxpr(call.jaxpr, exact=False)
         rewriting = rewrite(call.jaxpr) if keyed is None else rewrites(keyed)
         return call.result(rewriting(call.consts, call.operands, call.again))
 
@@ -98,7 +107,7 @@ def _traced_with(function: Callable[..., Any], leaves: list[Any], treedef: Any, 
     given = _Mixed(treedef, [_TRACED if is_traced(leaf) else leaf for leaf in leaves])
     operands = [leaf for leaf in leaves if is_traced(leaf)]
     closed, shape = jax.make_jaxpr(functools.partial(_flat, function, given), return_shape=True)(*operands)
-    jaxpr, consts = opened(closed)
+    jaxpr, consts = jaxpr_and_consts(closed)
 
     def result(outputs: Operands) -> Any:
         outputs = [as_array(output, atom.aval) for output, atom in zip(outputs, jaxpr.outvars, strict=True)]

@@ -16,18 +16,20 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 from ..errors import SelectionError
+from .equations import (
+    Operands,
+    branches_of,
+    jaxpr_and_consts,
+    primal_jaxpr,
+    scan_of,
+    shard_map_axes,
+    shard_map_specs,
+    while_of,
+)
 from .interpreter import bind, reenter, shard_map_like, source_of, step_through
 from .lines import line
 from .primitives import (
     ENTERED,
-    Operands,
-    branches_of,
-    opened,
-    primal_jaxpr,
-    scan_parts,
-    shard_map_axes,
-    shard_map_specs,
-    while_parts,
 )
 
 # Takes a function and returns it in the guise that an equation gives it.
@@ -96,11 +98,11 @@ class Visitor:
         if name == "cond":
             return self._united(equation)[0]
         if name == "while":
-            return self.sites_in(opened(while_parts(equation).body)[0])
+            return self.sites_in(jaxpr_and_consts(while_of(equation).body)[0])
         if name == "scan":
-            parts = scan_parts(equation)
-            return [_stacked(site, parts.length) for site in self.sites_in(opened(parts.body)[0])]
-        inner = self.sites_in(opened(primal_jaxpr(equation))[0])
+            loop = scan_of(equation)
+            return [_stacked(site, loop.length) for site in self.sites_in(jaxpr_and_consts(loop.body)[0])]
+        inner = self.sites_in(jaxpr_and_consts(primal_jaxpr(equation))[0])
         return [_joined(equation, site) for site in inner] if name == "shard_map" else inner
 
     def is_entered(self, equation: JaxprEqn) -> bool:
@@ -145,7 +147,7 @@ class Visitor:
     def _entered(self, equation: JaxprEqn, given: Operands, run: Callable[..., Operands]) -> Operands:
         guise = self.guise(equation)
         if guise is not None:
-            return list(guise(lambda *given: run(*opened(primal_jaxpr(equation)), list(given)))(*given))
+            return list(guise(lambda *given: run(*jaxpr_and_consts(primal_jaxpr(equation)), list(given)))(*given))
         return reenter(equation, given, run) or []
 
     def _joined(self, jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
@@ -155,7 +157,7 @@ class Visitor:
         return [*outputs, *found]
 
     def _turn(self, equation: JaxprEqn, kept: int) -> Callable[..., Operands]:
-        body, _ = opened(while_parts(equation).body)
+        body, _ = jaxpr_and_consts(while_of(equation).body)
 
         def turn(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
             count = len(jaxpr.invars)
@@ -172,7 +174,7 @@ class Visitor:
     def _branch(self, equation: JaxprEqn, sites: list[Site]) -> Callable[..., Operands]:
         _, numbers = self._united(equation)
         # By identity: a jaxpr that occurs twice has the same sites.
-        of = {id(opened(branch)[0]): own for branch, own in zip(branches_of(equation), numbers, strict=True)}
+        of = {id(jaxpr_and_consts(branch)[0]): own for branch, own in zip(branches_of(equation), numbers, strict=True)}
 
         def branch(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
             count, own = len(jaxpr.invars), of[id(jaxpr)]
@@ -191,7 +193,7 @@ class Visitor:
         together: dict[tuple[str, int], Site] = {}
         keys = []
         for branch in branches_of(equation):
-            sites = self.sites_in(opened(branch)[0])
+            sites = self.sites_in(jaxpr_and_consts(branch)[0])
             names = [site.name for site in sites]
             keys.append([(name, names[:number].count(name)) for number, name in enumerate(names)])
             for key, site in zip(keys[-1], sites, strict=True):
@@ -207,7 +209,7 @@ class Visitor:
         return list(together.values()), [[numbers[key] for key in own] for own in keys]
 
     def _shard_map(self, equation: JaxprEqn, given: Operands, sites: list[Site], own: Operands) -> Operands:
-        inner, consts = opened(primal_jaxpr(equation))
+        inner, consts = jaxpr_and_consts(primal_jaxpr(equation))
         inside = self.sites_in(inner)
         count = len(given)
         # Every device has one piece along each axis over which a value differs.

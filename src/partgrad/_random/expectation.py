@@ -21,8 +21,8 @@ from .._programs import (
     custom_rule_body,
     inner_jaxprs,
     is_recomputed,
+    jaxpr_and_consts,
     name_of,
-    opened,
     reenter,
     rewritten,
     run,
@@ -141,7 +141,7 @@ def _with_score(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
         tag = _tag_of(equation)
         if tag is not None:
             scores.append(_score(tag, given))
-            body, body_consts = opened(custom_rule_body(equation))
+            body, body_consts = jaxpr_and_consts(custom_rule_body(equation))
             # Without the name: an outer expectation must not find it again.
             return run(body, body_consts, given, lambda _chain, named: named, wanted=_is_tag)
         _refuse_hidden(equation)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._programs import CONSTANT, any_equation, dependencies, is_mutating, is_reverse_only, opened
+from .._programs import CONSTANT, any_equation, dependencies, is_mutating, is_reverse_only, jaxpr_and_consts
 
 
 def used_leaves(function: Callable[[list[Any]], Any], selected: list[Any]) -> list[bool]:
@@ -66,7 +66,7 @@ def _staged(derivative: Callable[..., Any], function: Any, leaves: list[Any], ar
         # As arrays, so that a leaf of value zero is no literal zero in the jaxpr.
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         closed, shape = jax.make_jaxpr(derivative(function, arrays), return_shape=True)(argument)
-    return opened(closed)[0], shape
+    return jaxpr_and_consts(closed)[0], shape
 
 
 def _reached_in_reverse(function: Callable[[list[Any]], Any], selected: list[Any], shape: Any) -> list[bool]:
