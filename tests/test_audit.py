@@ -184,7 +184,13 @@ def test_a_module(project):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(("nowhere.py",), "no script 'nowhere.py'"), ((), "expected a script")]
+    ("arguments", "said"),
+    [
+        (("nowhere.py",), "no script 'nowhere.py'"),
+        ((), "expected a script"),
+        (("-m", "nowhere.at_all"), "no module 'nowhere.at_all'"),
+        (("--json", "nowhere/found.json", "script.py"), "no folder"),
+    ],
 )
 def test_wrong_usage(project, arguments, said):
     done = run(project, "partgrad", "audit", *arguments)

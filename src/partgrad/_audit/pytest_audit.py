@@ -21,6 +21,11 @@ class Gradients:
 
     def __init__(self, config: pytest.Config):
         option = config.getoption
+        for file in filter(None, (option("gradients_json"), option("gradients_html"))):
+            if not Path(file).absolute().parent.is_dir():
+                raise pytest.UsageError(
+                    f"there is no folder {str(Path(file).absolute().parent)!r} to write {file!r} to"
+                )
         self._config = config
         self._settings = from_project(
             Path(config.rootpath),

@@ -1,6 +1,7 @@
 """`python -m partgrad audit`: a script or a module runs as it would by itself, and then its gradients are checked."""
 
 import argparse
+import importlib.util
 import json
 import runpy
 import sys
@@ -32,6 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target, *rest = given.arguments
     if not given.module and not Path(target).is_file():
         parser.error(f"there is no script {target!r} in {Path.cwd()}")
+    if given.module and not _is_module(target):
+        parser.error(f"there is no module {target!r} in {Path.cwd()} or among the installed ones")
+    for file in (given.json, given.html):
+        if file is not None and not file.absolute().parent.is_dir():
+            parser.error(f"there is no folder {str(file.absolute().parent)!r} to write {file.name!r} to")
     packages = [target.partition(".")[0]] if given.module else []
     try:
         settings = from_project(Path.cwd(), packages=packages, **options)
@@ -58,6 +64,17 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--verbose", action="store_true", help="print notes too")
     audit.add_argument("arguments", nargs=argparse.REMAINDER, metavar="script.py ARGS", help="what to run")
     return parser
+
+
+def _is_module(name: str) -> bool:
+    path = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+    finally:
+        sys.path[:] = path
 
 
 def _run(recorder: Recorder, target: str, rest: Sequence[str], is_module: bool) -> int:
