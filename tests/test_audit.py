@@ -348,20 +348,25 @@ def test_intended(tmp_path):
             return jnp.sum(jnp.sqrt(x))
         def second(x):
             return jnp.sum(jnp.sqrt(x))  # partgrad: intended
+        def third(x):
+            return jnp.sum(jnp.sqrt(x))
         """)
     )
-    (tmp_path / "pyproject.toml").write_text('[tool.partgrad.audit]\nintended = ["model.py:3", "other.py:1"]\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.partgrad.audit]\nintended = ["model.py:3", "other.py:1"]\nskip = ["*third", "fourth"]\n'
+    )
     scope = {}
     exec(compile(file.read_text(), str(file), "exec"), scope)
 
     def run():
         jax.grad(scope["first"])(jnp.zeros(2))
         jax.grad(scope["second"])(jnp.zeros(2))
+        jax.grad(scope["third"])(jnp.zeros(2))
 
     result, settings = recorded(tmp_path, run)
     assert result.errors == 0
     assert [cause.finding["intended"] for cause in result.causes] == [True, True]
-    assert result.unmatched == ["other.py:1"]
+    assert result.unmatched == [("intended", "other.py:1"), ("skip", "fourth")]
     assert "'other.py:1'" in text(result, settings)
 
 

@@ -49,14 +49,14 @@ class Audited(NamedTuple):
         functions: The functions that were checked: the qualified name, the line, and the seconds that it took.
         causes: What was found, errors first.
         left: What was not checked.
-        unmatched: The entries of `intended` that match no finding.
+        unmatched: The entries of `intended` that match no finding, and those of `skip` that match no function.
         searched: For each function in which bad points were searched for, how many operands were tried and reached.
     """
 
     functions: list[tuple[str, str, float]]
     causes: list[Cause]
     left: list[Left]
-    unmatched: list[str]
+    unmatched: list[tuple[str, str]]
     searched: list[tuple[int, int]]
 
     @property
@@ -76,6 +76,7 @@ def audited(places: Sequence[Place], settings: Settings, show: Callable[[str], o
     if settings.search:
         audit.search(places)
     causes, unmatched = _gathered(audit.found, settings)
+    unmatched += [("skip", glob) for glob in settings.skip if glob not in settings.matched]
     return Audited(_listed(audit.functions), causes, audit.left, unmatched, audit.searched)
 
 
@@ -166,7 +167,9 @@ class _Audit:
         self.left.append(Left(what, place.origin.name, self._settings.line(*place.where), reason))
 
 
-def _gathered(found: list[tuple[dict[str, Any], str, str]], settings: Settings) -> tuple[list[Cause], list[str]]:
+def _gathered(
+    found: list[tuple[dict[str, Any], str, str]], settings: Settings
+) -> tuple[list[Cause], list[tuple[str, str]]]:
     """What was found by its cause, and the entries of `intended` that match none of it."""
     causes: list[Cause] = []
     used: set[str] = set()
@@ -178,7 +181,7 @@ def _gathered(found: list[tuple[dict[str, Any], str, str]], settings: Settings) 
         if meant or COMMENT in linecache.getline(finding["file"], finding["line"]):
             finding = {**finding, "severity": "info", "intended": True}
         causes.append(Cause(finding, [function], [met]))
-    return _merged(causes), [entry for entry in settings.intended if entry not in used]
+    return _merged(causes), [("intended", entry) for entry in settings.intended if entry not in used]
 
 
 def _merged(causes: Iterable[Cause]) -> list[Cause]:

@@ -91,6 +91,6 @@ def _from_plain(found: Any) -> Audited:
         [(name, where, seconds) for name, where, seconds in functions],
         [Cause(*cause) for cause in causes],
         [Left(*item) for item in left],
-        unmatched,
+        [(key, entry) for key, entry in unmatched],
         [(tried, reached) for tried, reached in searched],
     )

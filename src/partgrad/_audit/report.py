@@ -19,7 +19,8 @@ def text(result: Audited, settings: Settings, *, is_verbose: bool = False) -> st
     for left in result.left:
         reasons.setdefault((left.what, left.reason), []).append(f"{left.function} ({left.where})")
     lines += [f"not {what}  {short(functions)}: {reason}" for (what, reason), functions in reasons.items()]
-    lines += [f"warning  the entry {entry!r} of `intended` matches no finding" for entry in result.unmatched]
+    what = {"intended": "finding", "skip": "function"}
+    lines += [f"warning  the entry {entry!r} of `{key}` matches no {what[key]}" for key, entry in result.unmatched]
     return "\n".join([*lines, summary(result)])
 
 

@@ -38,6 +38,8 @@ class Settings:
     intended: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    # The globs of `skip` that some function matched.
+    matched: set[str] = dataclasses.field(default_factory=set, init=False, compare=False, repr=False)
 
     def line(self, file: str, line: int) -> str:
         """A line of code, as seen from the root of the project; empty if there is none."""
@@ -46,7 +48,9 @@ class Settings:
 
     def is_audited(self, file: str, name: str) -> bool:
         """Whether a function that is written in a file is audited."""
-        if any(fnmatch.fnmatch(name, glob) or fnmatch.fnmatch(file, f"*{glob}") for glob in self.skip):
+        skipping = [glob for glob in self.skip if fnmatch.fnmatch(name, glob) or fnmatch.fnmatch(file, f"*{glob}")]
+        self.matched.update(skipping)
+        if skipping:
             return False
         if self.everything:
             return True
