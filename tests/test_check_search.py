@@ -34,6 +34,16 @@ def turned(x):
     return jnp.array([sine * x[0] - cosine * x[1], cosine * x[0] + sine * x[1]])
 
 
+def interpolated(p, last=None):
+    """A table at equal distances, which may be read past its end."""
+    place = p["x"] * 8
+    index = place.astype(int) if last is None else jnp.clip(place.astype(int), 0, last)
+    return jnp.sum(p["table"][index] * (1 - place + index) + p["table"][index + 1] * (place - index))
+
+
+TABLE = {"table": jnp.arange(9.0) ** 2, "x": jnp.array([0.3, 0.2])}
+
+
 def in_a_loop(x):
     return jax.lax.scan(lambda c, t: (jnp.sqrt((c - t) ** 2) * (c - t), None), x, jnp.arange(3.0))[0]
 
@@ -77,6 +87,8 @@ PLANTED = {
     ),
     "model": (lambda m: jnp.sqrt(m.length**2) * m.length * m.held, Bond(jnp.array(2.0), jnp.array(3.0)), "sqrt"),
     "jit": (jax.jit(lambda x: jnp.sum(jnp.linalg.norm(x, axis=-1) ** 2)), jnp.ones((3, 2)), "norm"),
+    "past the end": (interpolated, TABLE, None),
+    "floor": (lambda p: jnp.sum(p["table"][jnp.floor(p["x"] * 8).astype(int)] ** 2), TABLE, None),
 }
 
 CLEAN = {
@@ -100,6 +112,7 @@ CLEAN = {
     "huber": (lambda x: jnp.sum(jnp.where(jnp.abs(x) < 1, x**2 / 2, jnp.abs(x) - 0.5)), W),
     "sort": (lambda x: jnp.sort(x) @ jnp.arange(3.0), V),
     "scan": (lambda x: jax.lax.scan(lambda c, t: (jnp.sin(c) + t, None), x, jnp.arange(3.0))[0], jnp.array(0.5)),
+    "within the end": (lambda p: interpolated(p, last=7), TABLE),
     "gelu": (lambda x: jnp.sum(jax.nn.gelu(x)), V),
 }
 

@@ -1,6 +1,7 @@
 """Residuals: what is zero where an operation has no derivative, or where a choice is at its threshold.
 
-That of `sqrt(x)` is x, of `x / y` y, of `x > y` x - y, of `eigh` the smallest gap between eigenvalues.
+That of `sqrt(x)` is x, of `x / y` y, of `x > y` x - y, of `eigh` the smallest gap between eigenvalues. That of a number
+which becomes an index is its distance from the first place past the end.
 """
 
 from collections.abc import Callable
@@ -9,9 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from .._programs import COMPARISONS, Operands, Site, Visitor, bind, is_custom_rule, is_floating
+from .._programs import (
+    COMPARISONS,
+    WRITES,
+    Operands,
+    Site,
+    Visitor,
+    any_equation,
+    bind,
+    is_custom_rule,
+    is_floating,
+)
 
 _Residual = Callable[[JaxprEqn, Operands, Operands], Any]
 
@@ -66,7 +77,41 @@ _RESIDUALS: dict[str, tuple[_Residual, ...]] = {
 CHOICES = frozenset({*COMPARISONS, "eq", "ne", "max", "min", "abs", "sign", "reduce_max", "reduce_min"})
 
 
-def _residuals_of(equation: JaxprEqn) -> tuple[_Residual, ...]:
+# At most so many lengths are tried as the end of what an index counts.
+_ENDS = 3
+
+
+def _ends(jaxpr: Jaxpr) -> tuple[_Residual, ...]:
+    """Of a number that becomes an index: its distances from the lengths of what is read and written by index."""
+    lengths: set[int] = set()
+
+    def see(equation: JaxprEqn) -> bool:
+        name, params = equation.primitive.name, equation.params
+        shape = equation.invars[0].aval.shape if equation.invars else ()
+        if name == "gather":
+            lengths.update(shape[axis] for axis in params["dimension_numbers"].start_index_map)
+        elif name in WRITES:
+            lengths.update(shape[axis] for axis in params["dimension_numbers"].scatter_dims_to_operand_dims)
+        elif name == "dynamic_slice":
+            lengths.update(size for size, taken in zip(shape, params["slice_sizes"], strict=True) if taken < size)
+        return False
+
+    any_equation(jaxpr, see)
+    return tuple(_first(float(length)) for length in sorted(lengths)[:_ENDS])
+
+
+def _is_index(equation: JaxprEqn) -> bool:
+    """Whether a floating number becomes an integer here, or a whole number, which has no slope."""
+    if equation.primitive.name in ("floor", "ceil", "round"):
+        return True
+    if equation.primitive.name != "convert_element_type":
+        return False
+    return jnp.issubdtype(equation.params["new_dtype"], jnp.integer) and is_floating(equation.invars[0].aval)
+
+
+def _residuals_of(equation: JaxprEqn, ends: tuple[_Residual, ...] = ()) -> tuple[_Residual, ...]:
+    if _is_index(equation):
+        return ends
     name = equation.primitive.name
     found = _RESIDUALS.get(name, ())
     if not found or not is_floating(equation.invars[0].aval):
@@ -80,14 +125,15 @@ def _residuals_of(equation: JaxprEqn) -> tuple[_Residual, ...]:
 
 
 class Residuals(Visitor):
-    """Brings back the residuals of all operations."""
+    """Brings back the residuals of all operations of a program."""
 
-    def __init__(self) -> None:
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self._ends = _ends(jaxpr)
         self.equations: dict[str, JaxprEqn] = {}
 
     def site_of(self, equation: JaxprEqn) -> Site | None:
         """An operation with a residual."""
-        if not _residuals_of(equation):
+        if not _residuals_of(equation, self._ends):
             return None
         shape = jax.eval_shape(lambda: self._residual(equation, *_like(equation)))
         # By its own name: the operations of two branches have nothing to do with each other.
@@ -104,7 +150,7 @@ class Residuals(Visitor):
         return (lambda function: function) if is_custom_rule(equation) else None
 
     def _residual(self, equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
-        found = [jnp.ravel(residual(equation, operands, results)) for residual in _residuals_of(equation)]
+        found = [jnp.ravel(residual(equation, operands, results)) for residual in _residuals_of(equation, self._ends)]
         return jnp.real(jnp.concatenate(found))
 
 

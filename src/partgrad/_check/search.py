@@ -80,7 +80,7 @@ def search(
     """
     end = time.monotonic() + seconds
     jaxpr, consts = jaxpr_and_consts(program)
-    visitor = Residuals()
+    visitor = Residuals(jaxpr)
     sites = visitor.sites_in(jaxpr)
     if not sites:
         return Searched([], 0)
