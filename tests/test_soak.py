@@ -70,7 +70,7 @@ def test_nothing_is_sent_to_a_device_behind_the_back():
 def test_strict_modes_and_flags_of_coming_behaviour():
     """All at once, on a few tests; `python tests/scripts/under.py` has each by itself, on many."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "under", "--under", ",".join(under.MODES)]
-    tests = [f"{under.TESTS}/test_{name}.py" for name in ("unused",)]
+    tests = [f"{under.TESTS}/internal/test_used_leaves.py"]
     run = subprocess.run(
         [*command, *tests], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": under.PATH}
     )
