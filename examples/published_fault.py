@@ -6,9 +6,8 @@ A wrong gradient in a published library, before and after
 jaxlie 1.5.0 computes with rigid motions. `SE3.exp` turns a twist into a motion: so much forward while turning by an
 angle. At an angle of zero it takes a branch of its own, because its formula divides by the angle. The value there is
 right. The derivative is twice what it should be, and an optimiser that starts at "no rotation" starts at that point.
-No test of the library looks there. `pg.check` compares the derivative with differences, and names the comparison that
-takes the branch. The same comparison stands in two functions of the file; it is the second, `_SO3_jac_left`, whose
-branch is wrong::
+No test of the library looks there. `pg.check` compares the derivative with differences, and says in which call a
+branch of its own is taken::
 
     python -m pip install -e ".[docs]" && python examples/published_fault.py [--out published_fault.png]
 """
@@ -54,9 +53,10 @@ print(report)
 # After
 # -----
 #
-# The report says what to do: "give that branch the slope of the points beside it". For a small angle the library takes
-# the rotation itself as the matrix that turns velocity into displacement. That matrix is I + K / 2 + K² / 6 + ..., with
-# the generator K of the rotation. With these terms in the branch, the check is clean.
+# The branch is in `_SO3_jac_left`. The report says what to do: "give that branch the slope of the points beside it".
+# For a small angle the library takes the rotation itself as the matrix that turns velocity into displacement. That
+# matrix is I + K / 2 + K² / 6 + ..., with the generator K of the rotation. With these terms in the branch, the check
+# is clean.
 
 
 # %%
