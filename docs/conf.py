@@ -58,7 +58,7 @@ html_theme_options = {
     "logo": {"text": "partgrad"},
     "navbar_end": ["version-switcher", "theme-switcher"],
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "show_toc_level": 2,
     "show_nav_level": 1,
     "secondary_sidebar_items": ["page-toc"],
