@@ -183,6 +183,21 @@ def is_vector(leaf):
 
 # For each: what is wrong, what its remedy says to write, and the numbers that this gives.
 ROWS = {
+    "an attribute that is a key": (
+        lambda: pg.grad(lambda t: t["a"]["x"] ** 2 * t["b"], wrt=lambda t: t.a)(TREE),
+        lambda: pg.grad(lambda t: t["a"]["x"] ** 2 * t["b"], wrt=lambda t: t["a"])(TREE)["x"],
+        [20.0],
+    ),
+    "an index that a list has not": (
+        lambda: pg.select([1.0, 2.0], lambda t: t[5]),
+        lambda: pg.select([1.0, 2.0], lambda t: t[1]),
+        [2.0],
+    ),
+    "an index that a list of one has not": (
+        lambda: pg.select({"layers": [3.0]}, "layers[1]"),
+        lambda: pg.select({"layers": [3.0]}, "['layers'][0]"),
+        [3.0],
+    ),
     "a key in a wrapper": (
         lambda: jax.random.normal(NonDiff(jax.random.key(0))),
         lambda: jax.random.normal(NonDiff(jax.random.key(0)).value) - jax.random.normal(jax.random.key(0)),

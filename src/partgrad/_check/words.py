@@ -51,7 +51,7 @@ def _fix(finding: Finding) -> str:
     assert fix is not None
     what = f"differentiate `{fix.by}`" if fix.replaces == "f" else f"write `{fix.by}` for `{fix.replaces}`"
     beside = "between the slopes on the two sides" if fix.slope is None else f"and differences give {number(fix.slope)}"
-    return f"{what}; tried: its derivative is {number(fix.derivative)}, {beside}"
+    return f"{what}; tried: along a random direction its derivative is {number(fix.derivative)}, {beside}"
 
 
 # --- parts of sentences ----------------------------------------------------------------------------------------------
@@ -79,6 +79,12 @@ def place(finding: Finding) -> str:
     """Which element, in which steps of a loop."""
     element = finding.details.get("element") or finding.details.get("changes_in")
     return (f" in element {list(element)}" if element else "") + steps(finding)
+
+
+def _most(finding: Finding) -> str:
+    """In which element of its result a rule is off the most, and in which steps of a loop."""
+    element = finding.details.get("element")
+    return (f", most of all in element {list(element)} of its result" if element else "") + steps(finding)
 
 
 def steps(finding: Finding) -> str:
@@ -218,7 +224,7 @@ _SAID: dict[tuple[str, str], Callable[[Finding], str]] = {
         f"it; only its gradient was computed ({f.details['error']})."
     ),
     ("mismatch", "rule"): lambda f: (
-        f"{_compared(f.figures, f)}; the rule of {_rule(f)}, is not the derivative of its function{place(f)}."
+        f"{_compared(f.figures, f)}; the rule of {_rule(f)}, is not the derivative of its function{_most(f)}."
     ),
     ("mismatch", "rule value"): lambda f: (
         f"{_compared(f.figures, f)}; the rule of {_rule(f)}, computes another value than its function{place(f)}."

@@ -93,7 +93,7 @@ def intervene(f: Callable[P, R], changes: Mapping[str, Callable[[Any], Any]]) ->
         raise ArgumentError(
             f"`partgrad.intervene` got {type(changes).__name__} {changes!r:.60} as changes.",
             "Expected a dict from names to functions.",
-            fix="write {'h': jax.lax.stop_gradient}.",
+            fix=f"write {{{_first_name(changes)!r}: lambda h: new}}, with a value of the shape and dtype of `h`.",
         )
     for name in changes:
         _refuse_no_name("intervene", name)
@@ -132,3 +132,7 @@ def _refuse_no_name(transform: str, name: Any) -> None:
             "Expected a name that jax.ad_checkpoint.checkpoint_name gives, or a glob.",
             fix="write 'h', or 'block*' for all names that begin so.",
         )
+
+
+def _first_name(changes: Any) -> str:
+    return next(iter(changes), "h") if isinstance(changes, Mapping) else "h"

@@ -156,6 +156,8 @@ def _out_of_range(layout: Layout, reached: Sequence[Place], step: PatternStep) -
     lengths = f"{at(place.path)} has {len(children)} element{'s' * (len(children) != 1)}"
     ends = dict.fromkeys([children[0].path, children[-1].path])
     details = [f"{lengths}.", f"Near names: {listed(f'`{path}`' for path in ends)}."]
+    if len(ends) == 1:
+        return _Advice(details, fix=f"write {next(iter(ends))!r}, the only element.")
     return _Advice(details, fix=f"write an index that is there, from {' to '.join(map(repr, ends))}.")
 
 

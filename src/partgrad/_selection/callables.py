@@ -3,7 +3,7 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -239,6 +239,11 @@ def _fits_nowhere(function: Callable[[Any], Any], skeleton: Skeleton, misfit: _M
         return NoMatchError(what, *details, fix=f"ask it about each leaf: {asked}.")
     if near and near[0] != misfit.name:
         return NoMatchError(what, *details, fix=f"write `{near[0]}` for `{misfit.name}`.")
+    value = skeleton.layout.root.value
+    if isinstance(value, Mapping) and misfit.name in value:
+        return NoMatchError(what, *details, fix=f"write m[{misfit.name!r}]: it is a key of a dict.")
+    if "index out of range" in str(misfit):
+        return NoMatchError(what, *details, fix="write an index that the sequence has.")
     if misfit.found is not None and _is_static(misfit.found):
         fix = "make it a field of its own, without static=True and without `Static`, or return one of the leaves."
         return NoMatchError(what, *details, fix=fix)

@@ -268,14 +268,14 @@ def freeze(tree: T, wrt: Selector) -> T:
     return _remarked(tree, wrt, True)
 
 
-def thaw(tree: T, wrt: Selector) -> T:
+def thaw(tree: T, wrt: Selector = None) -> T:
     """Remove the marks of the selected leaves, including those that a class declares.
 
     Values do not change. If part of a marked node is thawed, the rest of it stays held.
 
     Args:
         tree: Any pytree.
-        wrt: A selector; here it reaches through marks. None selects everything.
+        wrt: A selector; here it reaches through marks. None, the default, removes every mark.
 
     Returns:
         The tree with fewer marks.
