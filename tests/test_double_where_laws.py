@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import partgrad as pg
-from partgrad._double_where.known import captured
 from random_programs import (
     COMPETING,
     ENDS,
@@ -175,12 +174,6 @@ def test_masks_go_through_moves_as_numbers_do(name):
             ours = pg.double_where(lambda a: function(a, False, is_by_place))
             for derivative in (jax.grad, jax.jacfwd):
                 np.testing.assert_allclose(evaluated(derivative(ours))(POINT), expected, rtol=1e-12, err_msg=name)
-
-
-def test_numbers_that_are_on_several_hosts_are_not_fetched():
-    on_this_one = np.arange(3) > 0
-    assert captured(on_this_one) is not None
-    assert captured(on_this_one.view(type("Spread", (np.ndarray,), {"is_fully_addressable": False}))) is None
 
 
 def places(shape, axis):

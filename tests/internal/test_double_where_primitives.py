@@ -3,9 +3,11 @@
 import jax
 import jax.experimental.multihost_utils
 import jax.experimental.pallas  # These two define primitives of their own, whatever test runs before.
+import numpy as np
 from jax._src.interpreters import ad
 
 from partgrad._double_where.fed import FED
+from partgrad._double_where.known import captured
 from partgrad._double_where.walk import ENTERED
 from partgrad._programs import CALLS
 
@@ -62,3 +64,9 @@ def test_every_linear_primitive_has_a_rule_or_a_reason():
 
 def test_no_primitive_has_both():
     assert not set(RULES) & {name for names in REASONS.values() for name in names}
+
+
+def test_numbers_that_are_on_several_hosts_are_not_fetched():
+    on_this_one = np.arange(3) > 0
+    assert captured(on_this_one) is not None
+    assert captured(on_this_one.view(type("Spread", (np.ndarray,), {"is_fully_addressable": False}))) is None
