@@ -185,7 +185,7 @@ def test_bounds_that_do_not_fit_are_refused(bounds, said):
     ("search", "reason"), [(0.0, "0 s to compile"), (True, "are driven in a function of this size")]
 )
 def test_what_is_left_out_is_said(monkeypatch, search, reason):
-    monkeypatch.setattr("partgrad._check.search._NUMBERS", 1e5)
+    monkeypatch.setattr("partgrad._search.drive._NUMBERS", 1e5)
     report = pg.check(lambda x: jnp.sum(jnp.sqrt(x) / jnp.log(x + 3)), search=search)(jnp.arange(1.0, 20.0))
     assert report.search["left"] > 0
     assert reason in report.search["reason"]

@@ -17,11 +17,20 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._compat import silent_callbacks
-from .._programs import Chain, Operands, evaluate, explicit_sharding, inner_jaxprs, is_floating, jaxpr_and_consts
+from .._programs import (
+    Chain,
+    Operands,
+    evaluate,
+    explicit_sharding,
+    inner_jaxprs,
+    is_floating,
+    jaxpr_and_consts,
+    kept,
+    quick_jit,
+)
 from .float64 import leaves_jax, promoted, widened
 from .probe import Answer, Question, probe
 from .program import Array, Program
-from .quick import kept, quick_jit
 
 Leaves = list[Array]
 Vector = Array

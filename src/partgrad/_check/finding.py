@@ -147,7 +147,7 @@ class Finding:
     @property
     def suggestion(self) -> str:
         """Advice that was not tried, or that cannot be; empty if there is a fix or nothing to do."""
-        from .advice import suggestion
+        from .words import suggestion
 
         return suggestion(self)
 

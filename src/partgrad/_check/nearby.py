@@ -13,13 +13,13 @@ import numpy as np
 
 from .._compat import silent_callbacks
 from .._message import at
+from .._programs import quick_jit
+from .._search import Reached, Searched, search as points_near
 from .._selection import Target
 from .._transforms import OfSelected
 from ..errors import ArgumentError
 from .finding import Finding
-from .quick import quick_jit
 from .report import GradientReport
-from .search import Reached, Searched, search as points_near
 
 # At most so many of the points that were reached are checked, and so many of one operation.
 _CHECKED, _OF_ONE = 8, 2

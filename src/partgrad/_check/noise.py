@@ -24,10 +24,10 @@ from .._programs import (
     is_floating,
     is_mutating,
     jaxpr_and_consts,
+    quick_jit,
     run,
 )
 from .float64 import widened
-from .quick import quick_jit
 
 SAMPLES = 8
 

@@ -23,6 +23,7 @@ from .._programs import (
     is_mutating,
     line,
     of_cotangents,
+    quick_jit,
 )
 from .digits import first_losing
 from .evaluation import Own, is_finite, tried
@@ -31,7 +32,6 @@ from .names import element_of, finding, operation_of, steps_of
 from .probe import Answer, probe
 from .program import Array, Program
 from .questions import Answer as Found, Search
-from .quick import quick_jit
 from .reading import Agreement, Point
 from .verdict import OK
 

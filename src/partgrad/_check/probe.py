@@ -20,11 +20,12 @@ from .._programs import (
     inner_jaxprs,
     is_custom_rule,
     jaxpr_and_consts,
+    kept,
     primal_jaxpr,
+    quick_jit,
     reenter,
     run,
 )
-from .quick import kept, quick_jit
 
 # Takes an equation with the equations around it, its operands and its results; returns a vector of integers, or None
 # if the question does not apply. A vector is an answer if its first entry is not negative.

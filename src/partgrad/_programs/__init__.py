@@ -121,6 +121,7 @@ from .primitives import (
     kind_of as kind_of,
     named as named,
 )
+from .quick import kept as kept, quick_jit as quick_jit
 from .recorded import Recorded as Recorded, host_copies as host_copies
 from .rules import (
     LINEAR as LINEAR,

@@ -1,4 +1,4 @@
-"""Programs that are compiled quickly, as each runs a few times, and kept for the next check of the same program."""
+"""Programs that are compiled quickly, as each runs a few times, and kept for the next run of the same program."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from .._programs import Recent, jaxpr_and_consts, keyed_jaxpr
+from .equations import jaxpr_and_consts
+from .same import Recent, keyed_jaxpr
 
 R = TypeVar("R")
 

@@ -16,8 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._double_where import double_where
-from .._programs import any_equation, jaxpr_and_consts, line, size_of
-from .quick import quick_jit
+from .._programs import any_equation, jaxpr_and_consts, line, quick_jit, size_of
 from .residuals import CHOICES, Residuals
 
 # At most so many elements of residuals are driven to zero, and so many of one operation.
