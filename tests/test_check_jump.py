@@ -52,6 +52,28 @@ def test_a_jump_is_inconclusive_and_named(name, x64):
     assert bool(jump.details["steps"]) == (name == "in a scan")
 
 
+# Jumps and kinks at a float32 number that is not exactly where the operation changes, but has no neighbour between.
+ROUNDED = {
+    "floor": (lambda x: jnp.floor(x * 10) * x, 0.7, "jump", "floor"),
+    "cast": (lambda x: jnp.asarray(x * 10, jnp.int32) * x, 0.2, "jump", "asarray"),
+    "a whole turn": (lambda x: jnp.mod(x, 2 * jnp.pi), 2 * np.pi, "jump", "mod"),
+    "half a turn": (lambda x: jnp.mod(x + np.float32(np.pi), np.float32(2 * np.pi)), np.pi, "jump", "mod"),
+    "comparison": (lambda x: jnp.where(3 * x > 0.3, x, 0.0), 0.1, "jump", ">"),
+    "maximum": (lambda x: jnp.maximum(3 * x - 0.3, 0.0), 0.1, "tie", "maximum"),
+    "abs": (lambda x: jnp.sum(jnp.abs(3 * x - 0.3)), [0.1, 0.2, 0.3], "tie", "abs"),
+}
+
+
+@table("name", ROUNDED)
+def test_a_jump_between_a_number_and_its_neighbours_is_at_the_number(name):
+    function, x, kind, operation = ROUNDED[name]
+    with jax.enable_x64(False):
+        report = pg.check(function, progress=False)(np.float32(x))
+    assert report.verdict == ("inconclusive" if kind == "jump" else "ok"), str(report)
+    (finding,) = report.findings
+    assert (finding.kind, finding.operation) == (kind, operation)
+
+
 def test_one_element_at_a_jump_leaves_its_leaf_undecided_and_no_other():
     f = lambda p: jnp.sum(jnp.floor(p["x"]) * p["y"])
     report = pg.check(f, progress=False)({"x": np.float32([0.5, 2, 3.5]), "y": np.float32(1.5)})

@@ -158,3 +158,13 @@ def test_what_only_feeds_a_comparison_is_not_blamed():
     (jump,) = [f for f in report.findings if f.kind == "jump"]
     assert jump.operation == "<"
     assert pg.check(loss, progress=False)(0.0).findings == ()
+
+
+def test_of_several_selections_at_a_kink_the_one_that_decides_is_named():
+    def distance_to_a_box(q):
+        inside = jnp.minimum(jnp.max(q), 0.0)
+        return jnp.max(q) + 2 * inside  # outside
+
+    report = pg.check(distance_to_a_box, progress=False)(F(0.5, 0.5))
+    (finding,) = report.findings
+    assert (finding.kind, finding.operation, finding.where) == ("tie", "max", line_of("outside"))

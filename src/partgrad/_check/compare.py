@@ -28,6 +28,7 @@ from .questions import Answer, Search, Seen
 from .reading import ROUNDING, Point
 from .rules import Blame, Rules
 from .stops import (
+    NOT_TWICE,
     explaining_factorization,
     explaining_loops,
     explaining_stops,
@@ -41,6 +42,8 @@ from .verdict import OK, row_of
 
 # The relative mismatch that a stop without consequences may leave, and that of an iteration that has converged.
 _SLIGHT = 1e-3
+# Of so many selections that change at the point it is tried whether they decide: each takes a compilation.
+_MOST_CROSSINGS = 4
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
@@ -177,10 +180,26 @@ class Comparison:
 
     def _crossing(self, leaf: int, answer: Answer, *, last: bool = False) -> Crossing | None:
         """The selection that decides at the point, the first or the last one; a user's line rather than a library's."""
-        if answer.seen is None:
+        seen = answer.seen
+        if seen is None:
             return None
-        found = self._search.crossings(leaf, answer.seen)
-        return min(found[:: -1 if last else 1], key=lambda c: not line(c.chain), default=None)
+        found = sorted(self._search.crossings(leaf, seen)[:: -1 if last else 1], key=lambda c: not line(c.chain))
+        if answer.row.name in ("kink", "jump") and len({id(crossing.chain[-1]) for crossing in found}) > 1:
+            found = [c for c in found[:_MOST_CROSSINGS] if self._decides(leaf, seen, c)] or found
+        return next(iter(found), None)
+
+    def _decides(self, leaf: int, seen: Seen, crossing: Crossing) -> bool:
+        """Whether the function is smooth at the point if a selection stays as it is there."""
+        point = self._search.point
+        is_it = lambda chain: self._program.origin(chain)[-1:] == crossing.chain[-1:]
+        try:
+            return (
+                not point.of(point.exact.fixing(is_it))
+                .slope(self._search.direction([(leaf, seen.indices)], seen.toward))
+                .kind.any()
+            )
+        except NOT_TWICE:
+            return False
 
     def _of_kink(self, leaf: int, answer: Answer) -> Finding:
         answer = answer._replace(seen=self._at_kink(leaf, answer))

@@ -138,6 +138,11 @@ def is_discrete(chain: Chain) -> bool:
     return name in TESTS or name in _STEPS or name in _BY_INDEX or _is_cast(chain)
 
 
+def selects(chain: Chain) -> bool:
+    """Whether an operation selects: by steps, or among numbers."""
+    return is_discrete(chain) or chain[-1].primitive.name in _CHOOSING | {"rem"}
+
+
 def _is_cast(chain: Chain) -> bool:
     equation = chain[-1]
     if equation.primitive.name != "convert_element_type":

@@ -36,6 +36,8 @@ _BADLY = 1e-3
 # Other steps, for a second opinion, and larger ones.
 _OTHER_STEPS = (0.73, 1.37)
 _LARGER_STEPS = 12.0
+# How many times the resolution of the leaves the steps are from which a selection looks as if it changed at the point.
+_FROM_AFAR = 64.0
 
 # A leaf, and flat indices of its elements.
 Part = tuple[int, Array]
@@ -164,10 +166,11 @@ class Search:
             probes = [(step, place.moved(direction, side * step)) for step in reading.steps for side in (-1, 1)]
             leaf = group[0][0] if len(group) == 1 else None
             crossings = place.outcomes.crossings(leaf, place.leaves, probes)
-        if crossings and crossings[0].distance <= min(reading.steps):
+        if crossings and crossings[0].distance <= min(reading.steps) and not place.resolution:
             return None
         if crossings:
-            smallest = 2 * crossings[0].distance
+            # Of a selection that changes within the digits of the leaves, nothing is to be seen but from afar.
+            smallest = max(2 * crossings[0].distance, _FROM_AFAR * place.resolution)
             found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
             return None if found.unsure or found.jumps else found
         larger = []

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .evaluation import Exact, Leaves, Vector, size_of
+from .float64 import wide_dtype
 from .outcomes import Outcomes
 from .slopes import JUMP, KINK, SMOOTH, UNSURE, Slope, slope
 
@@ -131,7 +132,14 @@ class Point:
                 largest = np.fmax(largest, np.where(np.isfinite(off), off, 0.0))
             return largest
 
+        how["smallest"] = max(how.get("smallest", 0.0), self.resolution)
         return slope(value, self.start, noise=noise, **how)
+
+    @functools.cached_property
+    def resolution(self) -> float:
+        """Half a unit of float32 if a leaf has no more digits: what changes nearer than that changes at the point."""
+        is_narrow = any(wide_dtype(leaf.dtype) != leaf.dtype for leaf in self.exact.program.leaves)
+        return float(np.finfo(np.float32).eps) / 2 if is_narrow else 0.0
 
     @property
     def _unit(self) -> float:

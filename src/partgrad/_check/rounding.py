@@ -12,6 +12,7 @@ from .digits import LOST_ANYHOW, losing
 from .evaluation import Own
 from .finding import Finding
 from .names import finding
+from .outcomes import selects
 from .program import Program
 from .questions import Answer
 
@@ -40,6 +41,9 @@ def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
         yield finding("precision", "warning", "narrow", path, narrow, **more)
     elif is_lost:
         chain, of_value = losing(own, leaf, error)
+        if answer.row.name in ("kink", "jump") and chain and selects(chain):
+            # Which side of it the point is on is a matter of rounding, and that it is there was said.
+            return
         yield finding("precision", "warning", "cancels", path, chain, error=error, dtype=str(dtype), of_value=of_value)
 
 

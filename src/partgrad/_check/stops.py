@@ -37,6 +37,8 @@ from .reading import AGREE, ROUNDING, Point
 # Each attempt costs a compilation.
 _MOST_TRIED = 12
 _FACTORIZATIONS = frozenset({"cholesky", "eigh", "linear_solve"})
+# What is raised by programs that cannot be evaluated at two points at once.
+NOT_TWICE = (TypeError, ValueError, NotImplementedError, AssertionError)
 ITERATIONS = HIGH | {"while", "custom_linear_solve"}
 # How far the value may move if a loop runs on.
 _FURTHEST = 0.5
@@ -53,8 +55,7 @@ def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Cha
             program = point.exact.program
             exact = point.exact.fixing(lambda chain: any(id(e) in fixed for e in program.origin(chain)[-1:]))
             return _agrees(point.of(exact), direction, slack)
-        except (TypeError, ValueError, NotImplementedError, AssertionError):
-            # Some programs cannot be evaluated at two points at once.
+        except NOT_TWICE:
             return False
 
     tried = list(stops)[:_MOST_TRIED]
