@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import flax.struct
@@ -76,6 +76,11 @@ def made(name="Made", decorate=pg.dataclass, bases=(), **members):
 
 def doubled(model):
     return 2.0 * model.a
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
 
 
 class Keyed:
@@ -420,6 +425,21 @@ ROWS = {
         lambda: pg.select(LAYERS, "layers[4].w"),
         lambda: [pg.select(LAYERS, "layers[0].w"), pg.select(LAYERS, "layers[3].w")],
         [2.0, 2.0],
+    ),
+    "a slice that takes nothing": (
+        lambda: pg.select(LAYERS, "layers[5:]"),
+        lambda: pg.select(LAYERS, "layers[3:]"),
+        [1.0, 2.0],
+    ),
+    "an index as PyTorch writes it": (
+        lambda: pg.select(LAYERS, "layers.0.w"),
+        lambda: pg.select(LAYERS, "layers[0].w"),
+        [2.0],
+    ),
+    "an index into a named tuple": (
+        lambda: pg.select({"p": Pair(2.0, 3.0)}, "p[1]"),
+        lambda: pg.select({"p": Pair(2.0, 3.0)}, "['p'].second"),
+        [3.0],
     ),
     "the name of the argument": (
         lambda: pg.select(LAYERS, "net.layers[-1]"),

@@ -16,11 +16,13 @@ from .._programs import (
     jaxpr_and_consts,
     line,
     name_of,
+    placed,
     run,
 )
 from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
 from .float64 import widened
+from .indices import written_twice
 from .names import element_of, finding, operation_of, rule_of, steps_of
 from .outcomes import Crossing, is_discrete
 from .program import Program
@@ -69,6 +71,13 @@ def compared_eagerly(own: Own, point: Point, rules: Rules, generator: np.random.
         unknown = rules.ruled_for(leaf)
         chain = unknown[0] if unknown else ()
         yield finding("mismatch", "error", "closed over" if chain else "unexplained", [path], chain, figures=figures)
+
+
+def _element_in(crossing: Crossing) -> tuple[int, ...]:
+    """Which element of the user's operation changes, if that has one for each outcome; else nothing."""
+    flat, shape = crossing.element
+    users = crossing.chain[placed(crossing.chain)[2]]
+    return element_of(flat, shape) if users.outvars and users.outvars[0].aval.shape == shape else ()
 
 
 class Comparison:
@@ -212,7 +221,7 @@ class Comparison:
             return finding("tie", severity, "convention" if chain else "kink", path, chain, figures=figures)
         is_chosen = operation_of(crossing.chain).startswith("safe.") or self._is_mended(leaf, crossing)
         severity = "info" if is_chosen else "warning"
-        more = {"figures": figures, "changes_in": element_of(*crossing.element)}
+        more = {"figures": figures, "changes_in": _element_in(crossing)}
         return finding("tie", severity, "tie", path, crossing.chain, steps=steps_of([crossing]), **more)
 
     def _at_kink(self, leaf: int, answer: Answer) -> Seen | None:
@@ -249,7 +258,7 @@ class Comparison:
     def _of_unsettled(self, leaf: int, answer: Answer) -> Finding:
         crossing, figures, path = self._crossing(leaf, answer), self._figures(leaf, answer), [self._path(leaf)]
         if answer.row.name == "jump" and crossing is not None:
-            more = {"changes_in": element_of(*crossing.element), "steps": steps_of([crossing])}
+            more = {"changes_in": _element_in(crossing), "steps": steps_of([crossing])}
             return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, **more)
         chain = () if crossing is None else crossing.chain
         return finding("noise", "info", "noise", path, chain, figures=figures)
@@ -284,6 +293,9 @@ class Comparison:
             return finding("mismatch", "error", "modes", path, figures=figures)
         if wrong := self._rules.wrong_values():
             return self._of_rule("rule value", path, wrong[0], figures)
+        if twice := written_twice(self._own, leaf):
+            chain, index = twice
+            return finding("mismatch", "error", "twice", path, chain, figures=figures, index=index)
         if unknown := self._rules.incomparable_for(leaf):
             chain, raised = unknown[0]
             return finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)

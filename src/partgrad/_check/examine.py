@@ -186,9 +186,10 @@ class _Examination:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
         tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
+        cancelled = {leaf for f in self.findings if (f.kind, f.reason) == ("zero", "rounding") for leaf in f.leaves}
         for found in zeros(self._own, is_flat) if self._own.is_finite else ():
             is_told = found.reason in ("rule", "not chosen", "truly zero") and set(found.leaves) <= tied
-            if set(found.leaves) <= wrong or is_told:
+            if set(found.leaves) <= (wrong | cancelled if found.severity == "info" else wrong) or is_told:
                 continue
             # A zero says more than that part of the derivative is stopped.
             self.findings = [f for f in self.findings if not _tells_part_of(found, f)]

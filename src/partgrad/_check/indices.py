@@ -1,4 +1,4 @@
-"""Reads and writes out of bounds: which index, at which line, and whether it makes the derivative disagree."""
+"""Reads and writes out of bounds, and twice where once is promised: at which line, and whether the gradient agrees."""
 
 import math
 from collections.abc import Iterator
@@ -29,6 +29,8 @@ from .names import finding, steps_of
 from .probe import Answer
 from .program import Program
 
+# Where in an answer the place of an index out of bounds is, and an index that occurs twice.
+_OUTSIDE, _TWICE = 1, 5
 _DELIBERATE = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP)
 _BY_INDEX = frozenset({"gather", "dynamic_slice", "dynamic_update_slice", *WRITES})
 
@@ -36,17 +38,12 @@ _BY_INDEX = frozenset({"gather", "dynamic_slice", "dynamic_update_slice", *WRITE
 def asked(program: Program) -> dict[str, Any]:
     """The question about indices, if the program has any."""
     is_indexing = lambda equation: equation.primitive.name in _BY_INDEX
-    return {"indices": out_of_bounds} if any_equation(program.jaxpr.jaxpr, is_indexing) else {}
+    return {"indices": question} if any_equation(program.jaxpr.jaxpr, is_indexing) else {}
 
 
 def indices(own: Own) -> Iterator[Finding]:
     """One finding for each read or write out of bounds, with the leaves that go through it."""
-    program, grouped = own.program, dict[tuple[int, ...], tuple[Chain, list[Answer]]]()
-    for answer in own.answers("indices"):
-        origin = program.origin(answer.chain)
-        # Its derivative reads or writes at the same index.
-        if origin and origin[-1].primitive.name == answer.chain[-1].primitive.name:
-            grouped.setdefault(tuple(map(id, origin)), (origin, []))[1].append(answer)
+    program, grouped = own.program, _grouped(own, _OUTSIDE)
     if not grouped:
         return
     disagreeing = _disagreeing(own)
@@ -69,8 +66,31 @@ def indices(own: Own) -> Iterator[Finding]:
             yield finding("oob", "warning", "value only", [], chain, **facts)
 
 
-def out_of_bounds(chain: Chain, operands: Operands, results: Operands) -> Any:
-    """The first index out of bounds: its place, the axis, the index, and the length of the axis."""
+def written_twice(own: Own, leaf: int) -> tuple[Chain, int] | None:
+    """The first read or write of a leaf with `unique_indices=True` and an index that occurs twice; and that index."""
+    for chain, answers in _grouped(own, _TWICE).values():
+        if leaf in own.program.leaves_into(chain):
+            return chain, int(answers[0].numbers[_TWICE])
+    return None
+
+
+def _grouped(own: Own, which: int) -> dict[tuple[int, ...], tuple[Chain, list[Answer]]]:
+    """The reads and writes that have an answer of one kind, each with its answers."""
+    grouped: dict[tuple[int, ...], tuple[Chain, list[Answer]]] = {}
+    for answer in own.answers("indices"):
+        origin = own.program.origin(answer.chain)
+        # Its derivative reads or writes at the same index.
+        is_own = origin and origin[-1].primitive.name == answer.chain[-1].primitive.name
+        if is_own and answer.numbers[which] >= 0:
+            grouped.setdefault(tuple(map(id, origin)), (origin, []))[1].append(answer)
+    return grouped
+
+
+def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+    """The first index out of bounds: its place, the axis, the index, and the length of the axis; and one that is twice.
+
+    In front is a number that is not negative if there is either.
+    """
     del results
     name = chain[-1].primitive.name
     if name in ("dynamic_slice", "dynamic_update_slice"):
@@ -87,8 +107,21 @@ def out_of_bounds(chain: Chain, operands: Operands, results: Operands) -> Any:
     outside = jnp.ravel((starts < 0) | (starts > last))
     first = jnp.argmax(outside)
     which = first % len(axes)
-    found = [jnp.where(outside.any(), first, -1), jnp.array(axes)[which], jnp.ravel(starts)[first], lengths[which]]
+    place, twice = jnp.where(outside.any(), first, -1), _twice(chain[-1], starts, outside)
+    found = [jnp.maximum(place, twice), place, jnp.array(axes)[which], jnp.ravel(starts)[first], lengths[which], twice]
     return jnp.stack([number.astype(jnp.int32) for number in found])
+
+
+def _twice(equation: JaxprEqn, starts: Any, outside: Any) -> Any:
+    """The first index along the first axis of one that occurs twice although they are promised to be unique, or -1."""
+    if not equation.params.get("unique_indices"):
+        return jnp.array(-1)
+    vectors = jnp.reshape(starts, (-1, starts.shape[-1]))
+    is_inside = ~jnp.any(jnp.reshape(outside, vectors.shape), axis=1)
+    order = jnp.lexsort([*vectors.T, ~is_inside])
+    ordered, counts = vectors[order], is_inside[order]
+    is_same = jnp.all(ordered[1:] == ordered[:-1], axis=1) & counts[1:] & counts[:-1]
+    return jnp.where(is_same.any(), ordered[jnp.argmax(is_same), 0], -1) if len(order) > 1 else jnp.array(-1)
 
 
 def _of_slice(equation: JaxprEqn, operands: Operands) -> tuple[Any, list[int], list[int]]:
@@ -166,7 +199,7 @@ def _treatment(equation: JaxprEqn) -> str:
 
 
 def _facts(chain: Chain, answers: list[Answer]) -> dict[str, Any]:
-    axis, index, length = (int(number) for number in answers[0].numbers[1:])
+    axis, index, length = (int(number) for number in answers[0].numbers[2:5])
     return {
         "does": "read" if _is_read(chain[-1]) else "write",
         "axis": axis,

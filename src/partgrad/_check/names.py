@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import linecache
+import re
 import sys
 from collections.abc import Sequence
 from types import FunctionType, ModuleType
@@ -66,6 +68,14 @@ _SPOKEN = {
     "max": "maximum",
     "min": "minimum",
 }
+# Functions that JAX compiles in place, so that no frame tells which of them was called: what the line says.
+_IN_PLACE = {
+    "dot_general": ("dot", "vdot", "inner", "tensordot", "matmul"),
+    "div": ("divide", "true_divide"),
+    "pow": ("power", "pow", "float_power"),
+    "integer_pow": ("power", "pow", "square", "float_power"),
+    "rem": ("mod", "remainder", "fmod"),
+}
 _OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@", "neg": "-"}
 _OPERATORS |= {"add": "+", "sub": "-", "mul": "*"}
 # These run the user's own functions.
@@ -84,6 +94,8 @@ _MODULES = (
     jax.ops,
     safe,
 )
+# The class of `x.at[i]`.
+_AT = "_IndexUpdateRef."
 _SAFE = safe.__name__.rpartition(".")[2]
 _SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
 _OWN = f"{_SAFE_FILES.removesuffix('/').rpartition('/')[0]}/"
@@ -103,7 +115,14 @@ def operation_of(chain: Chain) -> str:
         name = str(equation.params.get("name", "")) if equation.primitive.name in CALLS else ""
         if name and name not in TRANSPARENT and not holds_users_function(equation):
             return _called(chain[begin]) or _public(name) or spoken(chain[-1])
-    return _called(chain[begin]) or spoken(chain[-1])
+    return _called(chain[begin]) or _in_line(chain) or spoken(chain[-1])
+
+
+def _in_line(chain: Chain) -> str:
+    """The function that is called in the user's line, if only one of those that it may be is written there."""
+    names, line = _IN_PLACE.get(chain[-1].primitive.name, ()), linecache.getline(*place(chain))
+    written_there = [name for name in names if re.search(rf"\b{name}\s*\(", line)]
+    return written_there[0] if len(written_there) == 1 else ""
 
 
 def spoken(equation: JaxprEqn) -> str:
@@ -117,6 +136,8 @@ def _of_rule(equation: JaxprEqn) -> str:
     name, file = written(jaxpr_and_consts(primal_jaxpr(equation))[0])
     if file.startswith(_SAFE_FILES):
         name = f"{_SAFE}.{name.strip('_')}"
+    elif is_of_jax(file.rpartition(":")[0]):
+        name = _public(name) or name
     return name if name.replace(".", "").isidentifier() else "a custom rule"
 
 
@@ -137,6 +158,8 @@ def _called(equation: JaxprEqn) -> str:
         if last.startswith("_operator_"):
             name = last.removeprefix("_operator_")
             return _OPERATORS.get(name) or _OPERATORS.get(name.removeprefix("r"), "")
+        if name.startswith(_AT):
+            return f".at[].{last}"
         if file.startswith(_SAFE_FILES) and not last.startswith("_") and hasattr(safe, last):
             return f"{_SAFE}.{last}"
         if is_of_jax(file) and last in ("_astype", "astype"):

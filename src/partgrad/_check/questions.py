@@ -227,10 +227,10 @@ class Search:
         match = "off" if any(MISMATCH in (r.forward.status, r.reverse.status) for r in readings) else "equal"
         if match == "equal" and kinks:
             match = "between"
+        elif match == "equal" and readings and all(r.status == INCONCLUSIVE for r in readings):
+            match, unsure = "unknown", True
         elif match == "equal" and all(a.got == 0 for a in shown):
             match = "zero"
-        if match == "equal" and readings and all(r.status == INCONCLUSIVE for r in readings):
-            match, unsure = "unknown", True
         return Evidence(
             "finite" if is_finite else "not finite",
             "disagree" if wrong_modes and match != "off" else "agree",

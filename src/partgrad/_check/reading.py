@@ -217,7 +217,7 @@ class Point:
         largest = np.concatenate([np.zeros(0), *(np.full(p.shape, np.max(p, initial=0.0)) for p in of_arrays)])
         magnitude = np.maximum(finite, _NOTHING * largest)
         rounding = np.broadcast_to(off, settled.shape)
-        given = (tangents, found.left, found.right, found.error + rounding, magnitude, rounding)
+        given = (tangents, found.left, found.right, found.error, magnitude, rounding)
         return _agreement(slack, *(values[settled] for values in given))
 
     def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:
@@ -235,10 +235,10 @@ class Point:
             # Only how far the sides are apart is known of a complex output, in whatever direction.
             half = np.abs(weights) * np.abs(np.where(settled, found.right - found.left, 0.0)) / 2
             low, high = (low + high) / 2 - half, (low + high) / 2 + half
-        error = np.sqrt(np.sum((np.abs(weights) * np.where(settled, found.error, 0.0)) ** 2)) + off
+        noise = np.sqrt(np.sum((np.abs(weights) * np.where(settled, found.error, 0.0)) ** 2))
         size = np.maximum(size_of(low), size_of(high))
         magnitude = max(magnitude, size_of(low.sum()), size_of(high.sum()), _NOTHING * size.sum())
-        return _agreement(slack, *(np.atleast_1d(v) for v in (got, low.sum(), high.sum(), error, magnitude, off)))
+        return _agreement(slack, *(np.atleast_1d(v) for v in (got, low.sum(), high.sum(), noise, magnitude, off)))
 
     def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
         if tangents is None or self.gradient is None:
@@ -254,11 +254,12 @@ class Point:
 
 
 def _agreement(
-    slack: float, got: Vector, left: Vector, right: Vector, error: Vector, magnitude: Vector, off: Vector
+    slack: float, got: Vector, left: Vector, right: Vector, noise: Vector, magnitude: Vector, off: Vector
 ) -> Agreement:
-    """Whether numbers lie between others."""
+    """Whether numbers lie between others, which have a noise, and they themselves are off by rounding."""
     if not got.size:
         return Agreement(INCONCLUSIVE)
+    error = noise + off
     with np.errstate(all="ignore"):
         middle = np.where(np.isfinite(left), np.where(np.isfinite(right), (left + right) / 2, left), right)
         beyond = np.maximum(np.minimum(left, right) - got, got - np.maximum(left, right))
@@ -267,8 +268,8 @@ def _agreement(
         difference = np.where(np.isfinite(got), np.maximum(beyond, 0.0), np.inf)
         # The error of a finite difference may only explain away so much.
         agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
-        # Both are zero up to rounding.
-        agrees |= magnitude <= _WITHIN * off
+        # Both are zero up to rounding, by differences too.
+        agrees |= (magnitude <= _WITHIN * off) & (np.abs(middle) <= _BEYOND * noise)
         # The derivative itself has lost digits, in float64.
         agrees |= (difference <= _WITHIN * off) & (off <= _MOST_NOISE * magnitude)
         differs = ~agrees & (difference > _BEYOND * error)

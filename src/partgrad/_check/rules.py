@@ -1,6 +1,7 @@
 """Which custom derivative rule is to blame: each rule is compared with the derivative of its function."""
 
 import functools
+import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ class Rules:
             return _differing(chain[-1], operands)
         except Exception as error:  # The rule is the user's code and may raise anything, which the finding says.
             told = str(error).strip().partition("\n")[0]
-            self._incomparable[chain] = f"{type(error).__name__}: {told:.80}".rstrip()
+            self._incomparable[chain] = f"{type(error).__name__}: {textwrap.shorten(told, 80, placeholder=' ...')}"
             return None
 
 

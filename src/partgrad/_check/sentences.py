@@ -62,6 +62,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "{compared}; the rule of {rule}, closes over a value that is differentiated, and so gives no derivative by it.",
         "pass that value as an argument of the function that has the rule",
     ),
+    ("mismatch", "twice"): (
+        "{compared}; {at} promises unique indices, and index {index} occurs twice.",
+        "leave out `unique_indices=True`",
+    ),
     ("mismatch", "modes"): (
         "forward and reverse mode contradict each other{both_modes}.",
         "look at the derivative rules on its path",
@@ -220,7 +224,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ("precision", "unconverged"): (
         "derivative and differences disagree by {relative}: the derivative of {at} is that of a limit, which its "
         "iteration has not reached.",
-        "tighten its tolerance, or take more steps, if that is not enough",
+        "take more steps, or tighten the tolerance, if it has to be more exact",
     ),
     ("nondeterminism", "runs"): (
         "two runs of {way} at the same point differ by {difference:.2g}, so no derivative can be compared with "

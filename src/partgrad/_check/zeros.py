@@ -33,6 +33,8 @@ _SATURATING = frozenset({"tanh", "logistic", "erf", "erfc", "exp", "exp2", "expm
 # Operations that take one of several values: by their size or a condition, and by their position.
 _CHOOSING = frozenset({"select_n", "max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "sort"})
 _CHOOSING |= {"scatter-min", "scatter-max"}
+# What flows back to an operand that was spread over an array, or used twice.
+_SUMS = frozenset({"reduce_sum", "add_any"})
 _PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
 
 
@@ -175,7 +177,9 @@ def _vanishing(
         blocked = [c for c in blockers(program, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
         blocked = blocked or _in_rules_of_libraries(program, leaf)
         return _barrier(path, blocked[0]) if blocked else finding("zero", "info", "cancels", [path])
-    chain = own[0][0]
+    chain, first = own[0]
+    if first.chain[-1].primitive.name in _SUMS:
+        return finding("zero", "info", "cancels", [path])
     name = chain[-1].primitive.name
     more = {"steps": steps_of([answer for other, answer in own if other == chain])}
     if name in _SATURATING:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.tree_util import FlattenedIndexKey, SequenceKey
+from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses
@@ -67,6 +67,7 @@ def _instead(skeleton: Skeleton, pattern: str, steps: Sequence[PatternStep]) -> 
         _deeper(layout, pattern, steps),
         _after_the_name(skeleton, steps),
         _out_of_range(layout, reached, step),
+        _by_name(layout, reached, step),
         _misspelled(layout, reached, steps, count),
     )
     return next((advice for advice in ways if advice is not None), _Advice([]))
@@ -144,8 +145,8 @@ def _joined(steps: Iterable[PatternStep]) -> str:
 
 
 def _out_of_range(layout: Layout, reached: Sequence[Place], step: PatternStep) -> _Advice | None:
-    """How long the sequences are in which there is no such index."""
-    if step.kind != "key" or type(step.value) is not int:
+    """How long the sequences are in which there is no such index, or none in such a slice."""
+    if step.kind != "key" or type(step.value) not in (int, slice):
         return None
     counts = {place: layout.children(place) for place in reached}
     is_sequence = lambda children: children and isinstance(children[0].step, SequenceKey | FlattenedIndexKey)
@@ -158,7 +159,21 @@ def _out_of_range(layout: Layout, reached: Sequence[Place], step: PatternStep) -
     details = [f"{lengths}.", f"Near names: {listed(f'`{path}`' for path in ends)}."]
     if len(ends) == 1:
         return _Advice(details, fix=f"write {next(iter(ends))!r}, the only element.")
-    return _Advice(details, fix=f"write an index that is there, from {' to '.join(map(repr, ends))}.")
+    what = "an index that is there" if type(step.value) is int else "a slice that takes some of them"
+    return _Advice(details, fix=f"write {what}, from {' to '.join(map(repr, ends))}.")
+
+
+def _by_name(layout: Layout, reached: Sequence[Place], step: PatternStep) -> _Advice | None:
+    """What the parts are called of which one is asked for by its position, as in a named tuple."""
+    if step.kind != "key" or type(step.value) not in (int, slice):
+        return None
+    for place in reached:
+        children = [child for child in layout.children(place) if isinstance(child.step, GetAttrKey)]
+        named = children[step.value : step.value + 1 or None] if type(step.value) is int else children[step.value]
+        if named:
+            what = f"The parts of `{type(place.value).__name__}` have names."
+            return _Advice([what], fix=f"write {' or '.join(repr(child.path) for child in named[:3])}.")
+    return None
 
 
 def _misspelled(layout: Layout, reached: Sequence[Place], steps: Sequence[PatternStep], count: int) -> _Advice | None:
