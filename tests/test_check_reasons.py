@@ -143,7 +143,7 @@ def test_inside_a_shard_map():
     )
     assert found["nan", "error", "['root']"].where.startswith("test_check_reasons.py")
     # What is stopped inside cannot be held.
-    assert found["mismatch", "error", "['stopped']"].reason == "unexplained"
+    assert found["mismatch", "error", "['stopped']"].reason == "untried stop"
 
 
 def test_what_low_precision_explains():
@@ -216,3 +216,142 @@ def test_a_degenerate_space_has_no_basis_of_its_own(function):
     (finding,) = [f for f in pg.check(function, progress=False)(jnp.eye(2)).findings if f.severity == "error"]
     assert "choice of a basis" in finding.suggestion
     assert "safe.eigh" in finding.suggestion
+
+
+# --- the cause, by name ----------------------------------------------------------------------------------------------
+
+
+def written_twice(a):
+    return jnp.sum(jnp.zeros(3).at[jnp.array([0, 1, 1])].set(a, unique_indices=True) ** 2)
+
+
+def read_twice(a):
+    return jnp.sum(a.at[jnp.array([1, 0, 1])].get(unique_indices=True, mode="promise_in_bounds") ** 3)
+
+
+def no_solution(a):
+    solve = lambda _, b: b / jnp.diag(a)
+    return lax.custom_linear_solve(lambda x: a @ x, F(1, 2), solve, transpose_solve=solve)[0]
+
+
+def not_symmetric(a):
+    return lax.custom_linear_solve(lambda x: a @ x, F(1, 2), lambda _, b: jnp.linalg.solve(a, b), symmetric=True)[0]
+
+
+def before_a_callback(x):
+    sine = lambda x: jax.pure_callback(lambda x: jnp.sin(x), x, x)
+    return sine(stop_gradient(x)) + x
+
+
+squared = jax.custom_jvp(lambda z: jnp.real(z * jnp.conj(z)))
+squared.defjvp(lambda p, t: (squared(*p), 2 * jnp.real(p[0] * t[0])))
+
+MATRIX = jnp.array([[3.0, 1.0], [0.0, 2.0]])
+CAUSES = {
+    "written twice": (written_twice, F(1, 2, 3), "twice", ".at[].set"),
+    "a solve that does not solve": (no_solution, MATRIX, "solve", "custom_linear_solve"),
+    "equations that are not symmetric": (not_symmetric, MATRIX, "solve", "custom_linear_solve"),
+    "a stop before a callback": (before_a_callback, S(0.5), "untried stop", "stop_gradient"),
+    "a rule without a conjugate": (lambda x: squared(1 + 1j * x), S(0.5), "rule", None),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_cause_of_a_mismatch_is_named(name):
+    function, point, reason, operation = CAUSES[name]
+    (finding,) = [f for f in pg.check(function, progress=False)(point).findings if f.severity == "error"]
+    assert (finding.kind, finding.reason) == ("mismatch", reason)
+    assert finding.where.startswith("test_check_reasons.py:")
+    assert operation in (None, finding.operation)
+
+
+def test_a_remedy_for_what_is_written_twice():
+    def once(a):
+        return jnp.sum(jnp.zeros(3).at[jnp.array([0, 1, 1])].set(a) ** 2)
+
+    assert pg.check(once, progress=False)(F(1, 2, 3)).verdict == "ok"
+
+
+def test_what_differences_contradict_is_no_fix():
+    def area(sides):
+        a, b, c = sides
+        half = (a + b + c) / 2
+        return jnp.sqrt(half * (half - a) * (half - b) * (half - c))
+
+    (finding,) = pg.check(area, progress=False)(F(1, 2, 3)).findings
+    assert finding.fix is None
+    assert "safe.sqrt" in finding.suggestion
+
+
+def test_a_fix_is_for_what_is_written():
+    found = lambda f, x: pg.check(f, progress=False)(x).findings[0].fix.replaces
+    spaced = F(0, 0, 1).reshape(3, 1) * jnp.ones(2)
+    assert found(lambda d: jnp.sum(jnp.sqrt(jnp.sum(d**2, -1))), spaced) == "the root of a sum of squares"
+    assert found(lambda d: jnp.sum(jnp.linalg.norm(d, axis=-1)), spaced) == "norm"
+
+
+def test_what_is_zero_at_a_factor_is_not_blamed_on_a_selection():
+    def function(p):
+        x = p["q"] * p["r"]
+        return jnp.where(x < 1, 1.0 + 0.3 * x, jnp.cos(x))
+
+    found = findings(function, {"q": S(0), "r": S(2)})
+    assert found["zero", "info", "['r']"].operation == "*"
+
+
+def test_terms_that_cancel_are_not_the_zero_of_an_operation():
+    z = jnp.arange(8.0) - 3.5
+    found = findings(lambda mean: jnp.mean((mean + z) ** 2) - jnp.mean(mean + z) ** 2, S(100))
+    assert [f.reason for f in found.values() if f.kind == "zero"] in (["cancels"], ["rounding"])
+
+
+def test_a_stop_that_takes_little_is_one_finding():
+    def function(p):
+        return p["x"] * stop_gradient(1 + 1e-3 * p["x"] + p["y"]) + p["y"]
+
+    (finding,) = [f for f in pg.check(function, progress=False)({"x": S(1), "y": S(2)}).findings if f.reason == "stop"]
+    assert (finding.severity, finding.leaves) == ("warning", ("['x']", "['y']"))
+
+
+@pytest.mark.parametrize(
+    ("function", "element"),
+    [
+        (lambda p: jnp.sum(jnp.minimum(p["image"], p["bound"]) ** 2), [1, 2]),
+        (lambda p: jnp.sum(jnp.clip(p["image"], -1.0, p["bound"]) ** 2), [1, 2]),
+        (lambda p: jnp.sum(jnp.median(p["image"], axis=0) * p["bound"]), None),
+    ],
+)
+def test_an_element_is_one_of_the_result(function, element):
+    image = jnp.array([[-0.5, -2.0, 0.5, 0.2], [-0.3, -0.1, 0.9, 0.2]])
+    image = image if element else jnp.concatenate([image, image[:1]])
+    ties = [
+        f for f in pg.check(function, progress=False)({"image": image, "bound": S(0.9)}).findings if f.kind == "tie"
+    ]
+    for tie in ties:
+        assert (f"in element {element}" in tie.message) if element else ("in element" not in tie.message)
+    assert ties
+
+
+def test_the_name_that_the_line_spells_out():
+    product = lambda x: jnp.dot(x, x)
+    assert findings(product, F(0, 0))["zero", "info", ""].operation == "dot"
+
+
+def test_what_loses_digits_under_double_where_has_a_name():
+    function = pg.double_where(lambda x: jnp.sum(jnp.where(x > 0, jnp.log(jnp.exp(x) - 1), 0.0)))
+    found = findings(function, F(-1, 1e-6))
+    assert found["precision", "warning", ""].operation == "-"
+
+
+def test_the_length_of_a_period_far_from_its_end_has_no_effect():
+    found = findings(lambda p: jnp.mod(p["x"] + S(0.3), p["box"]), {"x": S(0.2), "box": S(5)})
+    assert set(found) == {("zero", "info", "['box']")}
+
+
+def test_an_infinite_slope_behind_a_safe_function_is_not_decided():
+    def area(sides):
+        a, b, c = sides
+        half = (a + b + c) / 2
+        return pg.safe.sqrt(half * (half - a) * (half - b) * (half - c))
+
+    assert pg.check(area, progress=False)(F(1, 2, 3)).verdict == "inconclusive"

@@ -6,18 +6,15 @@ from typing import Any
 import numpy as np
 
 from .._programs import (
-    CALLS,
     TRANSPARENT,
     Chain,
     Dependence,
     by_value,
     is_custom_rule,
     is_in_library,
-    jaxpr_and_consts,
     line,
     name_of,
     placed,
-    run,
 )
 from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
@@ -39,6 +36,7 @@ from .stops import (
     is_solver,
     mark_of,
     solvers_of,
+    stops_of,
 )
 from .verdict import OK, row_of
 
@@ -166,7 +164,8 @@ class Comparison:
         drawn = lambda stop: any(self._program.drawn.into(stop)) and not mark_of(stop)
         is_decided = lambda stop: any(self._decided(leaf).into(stop))
         # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
-        severity = "info" if figures is not None and figures.relative <= _SLIGHT else "warning"
+        is_slight = figures is not None and figures.relative <= _SLIGHT and all(map(is_in_library, chains))
+        severity = "info" if is_slight else "warning"
         if all(map(is_fixed_draw, chains)):
             return finding("mismatch", "info", "fixed draw", [path], chain, figures=figures)
         if all(is_of_partgrad(stop) or (drawn(stop) and not is_decided(stop)) for stop in chains):
@@ -245,14 +244,10 @@ class Comparison:
         """Whether `double_where` is what makes the derivative finite at the selection, as its user wanted."""
         if not any(name_of(equation) in TRANSPARENT for equation in crossing.chain):
             return False
-        program = self._program
-        unwrapped = lambda leaves: run(
-            *jaxpr_and_consts(program.jaxpr), list(leaves), lambda chain, given: None, in_place=CALLS
-        )
-        plain = Program(unwrapped, program.leaves, program.paths)
+        plain = self._program.unwrapped
         if plain.cotangent is None:
             return False
-        operands = [*program.leaves, *self._own.cotangents]
+        operands = [*plain.leaves, *self._own.cotangents]
         return not is_finite(compiled(plain.cotangent)(plain.cotangent.consts, operands)[leaf])
 
     def _of_unsettled(self, leaf: int, answer: Answer) -> Finding:
@@ -299,7 +294,15 @@ class Comparison:
         if unknown := self._rules.incomparable_for(leaf):
             chain, raised = unknown[0]
             return finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
+        for reason, chains in (("solve", self._solves(leaf)), ("untried stop", stops_of(self._program, leaf))):
+            if chains:
+                return finding("mismatch", "error", reason, path, chains[0], figures=figures)
         return finding("mismatch", "error", "unexplained", path, figures=figures)
+
+    def _solves(self, leaf: int) -> list[Chain]:
+        """The solves on the path of a leaf whose equations the user wrote."""
+        chains = (c for c in self._program.smooth.chains if c[-1].primitive.name == "custom_linear_solve")
+        return [c for c in chains if not is_in_library(c) and leaf in self._program.leaves_into(c)]
 
     def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:
         more = {"element": blame.element, "steps": blame.steps}

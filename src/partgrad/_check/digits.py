@@ -47,7 +47,8 @@ def losing(own: Own, leaf: int, error: float) -> tuple[Chain, bool]:
 
     The equation is empty if none is known.
     """
-    program = own.program
+    # Inside the derivative of `double_where` there are no operations to be run one by one.
+    program = own.program.unwrapped
     if program.value_and_cotangent is None:
         return (), False
     try:
@@ -66,9 +67,10 @@ def losing(own: Own, leaf: int, error: float) -> tuple[Chain, bool]:
 
 def first_losing(own: Own) -> Chain:
     """The first operation of the value of which next to nothing is right; empty if none is known."""
-    if own.program.value_and_cotangent is None:
+    program = own.program.unwrapped
+    if program.value_and_cotangent is None:
         return ()
-    run = _InPairs(own.program, own, 1.0)
+    run = _InPairs(program, own, 1.0)
     try:
         run.gradients()
     except _REFUSALS:
@@ -170,5 +172,5 @@ def _error(pair: tuple[Any, Any]) -> float:
     own, wide = widened(own), widened(wide)
     with np.errstate(all="ignore"):
         off = np.abs(own - wide) / np.abs(wide)
-    off = np.where(own == wide, 0.0, np.where(np.isfinite(off), off, 1.0))
+    off = np.where((own == wide) | (np.isnan(own) & np.isnan(wide)), 0.0, np.where(np.isfinite(off), off, 1.0))
     return float(min(np.max(off), 1.0))

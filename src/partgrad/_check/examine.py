@@ -186,10 +186,13 @@ class _Examination:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
         tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
-        cancelled = {leaf for f in self.findings if (f.kind, f.reason) == ("zero", "rounding") for leaf in f.leaves}
+        # What cancels, or is lost, is not truly zero.
+        is_lost = lambda f: (f.kind, f.reason) == ("zero", "rounding") or f.kind == "precision"
+        lost = {leaf for f in self.findings if is_lost(f) for leaf in f.leaves}
         for found in zeros(self._own, is_flat) if self._own.is_finite else ():
-            is_told = found.reason in ("rule", "not chosen", "truly zero") and set(found.leaves) <= tied
-            if set(found.leaves) <= (wrong | cancelled if found.severity == "info" else wrong) or is_told:
+            leaves = set(found.leaves)
+            is_told = found.reason in ("rule", "not chosen", "truly zero") and leaves <= tied
+            if leaves <= wrong or is_told or (found.reason in ("truly zero", "cancels") and leaves <= lost):
                 continue
             # A zero says more than that part of the derivative is stopped.
             self.findings = [f for f in self.findings if not _tells_part_of(found, f)]
@@ -217,7 +220,7 @@ class _Examination:
             return OK if has_implicit_draw(self._program, leaf) or not self._own.is_traced else INCONCLUSIVE
         told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise")]
         is_excused = bool(told) and all(finding.intended for finding in told)
-        return OK if is_excused else INCONCLUSIVE if compared.row.verdict == INCONCLUSIVE else OK
+        return OK if is_excused else compared.row.verdict
 
 
 def no_reverse(program: Program | None, error: Exception) -> Finding:

@@ -188,11 +188,12 @@ def merged(findings: list[Finding]) -> list[Finding]:
         )
         rule = finding.rule and (finding.rule.name, tuple(map(id, finding.rule.functions)))
         helps = finding.fix and (finding.fix.replaces, finding.fix.by)
-        place = (finding.kind, finding.severity, finding.reason, finding.file, finding.line, finding.operation)
+        place = (finding.kind, finding.reason, finding.file, finding.line, finding.operation)
         groups.setdefault((*place, rule, helps, details, finding.intended, not finding.leaves), []).append(finding)
     found = []
     for group in groups.values():
-        shown = max(group, key=lambda f: f.figures.relative if f.figures else f.details.get("error", 0.0))
+        size = lambda f: f.figures.relative if f.figures else f.details.get("error", 0.0)
+        shown = max(group, key=lambda f: (-SEVERITIES.index(f.severity), size(f)))
         leaves = dict.fromkeys(leaf for finding in group for leaf in finding.leaves)
         found.append(dataclasses.replace(shown, leaves=tuple(leaves)))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -247,7 +247,7 @@ def finding(kind: str, severity: str, reason: str, leaves: Sequence[str], chain:
 def steps_of(answers: Sequence[Any]) -> list[tuple[int, ...]]:
     """The steps of loops in which something happened, each once, but not of those inside what the user's line calls."""
     of_user = lambda chain: sum(e.primitive.name in _LOOPS for e in chain[: placed(chain)[2] + 1])
-    return [steps for steps in dict.fromkeys(answer.steps[: of_user(answer.chain)] for answer in answers) if steps]
+    return [steps for steps in sorted({answer.steps[: of_user(answer.chain)] for answer in answers}) if steps]
 
 
 def element_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

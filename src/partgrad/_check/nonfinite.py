@@ -49,7 +49,8 @@ _SAFE: dict[str, tuple[Callable[..., Any], str]] = {
 # Functions of JAX that are a single call in a jaxpr and have a safe counterpart.
 _WHOLE = {"norm": "norm", "_std": "std", "std": "std", "_var": "var", "var": "var", "logsumexp": "logsumexp"}
 # Operations that may lie between a root and the squares under it, or between a logarithm and its exponentials.
-_COMPOSED = frozenset({"norm", "logsumexp", *_WHOLE.values()})
+# What these are if they are not called by their names.
+_COMPOSED = {"norm": "the root of a sum of squares", "logsumexp": "the logarithm of a sum of exponentials"}
 _BETWEEN = frozenset({"reduce_sum", "mul", "integer_pow", "square", "convert_element_type", "broadcast_in_dim", "abs"})
 
 
@@ -229,7 +230,8 @@ class _NotFinite:
             name, found = replaced
             by = f"partgrad.safe.{name}"
             if found.row.verdict == OK:
-                written = name if name in _COMPOSED else operation_of(chain)
+                own = operation_of(chain)
+                written = own if own == name else _COMPOSED.get(name, own)
                 return "singular", {"fix": self._fix(written, by, found), "by": by}
             return "singular", {"by": by}
         slope = self._slope(leaf)

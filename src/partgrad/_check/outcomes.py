@@ -189,7 +189,7 @@ def _chosen(run: Callable[..., Operands], operands: Operands) -> Any:
     pulled = pull([weights(result).astype(result.dtype) for result in results])
     parts = [jnp.round(jnp.real(part)) for part in pulled]
     # A bound that holds for all elements says nothing of one.
-    of_elements = [part for part in parts if part.shape == results[0].shape] or parts
+    of_elements = [part for part in parts if part.size != 1] or parts
     if all(part.shape == of_elements[0].shape for part in of_elements):
         return sum((1 + number) * part for number, part in enumerate(of_elements))
     return jnp.concatenate(list(map(jnp.ravel, parts)))

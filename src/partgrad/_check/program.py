@@ -156,6 +156,15 @@ class Program:
         """The function as one jaxpr without custom rules, whose equations carry their numbers."""
         return jax.make_jaxpr(lambda leaves: self.run(leaves, into_rules=True))(self.leaves)
 
+    @functools.cached_property
+    def unwrapped(self) -> "Program":
+        """The same function without `double_where`; this program itself if there is none in it."""
+        if not any_equation(self.jaxpr.jaxpr, lambda equation: name_of(equation) in TRANSPARENT):
+            return self
+        body, consts = jaxpr_and_consts(self.jaxpr)
+        plain = lambda leaves: run(body, consts, list(leaves), lambda chain, given: None, in_place=CALLS)
+        return Program(plain, self.leaves, self.paths)
+
     def _scope(self, chain: Chain) -> Any:
         number = self._numbers.get(id(chain[-1]))
         return contextlib.nullcontext() if number is None else jax.named_scope(f"partgrad.{number}")

@@ -211,6 +211,9 @@ class Point:
         if tangents is None:
             return Agreement(ABSENT)
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
+        if self.gradient is not None and not np.isfinite(tangents[settled]).all():
+            # The zero tangent of another leaf met an infinite derivative; what is not finite itself is found otherwise.
+            return Agreement(ABSENT)
         magnitude = np.maximum(np.abs(tangents), np.maximum(size_of(found.right), size_of(found.left)))
         finite = np.where(np.isfinite(magnitude) & settled, magnitude, 0.0)
         of_arrays = self.exact.by_output(finite)

@@ -163,7 +163,11 @@ def _pullback(function: Callable[..., list[Any]], point: Operands) -> tuple[Oper
 
 def _weights(like: Operands) -> Operands:
     random = np.random.default_rng(0)
-    return [jnp.asarray(random.uniform(0.5, 1.5, np.shape(value))).astype(value.dtype) for value in like]
+    draw = lambda value: random.uniform(0.5, 1.5, np.shape(value))
+    return [
+        jnp.asarray(draw(value) + 1j * draw(value) if jnp.iscomplexobj(value) else draw(value)).astype(value.dtype)
+        for value in like
+    ]
 
 
 def _furthest(found: Operands, meant: Operands, places: list[int], kind: int) -> Any:

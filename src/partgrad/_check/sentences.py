@@ -58,6 +58,15 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "{compared}; on its path is the rule of {rule}, which cannot be compared with its function ({raised}).",
         "look at that rule",
     ),
+    ("mismatch", "solve"): (
+        "{compared}; on its path is {at}, whose derivative is right only if its result solves the equations, and these "
+        "are symmetric where that is promised.",
+        "look at that solve",
+    ),
+    ("mismatch", "untried stop"): (
+        "{compared}; on its path is {at}, and what it takes away cannot be tried.",
+        "remove it, unless it is intentional",
+    ),
     ("mismatch", "closed over"): (
         "{compared}; the rule of {rule}, closes over a value that is differentiated, and so gives no derivative by it.",
         "pass that value as an argument of the function that has the rule",
@@ -149,7 +158,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ("zero", "integers"): (_ZERO + "{at} turns it into integers.", "choose smoothly, for example with a softmax"),
     ("zero", "saturated"): (_ZERO + "{at} is saturated{place}.", "scale its operands"),
     ("zero", "rule"): (
-        _ZERO + "the derivative of {at} is zero for all of its operands{place}.",
+        _ZERO + "the derivative of {at} by what depends on it is zero{place}.",
         "start elsewhere",
     ),
     ("zero", "not chosen"): (

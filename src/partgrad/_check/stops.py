@@ -129,8 +129,8 @@ def _agrees(point: Point, direction: Leaves, slack: float) -> bool:
     return point.read(direction, slack=slack).status in (AGREE, ROUNDING)
 
 
-def stops_of(program: Program) -> list[Chain]:
-    """The `stop_gradient` equations written by the user, or by a library outside its derivative rules."""
+def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
+    """The `stop_gradient` equations written by the user, or by a library outside its rules; of one leaf, or of all."""
     chains = program.value.chains
     # A stop beside a solve is another way to the same derivative.
     solving = {tuple(map(id, chain[:-1])) for chain in chains if chain[-1].primitive.name == "custom_linear_solve"}
@@ -146,7 +146,8 @@ def stops_of(program: Program) -> list[Chain]:
             and not (ruled and is_in_library(chain))
         )
 
-    return [chain for chain in chains if is_candidate(chain)]
+    is_of_leaf = lambda chain: leaf is None or leaf in program.leaves_into(chain, program.value)
+    return [chain for chain in chains if is_candidate(chain) and is_of_leaf(chain)]
 
 
 def mark_of(chain: Chain) -> str | None:

@@ -74,7 +74,8 @@ def _after(finding: Finding) -> str:
 def _fix(finding: Finding) -> str:
     fix = finding.fix
     assert fix is not None
-    what = f"differentiate `{fix.by}`" if fix.replaces == "f" else f"write `{fix.by}` for `{fix.replaces}`"
+    replaced = fix.replaces if " " in fix.replaces else f"`{fix.replaces}`"
+    what = f"differentiate `{fix.by}`" if fix.replaces == "f" else f"write `{fix.by}` for {replaced}"
     beside = "between the slopes on the two sides" if fix.slope is None else f"and differences give {number(fix.slope)}"
     return f"{what}; tried: along a random direction its derivative is {number(fix.derivative)}, {beside}"
 
@@ -159,9 +160,10 @@ def _changes(finding: Finding) -> str:
 
 def _two_values(finding: Finding) -> str:
     names = {"jit": "`jax.jit(f)`", "vjp": "the value in `jax.value_and_grad`"}
-    ways = ", ".join(names[way] for way in finding.details["ways"])
+    ways = " and ".join(names[way] for way in finding.details["ways"])
+    gives = "gives" if len(finding.details["ways"]) == 1 else "give"
     plain, other = finding.details["plain"], finding.details["other"]
-    return f"the function has more than one value: f(x) is {plain:.8g}, but {ways} gives {other:.8g}"
+    return f"the function has more than one value: f(x) is {plain:.8g}, but {ways} {gives} {other:.8g}"
 
 
 def _not_finite(finding: Finding) -> str:

@@ -24,7 +24,7 @@ from .._programs import (
 )
 from .evaluation import Own
 from .finding import Finding
-from .names import finding, steps_of
+from .names import finding, operation_of, steps_of
 from .probe import Answer, probe
 from .program import Program
 from .stops import is_fixed_draw, mark_of
@@ -33,6 +33,8 @@ _SATURATING = frozenset({"tanh", "logistic", "erf", "erfc", "exp", "exp2", "expm
 # Operations that take one of several values: by their size or a condition, and by their position.
 _CHOOSING = frozenset({"select_n", "max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "sort"})
 _CHOOSING |= {"scatter-min", "scatter-max"}
+# Functions that choose a sign, and nothing that depends on a leaf.
+_REMAINDERS = frozenset({"mod", "%", "remainder", "fmod", "divmod"})
 # What flows back to an operand that was spread over an array, or used twice.
 _SUMS = frozenset({"reduce_sum", "add_any"})
 _PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
@@ -177,7 +179,8 @@ def _vanishing(
         blocked = [c for c in blockers(program, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
         blocked = blocked or _in_rules_of_libraries(program, leaf)
         return _barrier(path, blocked[0]) if blocked else finding("zero", "info", "cancels", [path])
-    chain, first = own[0]
+    # What still arrives at another operation was not lost where something is selected.
+    chain, first = next((pair for pair in own if pair[0][-1].primitive.name not in _CHOOSING), own[0])
     if first.chain[-1].primitive.name in _SUMS:
         return finding("zero", "info", "cancels", [path])
     name = chain[-1].primitive.name
@@ -186,6 +189,6 @@ def _vanishing(
         return finding("zero", "warning", "saturated", [path], chain, **more)
     if is_custom_rule(chain[-1]):
         return finding("zero", "warning", "rule", [path], chain, **more)
-    if name in _CHOOSING | _PLACING and not is_flat(leaf):
+    if name in _CHOOSING | _PLACING and not is_flat(leaf) and operation_of(chain) not in _REMAINDERS:
         return finding("zero", "warning", "not chosen" if name in _CHOOSING else "left out", [path], chain, **more)
     return finding("zero", "info", "truly zero", [path], chain, **more)
