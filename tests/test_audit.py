@@ -1,5 +1,6 @@
 """The audit: every gradient that a test suite or a script takes is checked where it is taken."""
 
+import importlib
 import importlib.metadata
 import json
 import subprocess
@@ -339,6 +340,29 @@ def test_a_search_does_not_take_the_time_of_the_checks(tmp_path):
     assert "silence is no proof" in text(result, settings) or not result.searched
 
 
+def test_a_function_that_was_running_is_intended_by_its_name(tmp_path, monkeypatch):
+    file = tmp_path / "quantized_model.py"
+    file.write_text(
+        textwrap.dedent("""\
+        import jax
+        import jax.numpy as jnp
+        def quantize(x):
+            return x + jax.lax.stop_gradient(jnp.round(x) - x)
+        def loss(x):
+            return jnp.sum(quantize(x) ** 2)
+        """)
+    )
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.partgrad.audit]\nintended = ["quantized_model.quantize", "quantized_model.nothing", "jax.numpy.where"]\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("quantized_model")
+    monkeypatch.setitem(sys.modules, "quantized_model", module)
+    result, _ = recorded(tmp_path, lambda: jax.grad(module.loss)(jnp.array([1.3, 1.7])))
+    assert [(cause.finding["kind"], cause.finding["intended"]) for cause in result.causes] == [("mismatch", True)]
+    assert result.unmatched == [("intended", "quantized_model.nothing"), ("intended", "jax.numpy.where")]
+
+
 def test_intended(tmp_path):
     file = tmp_path / "model.py"
     file.write_text(
@@ -414,3 +438,17 @@ def test_precision_is_kept(tmp_path):
 def test_the_plugin_imports_neither_jax_nor_partgrad():
     code = "import sys, _partgrad_pytest; assert not {'jax', 'partgrad'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_in_another_folder_it_says_what_was_passed_over(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    settings = from_project(tmp_path / "elsewhere")
+    recorder = Recorder(settings)
+    recorder.install()
+    try:
+        jax.grad(own)(jnp.ones(2))
+    finally:
+        recorder.remove()
+    said = text(audited(recorder.places, settings), settings)
+    assert "own" in said
+    assert f"not written below {tmp_path / 'elsewhere'}" in said

@@ -75,7 +75,11 @@ def audited(places: Sequence[Place], settings: Settings, show: Callable[[str], o
     audit.check(places)
     if settings.search:
         audit.search(places)
-    causes, unmatched = _gathered(audit.found, settings)
+    if not audit.functions and not audit.left:
+        # The audit was run in another folder than the project's.
+        why = f"it is not written below {settings.root}"
+        audit.left += [Left("checked", name, file, why) for name, file in settings.elsewhere.items()]
+    causes, unmatched = _gathered(audit.found, settings, audit.used)
     unmatched += [("skip", glob) for glob in settings.skip if glob not in settings.matched]
     return Audited(_listed(audit.functions), causes, audit.left, unmatched, audit.searched)
 
@@ -90,6 +94,8 @@ class _Audit:
         self.found: list[tuple[dict[str, Any], str, str]] = []
         self.left: list[Left] = []
         self.searched: list[tuple[int, int]] = []
+        self.used: set[str] = set()
+        self._intended = settings.functions()
 
     def check(self, places: Sequence[Place]) -> None:
         """Check each function at the points that were kept."""
@@ -142,7 +148,8 @@ class _Audit:
                 # The function has warned when it ran; under `-W error` it would raise.
                 warnings.simplefilter("ignore")
                 options: dict[str, Any] = {"forward": place.is_forward, "search": search and seconds, "progress": watch}
-                report = check(program.function(operands), **options)(program.point(operands))
+                intended = tuple(self._intended.values())
+                report = check(program.function(operands), **options, intended=intended)(program.point(operands))
         except _OutOfTime:
             self._leave(what, place, f"the time for {which} was up ({program.operations} operations)")
             return None
@@ -157,7 +164,10 @@ class _Audit:
             self._leave(what, place, f"its derivative is there only where it runs ({why})")
             return None
         met = place.running or self._settings.line(*place.where)
-        self.found += [(finding.to_dict(), place.origin.name, met) for finding in report.findings]
+        stale = [finding.details["entry"] for finding in report.findings if finding.kind == "intended"]
+        named = lambda function: getattr(function, "__qualname__", repr(function))
+        self.used.update(entry for entry, function in self._intended.items() if named(function) not in stale)
+        self.found += [(f.to_dict(), place.origin.name, met) for f in report.findings if f.kind != "intended"]
         return report
 
     def _function(self, place: Place) -> tuple[str, str]:
@@ -168,16 +178,13 @@ class _Audit:
 
 
 def _gathered(
-    found: list[tuple[dict[str, Any], str, str]], settings: Settings
+    found: list[tuple[dict[str, Any], str, str]], settings: Settings, used: set[str]
 ) -> tuple[list[Cause], list[tuple[str, str]]]:
-    """What was found by its cause, and the entries of `intended` that match none of it."""
+    """What was found by its cause, and the entries of `intended` that match none of it and were not used before."""
     causes: list[Cause] = []
-    used: set[str] = set()
     for finding, function, met in found:
         meant = [entry for entry in settings.intended if _is_meant(entry, finding, function)]
         used.update(meant)
-        if finding["severity"] != "error" and finding["kind"] == "intended":
-            continue
         if meant or COMMENT in linecache.getline(finding["file"], finding["line"]):
             finding = {**finding, "severity": "info", "intended": True}
         causes.append(Cause(finding, [function], [met]))

@@ -256,7 +256,16 @@ class Comparison:
             more = {"changes_in": _element_in(crossing), "steps": steps_of([crossing])}
             return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, **more)
         chain = () if crossing is None else crossing.chain
-        return finding("noise", "info", "noise", path, chain, figures=figures)
+        reason = "noise" if self._is_defined_beside(leaf, answer) else "beside"
+        return finding("noise", "info", reason, path, chain, figures=figures)
+
+    def _is_defined_beside(self, leaf: int, answer: Answer) -> bool:
+        """Whether the function has a finite value on both sides of the point."""
+        seen, point = answer.seen, self._search.point
+        if seen is None:
+            return True
+        direction, step = self._search.direction([(leaf, seen.indices)], seen.toward), min(seen.reading.steps)
+        return all(is_finite(point.exact.value(point.leaves, direction, side * step)) for side in (-1, 1))
 
     # --- what is wrong -----------------------------------------------------------------------------------------------
 

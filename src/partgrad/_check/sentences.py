@@ -214,8 +214,13 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         _OTHER_POINT,
     ),
     ("noise", "noise"): (
-        "differences do not settle, so they neither confirm nor refute the gradient: the function is noise at small "
-        "steps, or raises or is not finite beside the point.",
+        "differences do not settle, so they neither confirm nor refute the gradient: the slope is infinite, or the "
+        "function is noise at small steps.",
+        _OTHER_POINT,
+    ),
+    ("noise", "beside"): (
+        "the function is not finite beside the point, or raises an error there, so differences neither confirm nor "
+        "refute the gradient.",
         _OTHER_POINT,
     ),
     ("precision", "narrow"): (
