@@ -143,7 +143,7 @@ def test_every_reason_for_a_zero():
         "['cast']": ("warning", "cast", "astype"),
         "['compared']": ("warning", "compared", ">"),
         "['factor']": ("info", "truly zero", "*"),
-        "['branch']": ("info", "cancels", ""),
+        "['branch']": ("warning", "not chosen", "cond"),
         "['stepped']": ("warning", "rounded", "floor"),
     }
 

@@ -355,3 +355,42 @@ def test_an_infinite_slope_behind_a_safe_function_is_not_decided():
         return pg.safe.sqrt(half * (half - a) * (half - b) * (half - c))
 
     assert pg.check(area, progress=False)(F(1, 2, 3)).verdict == "inconclusive"
+
+
+def test_a_branch_that_is_not_taken_is_named():
+    branch = lambda p: lax.cond(p["c"] > 1, lambda x: x * p["b"], lambda x: x * p["a"], 2.0)
+    switch = lambda p: lax.switch(p["c"].astype(int), [lambda x: x * p["a"], lambda x: x * p["b"]], 2.0)
+    loop = lambda p: lax.scan(lambda c, x: (c + x * branch(p), None), 0.0, jnp.arange(1.0, 4.0))[0]
+    for function, operation in ((branch, "cond"), (switch, "switch"), (loop, "cond")):
+        found = findings(function, {"a": S(1), "b": S(2), "c": S(0.5)})
+        zero = found["zero", "warning", "['b']"]
+        assert (zero.reason, zero.operation) == ("not chosen", operation)
+
+
+def test_a_rule_of_a_product_may_be_truly_zero():
+    product = jax.custom_jvp(lambda x, y: x * y)
+    product.defjvp(lambda p, t: (product(*p), t[0] * p[1] + p[0] * t[1]))
+    found = findings(lambda p: product(p["gate"], jnp.tanh(p["w"])) + 1, {"gate": S(0), "w": S(0.5)})
+    assert set(found) == {("zero", "info", "['w']")}
+
+
+def test_what_rounds_is_named_rather_than_a_comparison_in_it():
+    assert findings(lambda x: jnp.trunc(x) * 2, S(1.5))["zero", "warning", ""].reason == "rounded"
+
+
+def test_a_gradient_that_is_noise_is_not_zero():
+    assert not {kind for kind, *_ in findings(lambda x: jnp.sin(x * 1e9) * 1e-3, S(0.3))} & {"zero"}
+
+
+def test_eigenvalues_that_meet_are_a_kink_of_their_decomposition():
+    def gap(matrix):
+        low, high = jnp.linalg.eigvalsh(matrix)
+        return high - low
+
+    (tie,) = [f for f in pg.check(gap, progress=False)(jnp.eye(2)).findings if f.kind == "tie"]
+    assert tie.operation == "eigvalsh"
+
+
+def test_one_cause_is_one_finding_whatever_its_slopes():
+    (finding,) = pg.check(lambda p: jnp.cbrt(p["x"] - p["y"]) ** 3, progress=False)({"x": S(1), "y": S(1)}).findings
+    assert finding.leaves == ("['x']", "['y']")

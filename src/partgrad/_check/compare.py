@@ -40,10 +40,13 @@ from .stops import (
 )
 from .verdict import OK, row_of
 
-# The relative mismatch that a stop without consequences may leave, and that of an iteration that has converged.
-_SLIGHT = 1e-3
+# The relative mismatch that a stop without consequences may leave, of a library or of the user; the first is also that
+# of an iteration that has converged.
+_SLIGHT, _SLIGHT_OF_USERS = 1e-3, 1e-4
 # Of so many selections that change at the point it is tried whether they decide: each takes a compilation.
 _MOST_CROSSINGS = 4
+# Decompositions that put numbers in order.
+_SPECTRAL = frozenset({"eigh", "svd"})
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
@@ -164,8 +167,8 @@ class Comparison:
         drawn = lambda stop: any(self._program.drawn.into(stop)) and not mark_of(stop)
         is_decided = lambda stop: any(self._decided(leaf).into(stop))
         # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
-        is_slight = figures is not None and figures.relative <= _SLIGHT and all(map(is_in_library, chains))
-        severity = "info" if is_slight else "warning"
+        most = _SLIGHT if all(map(is_in_library, chains)) else _SLIGHT_OF_USERS
+        severity = "info" if figures is not None and figures.relative <= most else "warning"
         if all(map(is_fixed_draw, chains)):
             return finding("mismatch", "info", "fixed draw", [path], chain, figures=figures)
         if all(is_of_partgrad(stop) or (drawn(stop) and not is_decided(stop)) for stop in chains):
@@ -193,13 +196,13 @@ class Comparison:
             return None
         found = sorted(self._search.crossings(leaf, seen)[:: -1 if last else 1], key=lambda c: not line(c.chain))
         if answer.row.name in ("kink", "jump") and len({id(crossing.chain[-1]) for crossing in found}) > 1:
-            found = [c for c in found[:_MOST_CROSSINGS] if self._decides(leaf, seen, c)] or found
+            found = [c for c in found[:_MOST_CROSSINGS] if self._decides(leaf, seen, c.chain)] or found
         return next(iter(found), None)
 
-    def _decides(self, leaf: int, seen: Seen, crossing: Crossing) -> bool:
-        """Whether the function is smooth at the point if a selection stays as it is there."""
+    def _decides(self, leaf: int, seen: Seen, chain: Chain) -> bool:
+        """Whether the function is smooth at the point if the results of an operation stay as they are there."""
         point = self._search.point
-        is_it = lambda chain: self._program.origin(chain)[-1:] == crossing.chain[-1:]
+        is_it = lambda derived: self._program.origin(derived)[-1:] == chain[-1:]
         try:
             return (
                 not point.of(point.exact.fixing(is_it))
@@ -214,6 +217,8 @@ class Comparison:
         crossing = self._crossing(leaf, answer)
         figures = self._figures(leaf, answer)
         path = [self._path(leaf)]
+        if crossing is None and (spectrum := self._degenerate(leaf, answer)) is not None:
+            return finding("tie", "warning", "tie", path, spectrum, figures=figures)
         if crossing is None:
             chain = self._safe_rule(leaf)
             severity = "info" if chain else "warning"
@@ -234,6 +239,13 @@ class Comparison:
                 break
             seen = kinked[0]
         return seen
+
+    def _degenerate(self, leaf: int, answer: Answer) -> Chain | None:
+        """The decomposition whose eigenvalues or singular values meet at the kink; None if there is none."""
+        program, seen = self._program, answer.seen
+        chains = [c for c in program.smooth.chains if c[-1].primitive.name in _SPECTRAL and program.is_into(leaf, c)]
+        decides = lambda chain: seen is not None and self._decides(leaf, seen, chain)
+        return next(filter(decides, chains[:_MOST_CROSSINGS]), None)
 
     def _safe_rule(self, leaf: int) -> Chain:
         chains = self._program.smooth.chains

@@ -28,7 +28,7 @@ from .._programs import (
     kept,
     quick_jit,
 )
-from .float64 import leaves_jax, promoted, widened
+from .float64 import exactly, leaves_jax, promoted, widened
 from .probe import Answer, Question, probe
 from .program import Array, Program
 
@@ -217,7 +217,7 @@ class Exact:
 
         def rule(chain: Chain, operands: Operands) -> Operands | None:
             if is_fixed(chain):
-                return [lax.all_gather(operand, _BOTH)[1] for operand in operands]
+                return [lax.all_gather(result, _BOTH)[1] for result in exactly(chain[-1], operands)]
             # Callbacks to Python cannot run at many points at once.
             return _without_callbacks(chain, operands)
 

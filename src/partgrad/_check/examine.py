@@ -218,7 +218,7 @@ class _Examination:
         if compared is None:
             # The gradient of an implicit draw is right on average.
             return OK if has_implicit_draw(self._program, leaf) or not self._own.is_traced else INCONCLUSIVE
-        told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise")]
+        told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise", "oob")]
         is_excused = bool(told) and all(finding.intended for finding in told)
         return OK if is_excused else compared.row.verdict
 

@@ -23,7 +23,7 @@ KINDS = (
 # The most severe first.
 SEVERITIES = ("error", "warning", "info")
 # Details that differ from leaf to leaf although the cause is the same.
-_OF_A_LEAF = frozenset({"error", "changes_in"})
+_OF_A_LEAF = frozenset({"error", "changes_in", "slope", "got", "expected"})
 
 
 @dataclasses.dataclass(frozen=True)

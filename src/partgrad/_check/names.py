@@ -75,6 +75,7 @@ _IN_PLACE = {
     "pow": ("power", "pow", "float_power"),
     "integer_pow": ("power", "pow", "square", "float_power"),
     "rem": ("mod", "remainder", "fmod"),
+    "cond": ("cond", "switch"),
 }
 _OPERATORS = {"mod": "%", "floordiv": "//", "pow": "**", "div": "/", "truediv": "/", "matmul": "@", "neg": "-"}
 _OPERATORS |= {"add": "+", "sub": "-", "mul": "*"}
@@ -94,8 +95,8 @@ _MODULES = (
     jax.ops,
     safe,
 )
-# The class of `x.at[i]`.
-_AT = "_IndexUpdateRef."
+# The class of `x.at[i]`, and what `jnp.int32(x)` calls.
+_AT, _OF_DTYPE = "_IndexUpdateRef.", "_ScalarMeta.__call__"
 _SAFE = safe.__name__.rpartition(".")[2]
 _SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
 _OWN = f"{_SAFE_FILES.removesuffix('/').rpartition('/')[0]}/"
@@ -158,6 +159,8 @@ def _called(equation: JaxprEqn) -> str:
         if last.startswith("_operator_"):
             name = last.removeprefix("_operator_")
             return _OPERATORS.get(name) or _OPERATORS.get(name.removeprefix("r"), "")
+        if name == _OF_DTYPE:
+            return str(equation.outvars[0].aval.dtype)
         if name.startswith(_AT):
             return f".at[].{last}"
         if file.startswith(_SAFE_FILES) and not last.startswith("_") and hasattr(safe, last):

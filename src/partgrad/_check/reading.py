@@ -21,6 +21,7 @@ _AIM = 1e-8
 _WORST = 1e-4
 # Steps that change only the last digits of a number: where digits cancel, more of them have to.
 _DIGITS = (1e-15, 2e-15, 3e-15, 5e-15, 3e-11, 1e-9)
+_LAST_DIGITS = _DIGITS[:4]
 # In units of the error of the differences: what still counts as agreement, and what is a mismatch.
 _WITHIN, _BEYOND = 3.0, 10.0
 # How much of a derivative may be its own rounding errors, if it is to agree.
@@ -203,7 +204,7 @@ class Point:
         """How far the gradient of a leaf moves with the last digits of the point: its norm."""
         largest = 0.0
         for side in (-1.0, 1.0):
-            gradients = [self.exact.reverse(self._beside(side * by), self.weights) for by in _DIGITS]
+            gradients = [self.exact.reverse(self._beside(side * by), self.weights) for by in _LAST_DIGITS]
             largest = max(largest, float(np.linalg.norm(_range([g[leaf] for g in gradients if g is not None]))))
         return largest
 

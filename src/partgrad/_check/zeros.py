@@ -12,11 +12,13 @@ from .._programs import (
     Dependence,
     Operands,
     arriving,
+    branches_of,
     differentiably,
     is_custom_rule,
     is_floating,
     is_in_library,
     is_mutating,
+    jaxpr_and_consts,
     last_of,
     sampler_of,
     smoothly,
@@ -106,7 +108,9 @@ def _blocked(program: Program, leaf: int) -> Iterator[Finding]:
     if not found:
         untold = blockers(program, leaf, wanted=lambda chain: True)
     if untold:
-        yield _barrier(program.paths[leaf], next((c for c in untold if mark_of(c)), untold[0]))
+        # What rounds says more than a comparison beside it.
+        untold = sorted(untold, key=lambda chain: (mark_of(chain) is None, chain[-1].primitive.name in TESTS))
+        yield _barrier(program.paths[leaf], untold[0])
 
 
 def _is_told_with_draws(program: Program, chain: Chain) -> bool:
@@ -167,6 +171,24 @@ def _where_cotangents_die(own: Own) -> list[tuple[Answer, int]]:
     return [(answer, leaves[tuple(map(id, answer.chain))]) for answer in answers]
 
 
+def _not_taken(program: Program, leaf: int) -> Chain:
+    """The first branching that a leaf goes into and of whose branches one does not depend on it; empty if none is."""
+    for chain in program.smooth.chains:
+        if chain[-1].primitive.name != "cond" or not program.is_into(leaf, chain):
+            continue
+        masks = [mask >> leaf & 1 for mask in program.smooth.into(chain)[1:]]
+        flows = (differentiably(jaxpr_and_consts(branch)[0], masks) for branch in branches_of(chain[-1]))
+        if not all(union(flow.outputs) for flow in flows):
+            return chain
+    return ()
+
+
+def _is_of_several(program: Program, leaf: int, chain: Chain) -> bool:
+    """Whether a rule has other operands with a derivative than those that depend on a leaf, as a product has."""
+    operands = zip(chain[-1].invars, program.smooth.into(chain), strict=True)
+    return any(is_floating(atom.aval) and not mask >> leaf & 1 for atom, mask in operands)
+
+
 def _vanishing(
     program: Program, leaf: int, killed: list[tuple[Answer, int]], is_flat: Callable[[int], bool]
 ) -> Finding:
@@ -175,10 +197,12 @@ def _vanishing(
     origins = [(program.origin(answer.chain), answer) for answer, leaves in killed if leaves >> leaf & 1]
     own = [(chain, answer) for chain, answer in origins if chain and leaf in program.leaves_into(chain)]
     if not own:
-        # The path may be in the branch that is not taken.
         blocked = [c for c in blockers(program, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
         blocked = blocked or _in_rules_of_libraries(program, leaf)
-        return _barrier(path, blocked[0]) if blocked else finding("zero", "info", "cancels", [path])
+        if blocked:
+            return _barrier(path, blocked[0])
+        branching = _not_taken(program, leaf)
+        return finding("zero", *(("warning", "not chosen") if branching else ("info", "cancels")), [path], branching)
     # What still arrives at another operation was not lost where something is selected.
     chain, first = next((pair for pair in own if pair[0][-1].primitive.name not in _CHOOSING), own[0])
     if first.chain[-1].primitive.name in _SUMS:
@@ -187,7 +211,7 @@ def _vanishing(
     more = {"steps": steps_of([answer for other, answer in own if other == chain])}
     if name in _SATURATING:
         return finding("zero", "warning", "saturated", [path], chain, **more)
-    if is_custom_rule(chain[-1]):
+    if is_custom_rule(chain[-1]) and not _is_of_several(program, leaf, chain):
         return finding("zero", "warning", "rule", [path], chain, **more)
     if name in _CHOOSING | _PLACING and not is_flat(leaf) and operation_of(chain) not in _REMAINDERS:
         return finding("zero", "warning", "not chosen" if name in _CHOOSING else "left out", [path], chain, **more)
