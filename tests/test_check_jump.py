@@ -121,3 +121,31 @@ def test_a_jump_may_be_intended_or_allowed():
     report.raise_if_failed(allow_inconclusive=True)
     with pytest.raises(AssertionError):
         report.raise_if_failed()
+
+
+def in_cells(polynomial):
+    def function(u):
+        cell = jnp.floor(u)
+        return cell + polynomial(u - cell)
+
+    return function
+
+
+# Slopes that are zero where two smooth pieces meet.
+FLAT = {
+    "smoothstep": (in_cells(lambda t: t**2 * (3 - 2 * t)), 1.0),
+    "the quintic of Perlin noise": (in_cells(lambda t: t**3 * (t * (6 * t - 15) + 10)), 2.0),
+    "a squared relu": (lambda x: jnp.maximum(x, 0.0) ** 2, 0.0),
+    "x |x|": (lambda x: x * jnp.abs(x), 0.0),
+    "the far side of a circle": (lambda x: jnp.cos(jnp.arctan2(jnp.sin(x), jnp.cos(x))), np.pi),
+}
+
+
+@table("name, x64", FLAT, [False, True])
+def test_where_flat_pieces_meet_the_slope_is_zero(name, x64):
+    function, x = FLAT[name]
+    with jax.enable_x64(x64):
+        report = pg.check(function, progress=False)(x)
+    # Near the far side of the circle, the angle jumps.
+    assert report.verdict == "ok" or name == "the far side of a circle", str(report)
+    assert {f.severity for f in report.findings if f.kind != "jump"} <= {"info"}, str(report)

@@ -33,6 +33,8 @@ _STRIDES = (0.5, 1.5)
 # they do not.
 SLACK_OF_CONSTANTS = 1e-6
 _BADLY = 1e-3
+# A part of the value that is next to nothing.
+_HARDLY = 1e-5
 # Other steps, for a second opinion, and larger ones.
 _OTHER_STEPS = (0.73, 1.37)
 _LARGER_STEPS = 12.0
@@ -312,7 +314,14 @@ class Search:
         error, gradient = self._precision(i, own), self.point.gradient
         if error is None or not 1e-2 < error < np.inf or gradient is None:
             return False
-        return bool(np.linalg.norm(gradient[i]) <= 10 * self.point.noise_of_gradient(i))
+        size = np.linalg.norm(gradient[i])
+        if size <= 10 * self.point.noise_of_gradient(i):
+            return True
+        # Or with those that the leaf has, if all of the leaf would hardly move the value.
+        moves, value = np.linalg.norm(gradient[i] * self._scales[i]), np.linalg.norm(self.point.start)
+        return bool(
+            moves <= _HARDLY * value and size <= 10 * self.point.noise_of_gradient(i, (2 * self.point.resolution,))
+        )
 
 
 def _halves(seen: Seen) -> list[Seen]:

@@ -200,11 +200,11 @@ class Point:
                 forward = np.maximum(forward, _range(tangents))
         return forward, reverse
 
-    def noise_of_gradient(self, leaf: int) -> float:
+    def noise_of_gradient(self, leaf: int, digits: tuple[float, ...] = _LAST_DIGITS) -> float:
         """How far the gradient of a leaf moves with the last digits of the point: its norm."""
         largest = 0.0
         for side in (-1.0, 1.0):
-            gradients = [self.exact.reverse(self._beside(side * by), self.weights) for by in _LAST_DIGITS]
+            gradients = [self.exact.reverse(self._beside(side * by), self.weights) for by in (0.0, *digits)]
             largest = max(largest, float(np.linalg.norm(_range([g[leaf] for g in gradients if g is not None]))))
         return largest
 
@@ -272,7 +272,8 @@ def _agreement(
         difference = np.where(np.isfinite(got), np.maximum(beyond, 0.0), np.inf)
         # The error of a finite difference may only explain away so much.
         agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
-        # Both are zero up to rounding, by differences too.
+        # Both are zero up to the noise of the differences, or up to rounding and by differences too.
+        agrees |= magnitude <= _WITHIN * noise
         agrees |= (magnitude <= _WITHIN * off) & (np.abs(middle) <= _BEYOND * noise)
         # The derivative itself has lost digits, in float64.
         agrees |= (difference <= _WITHIN * off) & (off <= _MOST_NOISE * magnitude)

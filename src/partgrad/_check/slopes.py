@@ -29,6 +29,8 @@ _WORST = 1e-6
 # The same, relative to the rounding errors of the first step, for slopes that are zero or nearly so.
 _AIM_IN_ROUNDING = 30.0
 _WORST_IN_ROUNDING = 1000.0
+# The same, relative to the slope of the first step, if that of the others vanishes.
+_WORST_OF_FIRST = 1e-6
 # How far apart the estimates of two windows of steps may lie, in units of their errors.
 _APART = 3.0
 # How many outputs are judged together, which bounds the memory.
@@ -136,13 +138,17 @@ def _judgement(levels: list["_Level"]) -> _Judged:
     """The estimate with the smallest error that no window of smaller steps contradicts."""
     windows = [_window(levels[first : last + 1]) for first, last in _windows(len(levels))]
     rounding = levels[0].rounding
+    # A slope of zero has no size of its own; but those of the larger steps have, if they shrink with the steps.
+    first = np.where(_vanishes(levels), np.abs(levels[0].central), 0.0)
     best = windows[-1]
     for i, window in enumerate(windows[:-1]):
         agrees = np.logical_and.reduce([_agree(window, finer) for finer in windows[i + 1 :]])
         better = agrees & ~(best.error <= window.error)
         best = _Window(*(np.where(better, new, old) for new, old in zip(window, best, strict=True)))
     believable = lambda window: (
-        (window.error <= _WORST * np.abs(window.slope)) | (window.error <= _WORST_IN_ROUNDING * rounding)
+        (window.error <= _WORST * np.abs(window.slope))
+        | (window.error <= _WORST_IN_ROUNDING * rounding)
+        | (window.error <= _WORST_OF_FIRST * first)
     )
     # Two windows that contradict each other, both with small errors, are both worthless.
     disputed = np.logical_or.reduce([believable(window) & ~_agree(window, best) for window in windows])
@@ -162,6 +168,13 @@ def _judgement(levels: list["_Level"]) -> _Judged:
         disputed,
         ~(reached & ~disputed),
     )
+
+
+def _vanishes(levels: list["_Level"]) -> Array:
+    """Whether the slope of each step is less than half that of the step before, down to rounding."""
+    pairs = itertools.pairwise(levels)
+    shrinks = (np.abs(fine.central) <= np.abs(coarse.central) / 2 + 10 * fine.rounding for coarse, fine in pairs)
+    return np.logical_and.reduce(list(shrinks))
 
 
 def _agree(one: "_Window", other: "_Window") -> Array:
@@ -207,6 +220,10 @@ def _windows(levels: int) -> Iterator[tuple[int, int]]:
 def _window(levels: list[_Level]) -> _Window:
     rounding = levels[-1].rounding
     slope, slope_error = _limit([level.central for level in levels], _RATIO**2)
+    # In all powers if the second derivative jumps, as that of a spline does at a knot.
+    other, other_error = _limit([level.central for level in levels], _RATIO, _RATIO)
+    is_better = other_error < slope_error
+    slope, slope_error = np.where(is_better, other, slope), np.where(is_better, other_error, slope_error)
     # The gap falls in the powers 1, 3, ... of the step, the central slope in the powers 2, 4, ...
     gap, gap_error = _limit([level.gap for level in levels], _RATIO)
     error = np.maximum(slope_error, np.abs(gap) / 2) + rounding
