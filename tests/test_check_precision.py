@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
+from tables import table
 
 F = lambda *values: np.array(values, np.float32)
 HILBERT = 1 / (1 + np.arange(8.0, dtype=np.float32)[:, None] + np.arange(8, dtype=np.float32))
@@ -183,3 +184,27 @@ def test_a_wrong_rule_of_a_solver_is_an_error_all_the_same(tolerance):
     (finding,) = report.findings
     # The loop has no reverse derivative to compare the rule with.
     assert (finding.kind, finding.reason, finding.operation) == ("mismatch", "unknown rule", "solve")
+
+
+# What cancels so far that small steps change none of the digits that are left.
+CANCELLING = {
+    "a quotient": lambda x: (1 - jnp.cos(x)) / x,
+    "a root": lambda x: (jnp.sqrt(1 + x * x) - 1) / x,
+    "a spherical Bessel function": lambda x: (jnp.sin(x) / x - jnp.cos(x)) / x,
+    "a difference": lambda x: (jnp.tan(x) - x) * 1e6,
+}
+
+
+@table("name, x64, x", CANCELLING, [False, True], [1e-5, 2e-6], quick=8)
+def test_where_nearly_all_digits_cancel_the_derivative_is_not_called_wrong(name, x64, x):
+    with jax.enable_x64(x64):
+        report = pg.check(CANCELLING[name], progress=False)(x)
+    assert report.verdict == "ok", str(report)
+    assert {f.kind for f in report.findings} == (set() if x64 else {"precision"})
+
+
+def test_a_gradient_of_rounding_errors_that_is_large_is_no_zero():
+    with jax.enable_x64(False):
+        report = pg.check(lambda x: (1 - jnp.cos(x)) / x**2, progress=False)(1e-4)
+    assert "precision" in {f.kind for f in report.findings}
+    assert "zero" not in {f.kind for f in report.findings}

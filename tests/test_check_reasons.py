@@ -360,7 +360,8 @@ def test_an_infinite_slope_behind_a_safe_function_is_not_decided():
 def test_a_branch_that_is_not_taken_is_named():
     branch = lambda p: lax.cond(p["c"] > 1, lambda x: x * p["b"], lambda x: x * p["a"], 2.0)
     switch = lambda p: lax.switch(p["c"].astype(int), [lambda x: x * p["a"], lambda x: x * p["b"]], 2.0)
-    loop = lambda p: lax.scan(lambda c, x: (c + x * branch(p), None), 0.0, jnp.arange(1.0, 4.0))[0]
+    step = jax.checkpoint(lambda p, x: lax.cond(p["c"] > 1, lambda x: x * p["b"], lambda x: x * p["a"], x))
+    loop = lambda p: lax.scan(lambda x, _: (step(p, x), None), 1.0, None, length=2)[0]
     for function, operation in ((branch, "cond"), (switch, "switch"), (loop, "cond")):
         found = findings(function, {"a": S(1), "b": S(2), "c": S(0.5)})
         zero = found["zero", "warning", "['b']"]

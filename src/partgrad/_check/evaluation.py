@@ -29,6 +29,7 @@ from .._programs import (
     quick_jit,
 )
 from .float64 import exactly, leaves_jax, promoted, widened
+from .noise import REFUSALS, rounding_noise
 from .probe import Answer, Question, probe
 from .program import Array, Program
 
@@ -38,6 +39,8 @@ Vector = Array
 # The axis that holds a point that has moved, and the point it has moved from.
 _BOTH = "partgrad.both"
 _VALUE, _FORWARD, _REVERSE = range(3)
+# How many runs with other rounding errors tell how far these move the results.
+_SAMPLES = 4
 
 
 class Own:
@@ -258,6 +261,23 @@ class Exact:
             (part.view(np.complex128) if is_complex else part).reshape(shape)
             for part, (shape, is_complex) in zip(parts, self._inputs, strict=True)
         ]
+
+    def rounding(self, point: Leaves, direction: Leaves | None = None, weights: Vector | None = None) -> Leaves | None:
+        """How far rounding moves the outputs, their tangents along a direction, or the cotangents for given weights.
+
+        None if that cannot be determined.
+        """
+        which = _VALUE if direction is None and weights is None else _FORWARD if weights is None else _REVERSE
+        jaxpr = self._jaxprs[which]
+        if jaxpr is None:
+            return None
+        operands = [*point, *(direction or []), *([] if weights is None else self.cotangents(weights))]
+        promote = promoted(jaxpr)
+        with jax.enable_x64(True), silent_callbacks():
+            try:
+                return rounding_noise(jax.make_jaxpr(promote)(*operands), operands, _SAMPLES)
+            except REFUSALS:
+                return None
 
     def by_output(self, outputs: Vector) -> list[Vector]:
         """Split a vector of outputs into the outputs."""

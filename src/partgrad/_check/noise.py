@@ -8,6 +8,7 @@ order of the same operations may change.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -24,12 +25,15 @@ from .._programs import (
     is_floating,
     is_mutating,
     jaxpr_and_consts,
+    kept,
     quick_jit,
     run,
 )
 from .float64 import widened
 
 SAMPLES = 8
+# What is raised by an operation that cannot run on its own.
+REFUSALS = (TypeError, ValueError, NotImplementedError, KeyError, AssertionError, jax.errors.JaxRuntimeError)
 
 # Operations that move, compare or select values do not round.
 _EXACT = frozenset[str]().union(*(KINDS[kind] for kind in ("move", "selection", "flat", "test", "integer")))
@@ -57,7 +61,7 @@ def rounding_noise(jaxpr: ClosedJaxpr, operands: Operands, samples: int = SAMPLE
     def evaluate(consts: Operands, operands: Operands, seed: Any) -> Operands:
         return run(jaxpr_and_consts(jaxpr)[0], consts, operands, _Errors(seed), in_place=CUSTOM_RULES)
 
-    compiled = quick_jit(evaluate)
+    compiled = kept("noise", [jaxpr], lambda: quick_jit(evaluate))
     with_seed = lambda seed: _wide(compiled(consts, list(operands), np.uint32(seed)))
     return _spread(with_seed(0), (with_seed(seed) for seed in range(1, samples + 1)))
 

@@ -33,8 +33,8 @@ _STRIDES = (0.5, 1.5)
 # they do not.
 SLACK_OF_CONSTANTS = 1e-6
 _BADLY = 1e-3
-# A part of the value that is next to nothing.
-_HARDLY = 1e-5
+# Parts of the value that are little, and next to nothing.
+_LITTLE, _HARDLY = 1e-3, 1e-5
 # Other steps, for a second opinion, and larger ones.
 _OTHER_STEPS = (0.73, 1.37)
 _LARGER_STEPS = 12.0
@@ -145,6 +145,9 @@ class Search:
         """Compare along a direction, twice if the first reading is not clear."""
         direction = self.direction(group, toward)
         reading = place.read(direction, slack=self.slack)
+        if reading.status == MISMATCH and not place.knows_rounding():
+            # Where digits cancel, small steps change none of what is left of them, and agree on another slope.
+            return self.read(place, group, toward)
         if reading.unsure or reading.jumps or reading.status == INCONCLUSIVE:
             return self._beyond(place, group, direction, reading) or coarsely(reading)
         if MISMATCH not in (reading.forward.status, reading.reverse.status):
@@ -172,7 +175,8 @@ class Search:
             return None
         if crossings:
             # Of a selection that changes within the digits of the leaves, nothing is to be seen but from afar.
-            smallest = max(2 * crossings[0].distance, _FROM_AFAR * place.resolution)
+            is_within = crossings[0].distance <= 2 * place.resolution
+            smallest = _FROM_AFAR * place.resolution if is_within else 2 * crossings[0].distance
             found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
             return None if found.unsure or found.jumps else found
         larger = []
@@ -314,13 +318,17 @@ class Search:
         error, gradient = self._precision(i, own), self.point.gradient
         if error is None or not 1e-2 < error < np.inf or gradient is None:
             return False
-        size = np.linalg.norm(gradient[i])
+        moves = lambda by: float(np.linalg.norm(widened(by) * self._scales[i]))
+        size, value = np.linalg.norm(gradient[i]), np.linalg.norm(self.point.start)
+        if own is None or moves(own[i]) > _LITTLE * value:
+            # What the user gets is far from zero.
+            return False
         if size <= 10 * self.point.noise_of_gradient(i):
             return True
         # Or with those that the leaf has, if all of the leaf would hardly move the value.
-        moves, value = np.linalg.norm(gradient[i] * self._scales[i]), np.linalg.norm(self.point.start)
         return bool(
-            moves <= _HARDLY * value and size <= 10 * self.point.noise_of_gradient(i, (2 * self.point.resolution,))
+            moves(gradient[i]) <= _HARDLY * value
+            and size <= 10 * self.point.noise_of_gradient(i, (2 * self.point.resolution,))
         )
 
 

@@ -22,6 +22,8 @@ _WORST = 1e-4
 # Steps that change only the last digits of a number: where digits cancel, more of them have to.
 _DIGITS = (1e-15, 2e-15, 3e-15, 5e-15, 3e-11, 1e-9)
 _LAST_DIGITS = _DIGITS[:4]
+# Of so many steps a jump is the same, up to this factor.
+_FEW, _STEADY = 4, 1.05
 # In units of the error of the differences: what still counts as agreement, and what is a mismatch.
 _WITHIN, _BEYOND = 3.0, 10.0
 # How much of a derivative may be its own rounding errors, if it is to agree.
@@ -103,6 +105,8 @@ class Point:
 
     def __init__(self, exact: Exact, leaves: Leaves, weights: Vector, outcomes: Outcomes):
         self.exact, self.leaves, self.weights, self.outcomes = exact, leaves, weights, outcomes
+        # How far rounding moves the outputs; None as long as nobody asked.
+        self._rounding: Vector | None = None
 
     def of(self, exact: Exact) -> "Point":
         """The same point of another program."""
@@ -121,8 +125,9 @@ class Point:
     def slope(self, direction: Leaves, **how: float) -> Slope:
         """The slopes of the outputs along a direction by finite differences."""
         value = functools.cache(lambda step: self.exact.value(self.leaves, direction, step))
-        largest = np.zeros(self.start.shape)
+        largest = np.zeros(self.start.shape) if self._rounding is None else self._rounding
 
+        @functools.cache
         def noise(step: float) -> Vector:
             """How far the outputs move with the last digits of a probe: more than their rounding if terms cancel."""
             nonlocal largest
@@ -133,8 +138,25 @@ class Point:
                 largest = np.fmax(largest, np.where(np.isfinite(off), off, 0.0))
             return largest
 
-        how["smallest"] = max(how.get("smallest", 0.0), self.resolution)
-        return slope(value, self.start, noise=noise, **how)
+        found = slope(value, self.start, noise=noise, **how)
+        if not self.resolution or how.get("smallest", 0.0) >= self.resolution:
+            return found
+        # What jumps or bends within the digits of the leaves does so at the point.
+        from_outside = slope(value, self.start, noise=noise, **{**how, "smallest": self.resolution})
+        changes = [[np.abs(value(side * step) - self.start) for step in from_outside.steps[-_FEW:]] for side in (-1, 1)]
+        # Beside a pole the value changes too, and by more for each step.
+        is_steady = np.any(np.max(changes, axis=1) <= _STEADY * np.min(changes, axis=1), axis=0)
+        is_bent = ((from_outside.kind == JUMP) & is_steady) | (from_outside.kind == KINK)
+        pairs = zip(from_outside[:-1], found[:-1], strict=True)
+        return Slope(*(np.where(is_bent, outside, inside) for outside, inside in pairs), steps=found.steps)
+
+    def knows_rounding(self) -> bool:
+        """Whether slopes take into account how far rounding moves the outputs; from now on they do."""
+        if self._rounding is not None:
+            return True
+        moves = self.exact.rounding(self.leaves)
+        self._rounding = np.zeros(self.start.shape) if moves is None else _joined(moves)
+        return False
 
     @functools.cached_property
     def resolution(self) -> float:
@@ -198,6 +220,11 @@ class Point:
             tangents = [self.exact.forward(point, direction) for point in points]
             if tangents[0] is not None:
                 forward = np.maximum(forward, _range(tangents))
+        if self._rounding is not None:
+            pushed = self.exact.rounding(self.leaves, direction=direction)
+            pulled = self.exact.rounding(self.leaves, weights=self.weights)
+            forward = forward if pushed is None else np.maximum(forward, _joined(pushed))
+            reverse = reverse if pulled is None else max(reverse, _product(pulled, direction)[1])
         return forward, reverse
 
     def noise_of_gradient(self, leaf: int, digits: tuple[float, ...] = _LAST_DIGITS) -> float:
@@ -291,6 +318,12 @@ def _agreement(
     # No negative zeros.
     numbers = got[worst].item() + 0.0, middle[worst].item() + 0.0
     return Agreement(status, *numbers, float(relative[worst]))
+
+
+def _joined(arrays: Leaves) -> Vector:
+    """Arrays as one vector; what is not finite is no rounding."""
+    joined = np.concatenate([np.zeros(0), *map(np.ravel, arrays)])
+    return np.where(np.isfinite(joined), joined, 0.0)
 
 
 def _range(values: list[Any]) -> Any:

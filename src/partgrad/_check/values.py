@@ -12,7 +12,7 @@ from .evaluation import Own, compiled
 from .finding import Finding
 from .float64 import widened
 from .names import finding
-from .noise import Disagreement, disagreeing, gap_between, rounding_noise
+from .noise import REFUSALS, Disagreement, disagreeing, gap_between, rounding_noise
 from .program import Array
 from .rules import Rules
 from .stops import is_until
@@ -43,8 +43,7 @@ class Values:
         program = self._own.program
         try:
             return rounding_noise(program.jaxpr, program.leaves)
-        except (TypeError, ValueError, NotImplementedError, KeyError, AssertionError, jax.errors.JaxRuntimeError):
-            # An operation that cannot run on its own must not end the check.
+        except REFUSALS:
             return None
 
     def noise(self) -> list[Array] | None:

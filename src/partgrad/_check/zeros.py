@@ -172,13 +172,13 @@ def _where_cotangents_die(own: Own) -> list[tuple[Answer, int]]:
 
 
 def _not_taken(program: Program, leaf: int) -> Chain:
-    """The first branching that a leaf goes into and of whose branches one does not depend on it; empty if none is."""
+    """The first branching whose branches use different operands that depend on a leaf; empty if there is none."""
     for chain in program.smooth.chains:
         if chain[-1].primitive.name != "cond" or not program.is_into(leaf, chain):
             continue
-        masks = [mask >> leaf & 1 for mask in program.smooth.into(chain)[1:]]
+        masks = [(mask >> leaf & 1) << number for number, mask in enumerate(program.smooth.into(chain)[1:])]
         flows = (differentiably(jaxpr_and_consts(branch)[0], masks) for branch in branches_of(chain[-1]))
-        if not all(union(flow.outputs) for flow in flows):
+        if len({union(flow.outputs) for flow in flows}) > 1:
             return chain
     return ()
 
