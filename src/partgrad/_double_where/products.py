@@ -1,6 +1,5 @@
 """Masks through products of a tangent and a coefficient, and the coefficients that no live edge needs."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,7 +119,7 @@ def scaled_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
     return [fed[0] if step.linear == [True, False, False] else spread(anywhere(fed), step.shape)]
 
 
-def factors_fed(step: Step, fed: list[Mask], masks: Sequence[Mask]) -> list[Mask]:
-    """The masks of a product or quotient of two tangents, as in a pass that scales its cotangent by its norm."""
-    factors = list(masks[: 2 if step.name == "mul" else 1])
-    return [functools.reduce(both, (spread(mask, step.shape) for mask in factors), fed[0])]
+def factors_fed(step: Step, masks: Sequence[Mask]) -> Mask:
+    """The mask of a product or quotient of two tangents, as in a pass that scales its cotangent by its norm."""
+    one, other = (spread(mask, step.shape) for mask in masks)
+    return both(one, other) if step.name == "mul" else one
