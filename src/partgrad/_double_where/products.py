@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._programs import bind, is_floating, varying_like
-from .known import is_safe_outside, numbers_of
+from .known import is_safe_outside, numbers_of, reshaped
 from .linear import Step
 from .masks import Mask, any_along, anywhere, both, full_like, on_mesh_of, permuted, placed, spelled_out, spread
 
@@ -56,7 +56,9 @@ class _DotAxes:
     def without(self, mask: Mask, kept: list[int]) -> Mask:
         """The mask of this operand reduced to some of its axes, in the given order: true if any element is."""
         rest = [axis for axis in range(len(self.shape)) if axis not in kept]
-        return any_along(permuted(mask, kept + rest), range(len(kept), len(self.shape)))
+        # Reduced first: one of its axes is never moved as a whole.
+        reduced = permuted(any_along(mask, rest, keepdims=True), kept + rest)
+        return reduced if isinstance(reduced, bool) else reshaped(reduced, reduced.shape[: len(kept)])
 
 
 def dot_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:

@@ -99,7 +99,7 @@ class Walk:
         if name in OWN:
             return self.through(*jaxpr_and_consts(shown(equation)), items)
         if is_custom_rule(equation):
-            return kept_rule(equation, items, Walk(is_affine=True).through)
+            return kept_rule(equation, items, AFFINE.through)
         if name in ENTERED:
             with source_of(equation):
                 return ENTERED[name](equation, cleaned(items), self.through)
@@ -124,6 +124,8 @@ class Walk:
             return _RULES.get(step.name, _mixed)(step, wired, fed(step, masks))
         return _number_added(step, wired, fed(step, masks))
 
+
+LINEAR, AFFINE = Walk(), Walk(is_affine=True)
 
 ENTERED: dict[str, Callable[..., list[Masked]]] = {
     "scan": loops.scan,
