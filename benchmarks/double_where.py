@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 import partgrad as pg
 
-from .double_where_programs import ALL, Built
+from .double_where_programs import ALL, COMPOSED, Built
 from .timing import environment
 
 ROUNDS = 31
@@ -90,9 +90,18 @@ def report(name: str, build: Callable[..., Built]) -> None:
     first, again = traces(build)
     times = f"  trace {first:4.1f}, again {again:4.1f}"
     for reference, shown, last in [(loss, name, times), *([(by_hand, "  by hand", "")] if by_hand else [])]:
-        others = figures(jax.grad(reference), argument)
-        counted = "  ".join(f"{key} {_ratio(ours[key], others[key])}" for key in ours)
-        print(f"{shown:30} {counted}{last}", flush=True)
+        _line(shown, ours, figures(jax.grad(reference), argument), last)
+
+
+def report_composed(name: str) -> None:
+    """Print a line for a derivative other than a gradient of the whole function."""
+    derivative, argument = COMPOSED[name]()
+    _line(name, figures(derivative(pg.double_where), argument), figures(derivative(lambda f: f), argument))
+
+
+def _line(shown: str, ours: Figures, others: Figures, last: str = "") -> None:
+    counted = "  ".join(f"{key} {_ratio(ours[key], others[key])}" for key in ours)
+    print(f"{shown:30} {counted}{last}", flush=True)
 
 
 def _ratio(one: float, other: float) -> str:
@@ -122,9 +131,12 @@ def main(arguments: list[str]) -> None:
     jax.config.update("jax_enable_x64", True)
     print(environment())
     names = [argument for argument in arguments if not argument.startswith("-")]
-    chosen = {name: build for name, build in ALL.items() if not names or any(part in name for part in names)}
+    is_chosen = lambda name: not names or any(part in name for part in names)
+    chosen = {name: build for name, build in ALL.items() if is_chosen(name)}
     for name, build in chosen.items():
         report(name, build)
+    for name in filter(is_chosen, COMPOSED):
+        report_composed(name)
     if not names:
         subprocess.run([sys.executable, str(pathlib.Path(__file__).with_name("double_where_mesh.py"))], check=True)
     if "--time" in arguments:

@@ -180,6 +180,35 @@ def checkpoints(more: int = 0) -> Built:
     return loss, [0.1 * normal(32, 32) for _ in range(12)], None
 
 
+Wrap = Callable[[Any], Any]
+
+
+def shared_weights() -> tuple[Callable[[Wrap], Any], Any]:
+    """A gradient through `vmap(wrap(f), (None, 0))`: the examples share the weights."""
+    xs, weights = normal(128, 64), [0.1 * normal(64, 64) for _ in range(3)]
+
+    def of_one(weights: Any, x: Any) -> Any:
+        for w in weights:
+            h = x @ w
+            x = jnp.where(h > 0, jnp.log1p(h), 0.0)
+        return (x**2).sum()
+
+    return lambda wrap: jax.grad(lambda w: jax.vmap(wrap(of_one), (None, 0))(w, xs).sum()), weights
+
+
+def hessian_product(build: Callable[[], Built]) -> tuple[Callable[[Wrap], Any], Any]:
+    """The Hessian times a vector, forward over reverse."""
+    loss, argument, _ = build()
+    direction = jax.tree.map(jnp.ones_like, argument)
+    return lambda wrap: lambda p: jax.jvp(jax.grad(wrap(loss)), (p,), (direction,))[1], argument
+
+
+# Derivatives other than a gradient of the whole: from what wraps the function to the derivative, and its argument.
+COMPOSED: dict[str, Callable[[], tuple[Callable[[Wrap], Any], Any]]] = {
+    "vmap, shared weights": shared_weights,
+    "Hessian product, recurrent": lambda: hessian_product(recurrent),
+    "Hessian product, log posterior": lambda: hessian_product(log_posterior),
+}
 ALL: dict[str, Callable[..., Built]] = {
     "Gaussian process, 400 points": gaussian_process,
     "masked attention, 3 layers": attention,

@@ -1,5 +1,6 @@
 """Custom rules of every kind, in everything that contains programs, with results that have no derivative."""
 
+import functools
 import os
 
 import equinox as eqx
@@ -237,6 +238,43 @@ def test_after_a_rule_that_says_a_result_has_no_derivative():
     np.testing.assert_array_equal(jax.grad(none)(x), [0, 0, 0])
     one = pg.double_where(lambda x: head(halves(x)[1]) + head(halves(x)[0]))
     np.testing.assert_array_equal(jax.vmap(jax.grad(one))(x[None]), [[0.5, 0.5, 0]])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def euler(field, y):
+    return y + field(y)
+
+
+def euler_forward(field, y):
+    end = euler(field, y)
+    return end, end - field(y)
+
+
+def euler_backward(field, y, c):
+    def both(joined):
+        y, c = jnp.split(joined, 2)
+        rate, pull = jax.vjp(field, y)
+        return jnp.concatenate([-rate, *pull(c)])
+
+    return (jnp.split(euler(both, jnp.concatenate([y, c])), 2)[1],)
+
+
+euler.defvjp(euler_forward, euler_backward)
+
+
+@pytest.mark.parametrize("order", range(1, 4))
+def test_a_rule_that_calls_its_own_function_of_a_derivative(order):
+    """As a solver of differential equations does, which saves what it solved and joins it with cotangents."""
+
+    def derivative(field, wrap):
+        f = wrap(lambda y: jnp.sum(euler(field, y) ** 2))
+        for _ in range(order):
+            f = jax.grad(lambda y, f=f: jnp.sum(f(y) * jnp.arange(1.0, 3.0)))
+        return f(jnp.array([0.0, 2.0]))
+
+    guarded = lambda y: jnp.where(y > 0, jnp.sqrt(jnp.where(y > 0, y, 1.0)), 0.0)
+    found = derivative(lambda y: jnp.where(y > 0, jnp.sqrt(y), 0.0), pg.double_where)
+    np.testing.assert_allclose(found, derivative(guarded, lambda f: f), rtol=1e-12)
 
 
 stopped, head = with_rule(lax.stop_gradient), clipped_vjp(lambda x: 2 * x)

@@ -149,3 +149,20 @@ def test_a_rule_that_holds_a_traced_value(kind, order, number):
 
     found = derivative(pg.double_where(program(False)), order)(X)
     np.testing.assert_allclose(found, derivative(program(True), order)(X), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["argument", "custom_jvp", "custom_vjp"])
+def test_a_batch_of_a_rule_that_holds_a_traced_value(kind):
+    def summed(wrap, by_hand):
+        def f(x, k):
+            own = (lambda x: k * jnp.log(x)) if by_hand else holding(kind, k)
+            return jnp.sum(jnp.where(x > 0, own(jnp.where(x > 0, x, 1.0) if by_hand else x), x))
+
+        # JAX itself refuses the backward pass of a batch that holds a value of that batch.
+        mapped = jax.vmap(wrap(f), (0, None if kind == "custom_vjp" else 0))
+        return lambda x, k: jnp.sum(mapped(x, k if kind != "custom_vjp" else k[0]) ** 2)
+
+    x, k = jnp.stack([X, X + 1.0]), jnp.array([2.0, 3.0])
+    for transform in (jax.grad, lambda f: jax.jit(jax.grad(f))):
+        found = transform(summed(pg.double_where, False))(x, k)
+        np.testing.assert_allclose(found, jax.grad(summed(lambda f: f, True))(x, k), rtol=1e-9)

@@ -1,23 +1,18 @@
 """Custom rules in a walk: the backward pass of a `custom_vjp` in forward mode, and rules that a pass itself calls."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import JaxprEqn
 
-from .._compat import ordinary_custom_vjp
 from .._programs import (
     CUSTOM_JVPS,
     Operands,
     adds_a_constant,
-    along,
     bind,
     custom_rule_body,
     evaluate,
-    float0_zeros,
     is_floating,
     is_linear,
     jaxpr_and_consts,
@@ -26,6 +21,7 @@ from .._programs import (
 from .known import is_zero, remembering
 from .linear import Step, Wire, linear_outputs, transposed
 from .masked import Masked, arrays_in, clean, restored, state_of
+from .shares import vjp_in_one
 
 # Walks over the outputs of a jaxpr, given its constants and what enters it.
 Through = Callable[[Any, Operands, Sequence[Masked]], list[Masked]]
@@ -65,46 +61,22 @@ def kept_rule(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> 
     states = list(map(state_of, masks))
 
     @remembering()
-    def masked(*operands: Any) -> Operands:
+    def walked(program: Any, operands: Operands) -> Operands:
         # The masks are operands too, because an outer differentiation may come after they were traced.
-        pairs = zip(operands[:count], restored(states, operands[count:]), strict=True)
-        return list(map(clean, through(*jaxpr_and_consts(body), [Masked(value, mask) for value, mask in pairs])))
+        own, arrays, cotangents = operands[:count], operands[count:last], operands[last:]
+        given = [Masked(value, mask) for value, mask in zip(own, restored(states, arrays), strict=True)]
+        found = through(*jaxpr_and_consts(program), [*given, *(Masked(ct, True) for ct in cotangents)])
+        return list(map(clean, found))
 
-    plain = lambda *operands: bind(equation, list(operands[:count]))
+    arrays = arrays_in(masks)
+    last = count + len(arrays)
+    masked = lambda *operands: walked(body, list(operands))
     if equation.primitive.name in CUSTOM_JVPS:
+        plain = lambda *operands: bind(equation, list(operands[:count]))
         function: Any = jax.custom_jvp(masked)
         function.defjvp(lambda primals, tangents: (masked(*primals), jax.jvp(plain, primals, tangents)[1]))
     else:
-        function = ordinary_custom_vjp(masked)
-        function.defvjp(*_passes(equation), symbolic_zeros=True)
-    results = function(*map(clean, items), *arrays_in(masks))
+        function = vjp_in_one(equation, masked, walked)
+    results = function(*map(clean, items), *arrays)
     linear = linear_outputs(body, [mask is not None for mask in masks])
     return [Masked(result, True if is_linear else None) for result, is_linear in zip(results, linear, strict=True)]
-
-
-def _passes(equation: JaxprEqn) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and backward pass of a `custom_vjp`, which takes further operands."""
-
-    def forward(*operands: Any) -> tuple[Operands, Any]:
-        # Only along what moves: JAX refuses to differentiate along what the function closes over.
-        own = operands[: len(equation.invars)]
-        moving = [number for number, operand in enumerate(own) if operand.perturbed]
-        values, pull = jax.vjp(*_along(equation, moving, [operand.value for operand in own]))
-        return values, jax.tree_util.Partial(functools.partial(_pulled, tuple(moving), len(operands)), pull)
-
-    return forward, lambda pull, cotangents: pull(cotangents)
-
-
-def _along(equation: JaxprEqn, moving: Sequence[int], operands: Operands) -> tuple[Any, ...]:
-    function, start = along(equation, moving, operands)
-    return function, *start
-
-
-def _pulled(moving: Sequence[int], count: int, pull: Callable[..., Any], cotangents: Operands) -> tuple[Any, ...]:
-    given = [_instantiated(ct) if isinstance(ct, SymbolicZero) else ct for ct in cotangents]
-    found = dict(zip(moving, pull(given), strict=True))
-    return tuple(found.get(number) for number in range(count))
-
-
-def _instantiated(zero: SymbolicZero) -> Any:
-    return float0_zeros(zero.aval) if zero.aval.dtype == jax.dtypes.float0 else zeros_like_aval(zero.aval)

@@ -10,6 +10,7 @@ from jax.extend.core import JaxprEqn
 from .._programs import (
     CHECKPOINTS,
     Operands,
+    Recent,
     as_array,
     bind,
     branches_of,
@@ -18,6 +19,8 @@ from .._programs import (
     evaluate,
     is_recomputed,
     jaxpr_and_consts,
+    lasts,
+    operation_of,
     primal_jaxpr,
     shard_map_like,
     shard_map_specs,
@@ -27,10 +30,13 @@ from .._programs import (
     varying_axes,
 )
 from .backward import Through
-from .known import remembering
-from .linear import linear_outputs
+from .known import numbers_of, remembering
+from .linear import linear_outputs, without_dead_code
 from .masked import Masked, State, arrays_in, clean, entering, fitted, joined, restored, state_of, with_masks
 from .masks import Mask, full_like, united
+
+# Models repeat them.
+_checkpoints: Recent[tuple[Any, list[State]]] = Recent(128)
 
 
 class _Body:
@@ -92,9 +98,19 @@ def checkpoint(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     body, (values, arrays) = _Body(primal_jaxpr(equation), items, through), _parted(items)
     _, flags = checkpoint_settings(equation)
     prevented = (list(flags), [False] * len(arrays)) if isinstance(flags, tuple) else None
-    traced = jax.make_jaxpr(checkpoint_like(equation, body.with_arrays, prevented))(values, arrays)
+
+    def trace() -> tuple[Any, list[State]]:
+        inner, consts = jaxpr_and_consts(jax.make_jaxpr(body.with_arrays)(values, arrays))
+        pruned = without_dead_code(inner)
+        run = checkpoint_like(equation, lambda *given: evaluate(pruned, consts, [*given[0], *given[1]]), prevented)
+        return jax.make_jaxpr(run)(values, arrays), body.states
+
+    operation = operation_of(equation) if all(numbers_of(value) is None for value in values) else None
+    shapes = tuple(map(jax.typeof, [*values, *arrays]))
+    key = operation and (operation, shapes, tuple(state_of(item.mask) for item in items), through)
+    traced, states = _checkpoints.of(key, trace, lambda made: lasts(made[0]))
     found = step_through(*jaxpr_and_consts(traced), [*values, *arrays], functools.partial(_recomputed, equation))
-    return with_masks(found[: len(equation.outvars)], body.states, found[len(equation.outvars) :])
+    return with_masks(found[: len(equation.outvars)], states, found[len(equation.outvars) :])
 
 
 def _recomputed(of: JaxprEqn, equation: JaxprEqn, operands: Operands) -> Operands:

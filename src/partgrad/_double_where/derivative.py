@@ -22,7 +22,7 @@ from .known import captured, fact, is_zero, learn, numbers_of, remember, remembe
 from .linear import LinearProgram, Wire
 from .masked import Masked, added, clean, copied
 from .transpose import contains_custom, pulled_back
-from .walk import Walk
+from .walk import LINEAR
 
 # From operands to the outputs of a function and the linear program along some of them.
 Linearized = Callable[[Operands], tuple[Operands, LinearProgram]]
@@ -127,11 +127,10 @@ def _is_here(value: Any) -> bool:
 
 def pushed(program: LinearProgram, tangents: Operands) -> Operands:
     """The tangents of the outputs that are reached, walked with masks."""
-    walk = Walk()
     found = dict(zip(program.inputs, (Masked(tangent, True) for tangent in tangents), strict=True))
     for step in program.steps:
         given = [found[o] if isinstance(o, Wire) else Masked(o) for o in step.operands]
-        found.update(zip(step.results, walk.over(step.equation, given), strict=True))
+        found.update(zip(step.results, LINEAR.over(step.equation, given), strict=True))
     return [as_array(clean(found[w]), w.aval) for w in program.outputs if isinstance(w, Wire)]
 
 

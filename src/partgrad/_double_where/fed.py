@@ -12,7 +12,6 @@ from .._programs import (
     KINDS,
     any_equation,
     inner_jaxprs,
-    is_floating,
     jaxpr_and_consts,
     named,
     of_kind,
@@ -26,16 +25,14 @@ from .products import convolution_fed, dot_fed, scaled_fed
 Fed = Callable[[Step, Sequence[Mask]], list[Mask]]
 
 # Elementwise primitives that are not linear.
-POINTWISE = (
-    KINDS["elementwise"] | KINDS["test"] | KINDS["flat"] | named("and clamp max min not or select_n xor")
-) - named("polynomial stop_gradient")
+_POINTWISE = (KINDS["elementwise"] | KINDS["test"] | KINDS["flat"] | named("clamp max min")) - named(
+    "polynomial stop_gradient"
+)
 
 
 def fed(step: Step, masks: Sequence[Mask]) -> list[Mask]:
     """The masks of a step's results, given those of its operands: `False` for the fixed ones."""
-    # An index that depends on a tangent is not linear, but the backward pass of a `custom_vjp` may be anything.
-    steered = any(not is_floating(wire.aval) for wire in step.wires) and step.name not in POINTWISE
-    rule = _unknown if steered else FED.get(step.name, _unknown)
+    rule = FED.get(step.name, _unknown)
     (results,) = on_mesh_of(step.equation, lambda masks: (rule(step, masks),), list(masks))
     return list(results)
 
@@ -104,7 +101,7 @@ def _is_direct(step: Step) -> bool:
 
 
 FED: dict[str, Fed] = {
-    **dict.fromkeys(POINTWISE, lanes_fed),
+    **dict.fromkeys(_POINTWISE, lanes_fed),
     **dict.fromkeys(of_kind("lanes", "sum"), lanes_fed),
     **dict.fromkeys(of_kind("move"), moved),
     **dict.fromkeys(of_kind("each"), lambda step, masks: list(masks)),

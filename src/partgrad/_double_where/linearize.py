@@ -23,6 +23,7 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     jaxpr_and_consts,
+    lasts,
     operation_of,
     primal_jaxpr,
     source_of,
@@ -136,7 +137,8 @@ def _parted_by_jax(
         if equation.primitive.name in _KEPT and not is_remade(equation):
             operation = operation_of(equation)
             key = operation and (operation, tuple(map(jax.typeof, operands)), numbers)
-            made = _parts.of(key, lambda: _Parts(jax.make_jaxpr(parted)(*operands), linear[0]), _lasts)
+            make = lambda: _Parts(jax.make_jaxpr(parted)(*operands), linear[0])
+            made = _parts.of(key, make, lambda made: lasts(made.values))
             # What a loop computes from no data, or from predicates alone, says much about its masks.
             values = followed(made.values, operands)
             results, fixed = values[: len(equation.outvars)], values[len(equation.outvars) :]
@@ -146,10 +148,6 @@ def _parted_by_jax(
             rest = linear[0]
     found = into_steps(rest, [], [*fixed, *(wires[number] for number in numbers)], steps)
     return results, _wires_of(equation, found)
-
-
-def _lasts(made: _Parts) -> bool:
-    return not any(isinstance(const, jax.core.Tracer) for const in made.values.consts)
 
 
 def _by_rule(

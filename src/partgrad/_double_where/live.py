@@ -22,7 +22,7 @@ from .linear import Wire, transposed
 from .masked import Masked, clean
 from .shares import selecting_shares
 from .unwrapped import without_double_where
-from .walk import Walk
+from .walk import AFFINE
 
 
 class LiveDerivative(Derivative):
@@ -69,7 +69,7 @@ class LiveDerivative(Derivative):
         selecting = jax.make_jaxpr(lambda *o: selecting_shares(traced)(list(o)))(*(v.aval for v in jaxpr.invars))
         items = [*map(Masked, operands), *(Masked(value, True) for value in moved)]
         with remembering():
-            found = Walk(is_affine=True).through(*jaxpr_and_consts(without_double_where(selecting)), items)
+            found = AFFINE.through(*jaxpr_and_consts(without_double_where(selecting)), items)
             return list(map(clean, found))
 
     def push(self, *given: Any) -> Operands:

@@ -24,8 +24,6 @@ def lanes_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
 
 def selected(step: Step, fed: Sequence[Mask]) -> list[Mask]:
     """The masks of a selection, whose predicate is fixed."""
-    if isinstance(step.operands[0], Wire):
-        return lanes_fed(step, fed)
     cases = fed[1:]
     if all(mask is True for mask in cases):
         return [True]

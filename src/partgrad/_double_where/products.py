@@ -1,6 +1,5 @@
 """Masks through products of a tangent and a coefficient, and the coefficients that no live edge needs."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._programs import bind, is_floating, varying_like
-from .known import is_safe_outside, numbers_of
+from .known import is_safe_outside, numbers_of, reshaped
 from .linear import Step
 from .masks import Mask, any_along, anywhere, both, full_like, on_mesh_of, permuted, placed, spelled_out, spread
 
@@ -57,7 +56,9 @@ class _DotAxes:
     def without(self, mask: Mask, kept: list[int]) -> Mask:
         """The mask of this operand reduced to some of its axes, in the given order: true if any element is."""
         rest = [axis for axis in range(len(self.shape)) if axis not in kept]
-        return any_along(permuted(mask, kept + rest), range(len(kept), len(self.shape)))
+        # Reduced first: one of its axes is never moved as a whole.
+        reduced = permuted(any_along(mask, rest, keepdims=True), kept + rest)
+        return reduced if isinstance(reduced, bool) else reshaped(reduced, reduced.shape[: len(kept)])
 
 
 def dot_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
@@ -120,7 +121,7 @@ def scaled_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
     return [fed[0] if step.linear == [True, False, False] else spread(anywhere(fed), step.shape)]
 
 
-def factors_fed(step: Step, fed: list[Mask], masks: Sequence[Mask]) -> list[Mask]:
-    """The masks of a product or quotient of two tangents, as in a pass that scales its cotangent by its norm."""
-    factors = list(masks[: 2 if step.name == "mul" else 1])
-    return [functools.reduce(both, (spread(mask, step.shape) for mask in factors), fed[0])]
+def factors_fed(step: Step, masks: Sequence[Mask]) -> Mask:
+    """The mask of a product or quotient of two tangents, as in a pass that scales its cotangent by its norm."""
+    one, other = (spread(mask, step.shape) for mask in masks)
+    return both(one, other) if step.name == "mul" else one

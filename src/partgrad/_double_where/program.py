@@ -170,8 +170,12 @@ class Program:
         of_operands = axes[: len(self.avals)] if is_fast else axes
         fast = vmap.of_jaxpr(self._fast, axes)[0] if is_fast else None
         numbers = [None if axis is not None else known for known, axis in zip(self._numbers, axes, strict=False)]
-        trace = lambda: vmap.of_jaxpr(self._own, of_operands)[0]
-        return Program(trace, numbers, self._count, fast), batched_outputs(self.shown(count), axes)
+        trace, kept = lambda: vmap.of_jaxpr(self._own, of_operands)[0], batched_outputs(self.shown(count), axes)
+        again = None
+        if self._again is not None and all(axis is None for axis in axes[: self._again[1]]):
+            function, consts = self._again
+            again = vmap.of(function, axes[consts:], kept), consts
+        return Program(trace, numbers, self._count, fast, again), kept
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._made:

@@ -129,23 +129,41 @@ def is_competing_vjp(equation: JaxprEqn) -> bool:
 
 def competing_vjp(equation: JaxprEqn) -> Callable[..., Operands]:
     """A `custom_vjp` with the same rule, in which competitions select."""
-    count = len(equation.outvars)
+
+    def run(rule: Any, operands: Operands) -> Operands:
+        return (
+            selecting_shares(rule)(operands)
+            if has_competition(rule.jaxpr)
+            else evaluate(*jaxpr_and_consts(rule), operands)
+        )
+
+    return vjp_in_one(equation, lambda *operands: bind(equation, list(operands)), run)
+
+
+def vjp_in_one(
+    equation: JaxprEqn, function: Callable[..., Operands], run: Callable[[Any, Operands], Operands]
+) -> Callable[..., Operands]:
+    """A function with the rule of a `custom_vjp`, whose forward and backward pass are run as one program.
+
+    Args:
+        equation: The `custom_vjp`.
+        function: Takes the operands of the equation, and maybe others, which have no derivative.
+        run: From the program and its operands, the cotangents after those that the function takes, to its outputs.
+    """
+    count, own = len(equation.outvars), len(equation.invars)
     floating = [number for number, variable in enumerate(equation.outvars) if is_floating(variable.aval)]
     avals = [equation.outvars[number].aval for number in floating]
-    function, backward = ordinary_custom_vjp(lambda *operands: bind(equation, list(operands))), list[Any]()
+    ruled, backward = ordinary_custom_vjp(function), list[Any]()
 
     @remembering()
     def forward(*given: Any) -> tuple[Operands, Operands]:
-        moving = [number for number, operand in enumerate(given) if operand.perturbed]
+        moving = [number for number, operand in enumerate(given[:own]) if operand.perturbed]
         operands = [operand.value for operand in given]
-        rule = jax.make_jaxpr(functools.partial(_both, equation, moving, floating))(operands, avals)
-        selecting = (
-            selecting_shares(rule)
-            if has_competition(rule.jaxpr)
-            else functools.partial(evaluate, *jaxpr_and_consts(rule))
-        )
-        selected = jax.make_jaxpr(lambda *o: selecting(list(o)))(*(v.aval for v in rule.jaxpr.invars))
-        program = LinearProgram.of(selected, [*operands, *map(Wire, avals)])
+        rule = jax.make_jaxpr(functools.partial(_both, equation, moving, floating))(operands[:own], avals)
+        shapes = [v.aval for v in rule.jaxpr.invars]
+        shapes[own:own] = map(jax.typeof, operands[own:])
+        changed = jax.make_jaxpr(lambda *o: run(rule, list(o)))(*shapes)
+        program = LinearProgram.of(changed, [*operands, *map(Wire, avals)])
         # A zero that is saved would look like a number that the pass adds.
         anew = lambda value: zeros_like_aval(jax.typeof(value)) if is_zero(value) else value
 
@@ -156,18 +174,18 @@ def competing_vjp(equation: JaxprEqn) -> Callable[..., Operands]:
             return [output if cotangent is None else cotangent for cotangent, output in list(pairs)[count:]]
 
         jaxpr, residuals = split(pull, avals)
-        backward[:] = [jaxpr, moving]
+        backward[:] = [jaxpr, moving, len(given)]
         return program.outputs[:count], residuals
 
     def pulled(residuals: Operands, cotangents: Operands) -> tuple[Any, ...]:
         zero = lambda ct: zeros_like_aval(ct.aval) if isinstance(ct, SymbolicZero) else ct
-        jaxpr, moving = backward
+        jaxpr, moving, total = backward
         found = evaluate(jaxpr, [], [*residuals, *(zero(cotangents[number]) for number in floating)])
         at = dict(zip(moving, found, strict=True))
-        return tuple(at.get(number) for number in range(len(equation.invars)))
+        return tuple(at.get(number) for number in range(total))
 
-    function.defvjp(forward, pulled, symbolic_zeros=True)
-    return lambda *operands: list(function(*operands))
+    ruled.defvjp(forward, pulled, symbolic_zeros=True)
+    return lambda *operands: list(ruled(*operands))
 
 
 def _both(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._programs import (
+    CHECKPOINTS,
     CUSTOM_LINEAR,
     HIGH_LINEAR,
     Operands,
@@ -20,13 +21,15 @@ from .._programs import (
     is_mutating,
     jaxpr_and_consts,
     kind_of,
+    lasts,
+    operation_of,
     source_of,
     zeros_like_aval,
 )
 from .linear import Step, Wire, without_dead_code
 from .linearize import key_of
 from .masked import Masked, clean
-from .walk import Walk
+from .walk import AFFINE, LINEAR
 
 _transposes: Recent[ClosedJaxpr] = Recent(4096)
 
@@ -52,7 +55,8 @@ def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]
             # Only JAX can follow what goes through a mutable reference.
             results = evaluate(jaxpr, consts, list(map(clean, items)))
             return [Masked(result, True) for result in results]
-        return Walk(is_affine=contains_custom(step.equation)).through(jaxpr, consts, items)
+        walk = AFFINE if contains_custom(step.equation) else LINEAR
+        return walk.through(jaxpr, consts, items)
 
 
 def _barrier(step: Step, cotangents: list[Masked | None]) -> list[Masked]:
@@ -80,12 +84,15 @@ def _transpose(step: Step, given: tuple[int, ...], avals: list[Any]) -> ClosedJa
         closed = jax.make_jaxpr(transposed)(avals, [step.results[number].aval for number in given])
         return closed.replace(jaxpr=without_dead_code(closed.jaxpr))
 
-    key = None
-    if not any(inner_jaxprs(step.equation)) and step.name not in CUSTOM_LINEAR | HIGH_LINEAR:
-        places = tuple(zip(step.linear, is_array, strict=True)), given
-        of_wires = tuple(wire.aval for wire in step.wires)
-        key = key_of(step.equation, (tuple(avals), of_wires), [f for f in fixed if f is not None], places)
-    return _transposes.of(key, trace)
+    key: Any = None
+    places = tuple(zip(step.linear, is_array, strict=True)), given
+    shapes = tuple(avals), tuple(wire.aval for wire in step.wires)
+    if step.name in CHECKPOINTS and all(operand is None for operand in fixed):
+        operation = operation_of(step.equation)
+        key = operation and (operation, shapes, places)
+    elif not any(inner_jaxprs(step.equation)) and step.name not in CUSTOM_LINEAR | HIGH_LINEAR:
+        key = key_of(step.equation, shapes, [f for f in fixed if f is not None], places)
+    return _transposes.of(key, trace, lasts)
 
 
 def contains_custom(equation: JaxprEqn) -> bool:

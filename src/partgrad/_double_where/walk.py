@@ -77,6 +77,8 @@ class Walk:
 
     def over(self, equation: JaxprEqn, items: list[Masked]) -> list[Masked]:
         """The results of one equation."""
+        if self._is_affine:
+            items = list(map(_without_tangent, items))
         mesh = mesh_elsewhere(equation)
         if mesh is None:
             return self._over(equation, items)
@@ -97,8 +99,8 @@ class Walk:
         if name in OWN:
             return self.through(*jaxpr_and_consts(shown(equation)), items)
         if is_custom_rule(equation):
-            return kept_rule(equation, items, Walk(is_affine=True).through)
-        if name in ENTERED and (name != "cond" or items[0].mask is None):
+            return kept_rule(equation, items, AFFINE.through)
+        if name in ENTERED:
             with source_of(equation):
                 return ENTERED[name](equation, cleaned(items), self.through)
         if name in CUSTOM_LINEAR | HIGH_LINEAR:
@@ -122,6 +124,8 @@ class Walk:
             return _RULES.get(step.name, _mixed)(step, wired, fed(step, masks))
         return _number_added(step, wired, fed(step, masks))
 
+
+LINEAR, AFFINE = Walk(), Walk(is_affine=True)
 
 ENTERED: dict[str, Callable[..., list[Masked]]] = {
     "scan": loops.scan,
@@ -198,6 +202,11 @@ _RULES: dict[str, Callable[..., list[Masked]]] = {
 }
 
 
+def _without_tangent(item: Masked) -> Masked:
+    """A value that a backward pass computed of its cotangent is fixed if its dtype has no derivatives: a predicate."""
+    return item if item.mask is None or is_floating(jax.typeof(item.value)) else Masked(clean(item))
+
+
 def _mask(item: Masked) -> Mask:
     assert item.mask is not None
     return item.mask
@@ -209,7 +218,9 @@ def _mask(item: Masked) -> Mask:
 def _number_added(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
     """Results to which a fixed number is added: live where a path leads, and where that number is not zero."""
     if step.name in {"mul", "div"} and len(wired) == 2 and is_floating(step.results[0].aval):
-        masks = factors_fed(step, masks, [_mask(item) for item in wired])
+        # Where one factor is dead, the other may be infinite.
+        (result,) = step.run(list(map(clean, wired)))
+        return [Masked(result, factors_fed(step, list(map(_mask, wired))), True)]
     values = list(map(clean, wired))
     results = step.run(values)
     return list(map(Masked, results, _live(step, masks, values, results)))

@@ -130,7 +130,7 @@ from .rules import (
     is_linear_in as is_linear_in,
     of_kind as of_kind,
 )
-from .same import Recent as Recent, keyed_jaxpr as keyed_jaxpr, operation_of as operation_of
+from .same import Recent as Recent, keyed_jaxpr as keyed_jaxpr, lasts as lasts, operation_of as operation_of
 from .trace import (
     Again as Again,
     Run as Run,

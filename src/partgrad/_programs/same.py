@@ -85,6 +85,11 @@ class Recent(OrderedDict[Hashable, R]):
         return found
 
 
+def lasts(closed: Any) -> bool:
+    """Whether a closed jaxpr holds no traced value, so that it may be kept."""
+    return not any(isinstance(const, jax.core.Tracer) for const in jaxpr_and_consts(closed)[1])
+
+
 def keyed_jaxpr(jaxpr: Jaxpr, *, exact: bool) -> KeyedJaxpr | None:
     """A jaxpr as something that equals another which computes the same of constants and inputs.
 
