@@ -16,6 +16,7 @@ from .._programs import (
     evaluate,
     holds_tracers,
     is_mutating,
+    is_unreduced,
     jaxpr_and_consts,
     keyed_jaxpr,
     with_constants_as_inputs,
@@ -37,8 +38,9 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     inner, found = jaxpr_and_consts(without_double_where(closed(plain)))
     if found:
         inner = plain
-    is_mutated, keyed = any_equation(inner, is_mutating), keyed_jaxpr(inner, exact=True)
-    is_live = holds_tracers(inner)
+    # Only JAX can follow what goes through a mutable reference, and no mask is a sum.
+    is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
+    is_live, keyed = holds_tracers(inner), keyed_jaxpr(inner, exact=True)
     own: dict[Hashable, Program] = {}
 
     def program_of(consts: Operands) -> Program:
@@ -54,8 +56,7 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     def along(consts: Operands, operands: Operands, again: Again) -> Operands:
         given = [*map(_unfolded, consts), *operands]
         given = [as_array(operand, v.aval) for operand, v in zip(given, inner.invars, strict=True)]
-        # Only JAX can follow what goes through a mutable reference.
-        if is_mutated or not any(isinstance(operand, jax.core.Tracer) for operand in given):
+        if is_left or not any(isinstance(operand, jax.core.Tracer) for operand in given):
             return evaluate(inner, [], [*consts, *operands])
         if is_live:
             return Program(lambda: closed(inner), again=(again, len(consts))).run(given)
