@@ -35,9 +35,8 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     """A function that runs an open jaxpr so that derivatives flow only along taken paths."""
     # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
     plain = without_dead_code(with_constants_as_inputs(jaxpr))
-    inner, found = jaxpr_and_consts(without_double_where(closed(plain)))
-    if found:
-        inner = plain
+    opened, found = jaxpr_and_consts(without_double_where(closed(plain)))
+    inner = with_constants_as_inputs(opened)
     # Only JAX can follow what goes through a mutable reference, and no mask is a sum.
     is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
     is_live, keyed = holds_tracers(inner), keyed_jaxpr(inner, exact=True)
@@ -54,6 +53,7 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         return own[key]
 
     def along(consts: Operands, operands: Operands, again: Again) -> Operands:
+        consts = [*found, *consts]
         given = [*map(_unfolded, consts), *operands]
         given = [as_array(operand, v.aval) for operand, v in zip(given, inner.invars, strict=True)]
         if is_left or not any(isinstance(operand, jax.core.Tracer) for operand in given):
