@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
 import partgrad as pg
+from random_programs import compared
 
 BATCH = np.array([[0.0, 1.0, 2.0], [4.0, 0.0, -1.0]])
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
@@ -68,3 +69,11 @@ def test_a_shard_map_inside_of_one_over_other_axes():
     with mesh(AUTO):
         found = jax.grad(pg.double_where(f))(BATCH)
         np.testing.assert_allclose(found, DERIVATIVES["reverse"][1], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_masks_of_a_loop_vary_over_devices_as_its_carry_does():
+    steps = [("concatenate", ("backwards", "switch", "across"), 2, 3), ("reciprocal", (), 2, 3)]
+    with jax.enable_x64(True):
+        x = jnp.array([0.5, 0.0, 2.0, -0.5])
+        assert compared("reverse over reverse", steps, "first", x) == ("same", "")
