@@ -366,3 +366,14 @@ def test_a_batch_of_calls_whose_backward_pass_has_a_mutable_reference():
     sine.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), backward)
     rooted = jax.vmap(pg.double_where(lambda x: jnp.where(x > 0, jnp.sqrt(x), sine(x))))
     np.testing.assert_allclose(jax.grad(lambda x: rooted(x).sum())(np.array([0.0, 4.0])), [1, 0.25])
+
+
+def test_a_backward_pass_that_indexes_a_numpy_array():
+    table = np.array([1.0, 2.0, 4.0])
+    f = jax.custom_vjp(lambda x, table: x * jnp.sum(table))
+
+    def backward(table, cotangent):
+        return lax.fori_loop(0, 3, lambda i, total: total + cotangent * table[i], 0.0 * cotangent), None
+
+    f.defvjp(lambda x, table: (f(x, table), table), backward)
+    assert jax.grad(pg.double_where(jax.jit(lambda x: f(x, table))))(2.0) == 7.0

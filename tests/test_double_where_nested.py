@@ -95,6 +95,14 @@ def test_at_both_orders():
 
 
 @pytest.mark.slow
+def test_an_ordinary_differential_equation_at_both_orders():
+    f = lambda y: jnp.sum(jnp.sin(odeint(lambda y, t: -jnp.sin(y), y, np.array([0.0, 0.5]))))
+    slopes = lambda wrap: lambda y: jnp.sum(jax.grad(wrap(f))(y) ** 2)
+    found = jax.grad(pg.double_where(slopes(pg.double_where)))(X)
+    np.testing.assert_allclose(found, jax.grad(slopes(by_hand))(X), rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_jet():
     f = lambda v: jnp.where(v > 0, jnp.sin(v) * v, v)
     series = lambda f: jet(f, (0.7,), ([1.0, 0.0],))

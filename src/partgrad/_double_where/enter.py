@@ -16,6 +16,7 @@ from .._programs import (
     evaluate,
     holds_tracers,
     is_mutating,
+    is_unreduced,
     jaxpr_and_consts,
     keyed_jaxpr,
     with_constants_as_inputs,
@@ -34,11 +35,11 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     """A function that runs an open jaxpr so that derivatives flow only along taken paths."""
     # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
     plain = without_dead_code(with_constants_as_inputs(jaxpr))
-    inner, found = jaxpr_and_consts(without_double_where(closed(plain)))
-    if found:
-        inner = plain
-    is_mutated, keyed = any_equation(inner, is_mutating), keyed_jaxpr(inner, exact=True)
-    is_live = holds_tracers(inner)
+    opened, found = jaxpr_and_consts(without_double_where(closed(plain)))
+    inner = with_constants_as_inputs(opened)
+    # Only JAX can follow what goes through a mutable reference, and no mask is a sum.
+    is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
+    is_live, keyed = holds_tracers(inner), keyed_jaxpr(inner, exact=True)
     own: dict[Hashable, Program] = {}
 
     def program_of(consts: Operands) -> Program:
@@ -52,10 +53,10 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         return own[key]
 
     def along(consts: Operands, operands: Operands, again: Again) -> Operands:
+        consts = [*found, *consts]
         given = [*map(_unfolded, consts), *operands]
         given = [as_array(operand, v.aval) for operand, v in zip(given, inner.invars, strict=True)]
-        # Only JAX can follow what goes through a mutable reference.
-        if is_mutated or not any(isinstance(operand, jax.core.Tracer) for operand in given):
+        if is_left or not any(isinstance(operand, jax.core.Tracer) for operand in given):
             return evaluate(inner, [], [*consts, *operands])
         if is_live:
             return Program(lambda: closed(inner), again=(again, len(consts))).run(given)

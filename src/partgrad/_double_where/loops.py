@@ -95,7 +95,7 @@ def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[
             found[:] = map(state_of, new)
             return values, arrays_in(new)
 
-        return jax.make_jaxpr(step)(avals, _shapes(states), *slices), found
+        return jax.make_jaxpr(step)(avals, _shapes(states, avals), *slices), found
 
     body, outputs, states = _settled(traced, avals, states)
     used = _used_masks(body, count, states)
@@ -116,8 +116,9 @@ def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[
     return [*map(Masked, values, final), *with_masks(ys, outputs[count:], y_masks)]
 
 
-def _shapes(states: Sequence[State]) -> list[Any]:
-    return [jax.ShapeDtypeStruct(state, bool) for state in states if isinstance(state, tuple)]
+def _shapes(states: Sequence[State], avals: Sequence[Any]) -> list[Any]:
+    """The masks that are arrays, spread over devices as their values are."""
+    return jax.make_jaxpr(lambda: fitted([False] * len(states), states, avals))().out_avals
 
 
 def _used_masks(body: Any, count: int, states: Sequence[State]) -> list[bool]:
@@ -125,7 +126,8 @@ def _used_masks(body: Any, count: int, states: Sequence[State]) -> list[bool]:
     inner, _ = jaxpr_and_consts(body)
     atoms = [atom for e in without_dead_code(inner).eqns for atom in e.invars] + list(inner.outvars)
     used = {atom for atom in atoms if not isinstance(atom, Literal)}
-    return [variable in used for variable in inner.invars[count : count + len(_shapes(states))]]
+    arrays = sum(isinstance(state, tuple) for state in states)
+    return [variable in used for variable in inner.invars[count : count + arrays]]
 
 
 def _final(
@@ -167,7 +169,7 @@ def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
             found[:] = [whole(state_of(mask), aval) for mask, aval in zip(new, avals, strict=True)]
             return values, fitted(new, found, list(map(jax.typeof, values)))
 
-        return jax.make_jaxpr(step)(avals, _shapes(states)), found
+        return jax.make_jaxpr(step)(avals, _shapes(states, avals)), found
 
     body, outputs, states = _settled(traced, avals, states)
     start = [as_array(item.value, aval) for item, aval in zip(carried, avals, strict=True)]

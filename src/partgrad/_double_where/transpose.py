@@ -26,6 +26,7 @@ from .._programs import (
     source_of,
     zeros_like_aval,
 )
+from .known import numbers_of, remember
 from .linear import Step, Wire, without_dead_code
 from .linearize import key_of
 from .masked import Masked, clean
@@ -44,9 +45,9 @@ def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]
         dead = lambda wire: Masked(zeros_like_aval(wire.aval), False) if is_floating(wire.aval) else None
         cotangents = [dead(w) if ct is None else ct for ct, w in zip(cotangents, step.results, strict=True)]
     given = tuple(number for number, cotangent in enumerate(cotangents) if cotangent is not None)
-    if kind_of(step.name) is None:
-        # The rule of another library may ask its operands for attributes of arrays.
-        step = step.with_fixed([jnp.asarray(v) if hasattr(jax.typeof(v), "dtype") else v for v in step.fixed])
+    if kind_of(step.name) is None or step.name in CUSTOM_LINEAR:
+        # The rule of a user or of another library may index its operands, or ask them for attributes of arrays.
+        step = step.with_fixed(list(map(_as_array, step.fixed)))
     arrays = [operand for operand in step.operands if isinstance(operand, jax.Array)]
     items = [*map(Masked, arrays), *(ct for ct in cotangents if ct is not None)]
     with source_of(step.equation):
@@ -57,6 +58,15 @@ def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]
             return [Masked(result, True) for result in results]
         walk = AFFINE if contains_custom(step.equation) else LINEAR
         return walk.through(jaxpr, consts, items)
+
+
+def _as_array(value: Any) -> Any:
+    """A fixed operand as an array of JAX, with what is known of its numbers."""
+    if isinstance(value, jax.Array) or not hasattr(jax.typeof(value), "dtype"):
+        return value
+    array = jnp.asarray(value)
+    remember(array, numbers_of(value))
+    return array
 
 
 def _barrier(step: Step, cotangents: list[Masked | None]) -> list[Masked]:

@@ -19,26 +19,34 @@ class Vmap:
     """What `jax.vmap` was given."""
 
     def __init__(self, data: Any):
-        self._size, self._spmd = data.size, data.spmd_name
+        self._size, self._spmd, self._explicit = data.size, data.spmd_name, data.explicit_mesh_axis
         self._name = None if type(data.name).__name__ == "_TempAxisName" else data.name
-        self.key = self._size, self._name, self._spmd
+        self.key = self._size, self._name, self._spmd, self._explicit
 
     def wide(self, aval: Any, axis: int | None) -> Any:
-        """A shape with the axis of the batch in front, which is not sharded, if there is one."""
+        """A shape with the axis of the batch in front, if there is one, sharded over the axes of an explicit mesh."""
         if axis is None:
             return aval
         shape, sharding = (self._size, *aval.shape), getattr(aval, "sharding", None)
-        if sharding is None or not any(sharding.spec):
+        if sharding is None or not any((self._explicit, *sharding.spec)):
             return aval.update(shape=shape)
-        spec = jax.sharding.PartitionSpec(None, *sharding.spec)
+        spec = jax.sharding.PartitionSpec(self._explicit, *sharding.spec)
         return aval.update(shape=shape, sharding=jax.sharding.NamedSharding(sharding.mesh, spec))
 
     def of(self, function: Callable[..., Any], axes: Sequence[int | None], kept: Sequence[bool]) -> Callable[..., Any]:
         """A function batched; a result that depends on nothing batched has no axis for it."""
         names = {"axis_size": self._size, "axis_name": self._name, "spmd_axis_name": self._spmd}
         mapped = jax.vmap(function, tuple(axes), 0, **names)
-        unbatched = lambda result: lax.index_in_dim(result, 0, 0, False)
-        return lambda *o: [r if k else unbatched(r) for r, k in zip(mapped(*o), kept, strict=True)]
+        return lambda *o: [r if k else self._one(r) for r, k in zip(mapped(*o), kept, strict=True)]
+
+    def _one(self, result: Any) -> Any:
+        """The result of one example, where that of all is the same."""
+        if self._explicit:
+            # JAX slices no axis that is split among devices.
+            sharding = jax.typeof(result).sharding
+            spec = jax.sharding.PartitionSpec(None, *sharding.spec[1:])
+            result = jax.sharding.reshard(result, jax.sharding.NamedSharding(sharding.mesh, spec))
+        return lax.index_in_dim(result, 0, 0, False)
 
     def of_jaxpr(self, closed: Any, axes: Axes) -> tuple[Any, list[bool]]:
         """A jaxpr batched, and which of its outputs have the axis."""

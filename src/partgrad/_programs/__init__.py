@@ -38,6 +38,7 @@ from .equations import (
     is_recomputed as is_recomputed,
     is_reshape as is_reshape,
     is_reverse_only as is_reverse_only,
+    is_unreduced as is_unreduced,
     jaxpr_and_consts as jaxpr_and_consts,
     mesh_elsewhere as mesh_elsewhere,
     name_of as name_of,

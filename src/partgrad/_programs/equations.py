@@ -134,6 +134,17 @@ def is_mutating(equation: JaxprEqn) -> bool:
     return any(hasattr(v.aval, "inner_aval") for v in (*equation.invars, *equation.outvars))
 
 
+def is_unreduced(equation: JaxprEqn) -> bool:
+    """Whether an equation works on a sum that no device has whole, `unreduced`, or on what has such a cotangent."""
+    return any(_is_unreduced(v.aval) for v in (*equation.invars, *equation.outvars))
+
+
+def _is_unreduced(aval: Any) -> bool:
+    # Outside of a `shard_map` the sharding says so, inside of it the type.
+    places = getattr(getattr(aval, "sharding", None), "spec", None), getattr(aval, "mat", None)
+    return any(getattr(place, "unreduced", None) or getattr(place, "reduced", None) for place in places)
+
+
 def is_reverse_only(equation: JaxprEqn) -> bool:
     """Whether an equation of a linear program stands for a backward pass: dependence shows only in reverse mode."""
     return "bwd" in equation.params or equation.primitive.name in HIGH_LINEAR

@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from .._compat import expansion_of, foreign_implementation, ordinary_checkpoint
+from .._compat import expansion_of, foreign_implementation, is_staging, ordinary_checkpoint
 from .equations import (
     Chain,
     Operands,
@@ -173,9 +173,20 @@ def bind(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
             operands = [jnp.asarray(v) if is_foreign and isinstance(v, np.ndarray) else v for v in operands]
     parameters = equation.primitive.get_bind_params({**equation.params, **changed})
     functions, parameters = parameters if isinstance(parameters, tuple) else ((), parameters)
-    with source_of(equation):
+
+    def run(*operands: Any) -> Operands:
         results = equation.primitive.bind(*functions, *operands, **parameters)
-    return list(results) if equation.primitive.multiple_results else [results]
+        return list(results) if equation.primitive.multiple_results else [results]
+
+    with source_of(equation):
+        return (jax.jit(run) if _has_to_be_compiled(equation) else run)(*operands)
+
+
+def _has_to_be_compiled(equation: JaxprEqn) -> bool:
+    """Whether JAX cannot run an equation step by step: a `shard_map` inside of one, on axes that are not manual yet."""
+    if equation.primitive.name != "shard_map" or is_staging():
+        return False
+    return any_equation(jaxpr_and_consts(primal_jaxpr(equation))[0], lambda inner: inner.primitive.name == "shard_map")
 
 
 def along(
