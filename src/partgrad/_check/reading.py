@@ -147,8 +147,9 @@ class Point:
         # Beside a pole the value changes too, and by more for each step.
         is_steady = np.any(np.max(changes, axis=1) <= _STEADY * np.min(changes, axis=1), axis=0)
         is_bent = ((from_outside.kind == JUMP) & is_steady) | (from_outside.kind == KINK)
-        pairs = zip(from_outside[:-1], found[:-1], strict=True)
-        return Slope(*(np.where(is_bent, outside, inside) for outside, inside in pairs), steps=found.steps)
+        for inside, outside in zip(found[:-1], from_outside[:-1], strict=True):
+            np.copyto(inside, outside, where=is_bent)
+        return found
 
     def knows_rounding(self) -> bool:
         """Whether slopes take into account how far rounding moves the outputs; from now on they do."""
