@@ -201,14 +201,10 @@ class Comparison:
 
     def _decides(self, leaf: int, seen: Seen, chain: Chain) -> bool:
         """Whether the function is smooth at the point if the results of an operation stay as they are there."""
-        point = self._search.point
-        is_it = lambda derived: self._program.origin(derived)[-1:] == chain[-1:]
+        point, direction = self._search.point, self._search.direction([(leaf, seen.indices)], seen.toward)
+        fixed = point.exact.fixing(lambda derived: self._program.origin(derived)[-1:] == chain[-1:])
         try:
-            return (
-                not point.of(point.exact.fixing(is_it))
-                .slope(self._search.direction([(leaf, seen.indices)], seen.toward))
-                .kind.any()
-            )
+            return not point.of(fixed).slope(direction).kind.any()
         except NOT_TWICE:
             return False
 
