@@ -48,9 +48,9 @@ _SAFE: dict[str, tuple[Callable[..., Any], str]] = {
 }
 # Functions of JAX that are a single call in a jaxpr and have a safe counterpart.
 _WHOLE = {"norm": "norm", "_std": "std", "std": "std", "_var": "var", "var": "var", "logsumexp": "logsumexp"}
-# Operations that may lie between a root and the squares under it, or between a logarithm and its exponentials.
-# What these are if they are not called by their names.
+# What two of these are if they are not called by their names.
 _COMPOSED = {"norm": "the root of a sum of squares", "logsumexp": "the logarithm of a sum of exponentials"}
+# Operations that may lie between a root and the squares under it, or between a logarithm and its exponentials.
 _BETWEEN = frozenset({"reduce_sum", "mul", "integer_pow", "square", "convert_element_type", "broadcast_in_dim", "abs"})
 
 

@@ -145,7 +145,7 @@ class Search:
         """Compare along a direction, twice if the first reading is not clear."""
         direction = self.direction(group, toward)
         reading = place.read(direction, slack=self.slack)
-        if reading.status == MISMATCH and not place.knows_rounding():
+        if reading.status == MISMATCH and place.learn_rounding():
             # Where digits cancel, small steps change none of what is left of them, and agree on another slope.
             return self.read(place, group, toward)
         if reading.unsure or reading.jumps or reading.status == INCONCLUSIVE:

@@ -151,13 +151,13 @@ class Point:
             np.copyto(inside, outside, where=is_bent)
         return found
 
-    def knows_rounding(self) -> bool:
-        """Whether slopes take into account how far rounding moves the outputs; from now on they do."""
+    def learn_rounding(self) -> bool:
+        """Let slopes take into account how far rounding moves the outputs; False if they already do."""
         if self._rounding is not None:
-            return True
+            return False
         moves = self.exact.rounding(self.leaves)
         self._rounding = np.zeros(self.start.shape) if moves is None else _joined(moves)
-        return False
+        return True
 
     @functools.cached_property
     def resolution(self) -> float:
