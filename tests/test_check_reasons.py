@@ -395,3 +395,20 @@ def test_eigenvalues_that_meet_are_a_kink_of_their_decomposition():
 def test_one_cause_is_one_finding_whatever_its_slopes():
     (finding,) = pg.check(lambda p: jnp.cbrt(p["x"] - p["y"]) ** 3, progress=False)({"x": S(1), "y": S(1)}).findings
     assert finding.leaves == ("['x']", "['y']")
+
+
+def test_what_another_program_left_behind_changes_no_name():
+    """Transposes are kept for later programs, whose operations have other numbers."""
+
+    def small(x):
+        return jnp.sum(jnp.where(x > 0, jnp.log(jnp.exp(x) - 1), 0.0))
+
+    def large(x):
+        y = x
+        for number in range(10):
+            y = jnp.sin(y) + number
+        return jnp.sum(jnp.where(x > 0, jnp.log(jnp.exp(x) - 1), 0.0)) + 0.0 * jnp.sum(y)
+
+    for function in (large, pg.double_where(large), pg.double_where(small)):
+        found = findings(function, F(1, 1e-6))
+        assert found["precision", "warning", ""].operation == "-"

@@ -195,6 +195,8 @@ class Point:
             is_excused = all(agreement.status != MISMATCH for agreement in excused)
             # Beside a selection that changes at once, the last digits say nothing of the point itself.
             each = (*each[:2], excused[2]) if is_excused and self._is_isolated() else excused
+        if each[2].status == MISMATCH:
+            each = (*each[:2], self._modes(tangents, direction, slack, self._rounding_of_derivatives(direction)))
         kinks, jumps, unsure = (int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE))
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
         total = lambda slopes: float((self.weights * np.where(settled, slopes, 0)).real.sum())
@@ -221,12 +223,15 @@ class Point:
             tangents = [self.exact.forward(point, direction) for point in points]
             if tangents[0] is not None:
                 forward = np.maximum(forward, _range(tangents))
-        if self._rounding is not None:
-            pushed = self.exact.rounding(self.leaves, direction=direction)
-            pulled = self.exact.rounding(self.leaves, weights=self.weights)
-            forward = forward if pushed is None else np.maximum(forward, _joined(pushed))
-            reverse = reverse if pulled is None else max(reverse, _product(pulled, direction)[1])
         return forward, reverse
+
+    def _rounding_of_derivatives(self, direction: Leaves) -> tuple[Any, float]:
+        """How far rounding moves both derivatives; not at all where a selection changes at the point."""
+        if self._rounding is None or self._is_isolated():
+            return 0.0, 0.0
+        pushed = self.exact.rounding(self.leaves, direction=direction)
+        pulled = self.exact.rounding(self.leaves, weights=self.weights)
+        return 0.0 if pushed is None else _joined(pushed), 0.0 if pulled is None else _product(pulled, direction)[1]
 
     def noise_of_gradient(self, leaf: int, digits: tuple[float, ...] = _LAST_DIGITS) -> float:
         """How far the gradient of a leaf moves with the last digits of the point: its norm."""

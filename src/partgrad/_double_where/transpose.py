@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._programs import (
     CHECKPOINTS,
@@ -92,7 +93,7 @@ def _transpose(step: Step, given: tuple[int, ...], avals: list[Any]) -> ClosedJa
 
     def trace() -> ClosedJaxpr:
         closed = jax.make_jaxpr(transposed)(avals, [step.results[number].aval for number in given])
-        return closed.replace(jaxpr=without_dead_code(closed.jaxpr))
+        return closed.replace(jaxpr=_anywhere(without_dead_code(closed.jaxpr)))
 
     key: Any = None
     places = tuple(zip(step.linear, is_array, strict=True)), given
@@ -103,6 +104,13 @@ def _transpose(step: Step, given: tuple[int, ...], avals: list[Any]) -> ClosedJa
     elif not any(inner_jaxprs(step.equation)) and step.name not in CUSTOM_LINEAR | HIGH_LINEAR:
         key = key_of(step.equation, shapes, [f for f in fixed if f is not None], places)
     return _transposes.of(key, trace, lasts)
+
+
+def _anywhere(jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr whose equations do not say where they come from, since it may be kept and used elsewhere."""
+    names = source_info_util.new_name_stack()
+    sources = (equation.source_info.replace(traceback=None, name_stack=names) for equation in jaxpr.eqns)
+    return jaxpr.replace(eqns=[e.replace(source_info=source) for e, source in zip(jaxpr.eqns, sources, strict=True)])
 
 
 def contains_custom(equation: JaxprEqn) -> bool:
