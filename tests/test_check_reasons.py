@@ -412,3 +412,23 @@ def test_what_another_program_left_behind_changes_no_name():
     for function in (large, pg.double_where(large), pg.double_where(small)):
         found = findings(function, F(1, 1e-6))
         assert found["precision", "warning", ""].operation == "-"
+
+
+def test_a_space_that_one_direction_leaves_degenerate_is_not_smooth():
+    def occupation(energies):
+        values, vectors = jnp.linalg.eigh(jnp.diag(energies))
+        return jnp.sum(vectors[:, 0] ** 2 * F(1, 3)) + values[0]
+
+    (finding,) = [f for f in pg.check(occupation, progress=False)(F(0.4, 0.4)).findings if f.kind == "nan"]
+    assert finding.reason == "no remedy"
+
+
+def test_slopes_that_do_not_add_up_confirm_no_fix():
+    def limiter(u):
+        up, down = u[1] - u[0], u[2] - u[1]
+        ratio = jnp.where(down == 0, 0.0, up / down)
+        return (u[1] + 0.5 * (ratio + ratio**2) / (1 + ratio**2) * down) ** 2
+
+    errors = [f for f in pg.check(limiter, progress=False)(F(1, 1, 1)).findings if f.severity == "error"]
+    assert errors
+    assert not [f for f in errors if f.fix is not None]

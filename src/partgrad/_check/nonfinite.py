@@ -48,6 +48,8 @@ _SAFE: dict[str, tuple[Callable[..., Any], str]] = {
 }
 # Functions of JAX that are a single call in a jaxpr and have a safe counterpart.
 _WHOLE = {"norm": "norm", "_std": "std", "std": "std", "_var": "var", "var": "var", "logsumexp": "logsumexp"}
+# How far the derivative of a remedy may be off, relative to the slope, and in units of the noise of the differences.
+_CONFIRMED, _NOISES = 1e-2, 10.0
 # What two of these are if they are not called by their names.
 _COMPOSED = {"norm": "the root of a sum of squares", "logsumexp": "the logarithm of a sum of exponentials"}
 # Operations that may lie between a root and the squares under it, or between a logarithm and its exponentials.
@@ -215,7 +217,7 @@ class _NotFinite:
     def _remedy(self, leaf: int, chain: Chain) -> tuple[str, dict[str, Any]]:
         """Why it is not finite, and what was tried."""
         wrapped = self._tried_with("double_where", double_where(self._program.outputs), leaf)
-        if wrapped is not None and wrapped.row.verdict == OK:
+        if wrapped is not None and _is_confirmed(wrapped):
             return "not taken", {"fix": self._fix("f", "partgrad.double_where(f)", wrapped)}
         exact = self._point().gradient
         if self._mode == "gradient" and exact is not None and is_finite(exact[leaf]):
@@ -229,7 +231,7 @@ class _NotFinite:
         if replaced is not None:
             name, found = replaced
             by = f"partgrad.safe.{name}"
-            if found.row.verdict == OK:
+            if _is_confirmed(found):
                 own = operation_of(chain)
                 written = own if own == name else _COMPOSED.get(name, own)
                 return "singular", {"fix": self._fix(written, by, found), "by": by}
@@ -245,9 +247,12 @@ class _NotFinite:
         return Fix(replaces, by, shown.got, None if found.row.name == "kink" else shown.expected)
 
     def _slope(self, leaf: int) -> float | None:
-        """The slope along all elements of a leaf by finite differences; None if there is none."""
-        point = self._point()
-        found = point.slope([np.ones_like(x) if i == leaf else np.zeros_like(x) for i, x in enumerate(point.leaves)])
+        """The slope by finite differences, if several elements along all of them; None if there is none."""
+        point, direction = self._point(), [np.zeros_like(x) for x in self._point().leaves]
+        # No two move alike: what is equal, as eigenvalues may be, does not stay so.
+        strides = np.random.default_rng(0).uniform(0.5, 1.5, direction[leaf].shape)
+        direction[leaf] += strides if direction[leaf].size > 1 else 1.0
+        found = point.slope(direction)
         return None if found.kind.any() else float((point.weights * found.derivative).real.sum())
 
     def _safe_function_for(self, leaf: int, chain: Chain) -> tuple[str, Found] | None:
@@ -307,6 +312,15 @@ class _NotFinite:
         search = Search(point.of(point.exact.with_reverse_of(remedied)), np.random.default_rng(0), [leaf])
         search.look_around(1, False, lambda done, of: None)
         return search.answer(leaf, None)
+
+
+def _is_confirmed(found: Found) -> bool:
+    """Whether the differences confirm a remedy: its derivative is theirs, or at a kink between those of the sides."""
+    if found.row.verdict != OK or found.row.name == "kink" or found.seen is None:
+        return found.row.verdict == OK
+    reading, shown = found.seen.reading, found.seen.reading.telling
+    off, size = abs(shown.got - shown.expected), max(abs(shown.got), abs(shown.expected))
+    return bool(off <= _CONFIRMED * size + _NOISES * reading.noise)
 
 
 def _lost_in(own: Own) -> tuple[str, str] | None:
