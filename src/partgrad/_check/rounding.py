@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import jax.numpy as jnp
+import numpy as np
 
 from .._programs import (
     Chain,
@@ -11,6 +12,7 @@ from .._programs import (
 from .digits import LOST_ANYHOW, losing
 from .evaluation import Own
 from .finding import Finding
+from .float64 import widened
 from .names import finding
 from .outcomes import selects
 from .program import Program
@@ -41,10 +43,23 @@ def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
         yield finding("precision", "warning", "narrow", path, narrow, **more)
     elif is_lost:
         chain, of_value = losing(own, leaf, error)
-        if answer.row.name in ("kink", "jump") and chain and selects(chain):
+        is_told = answer.row.name in ("kink", "jump") and bool(chain) and selects(chain)
+        if is_told or (answer.row.name == "kink" and _is_between_sides(own, leaf, answer)):
             # Which side of it the point is on is a matter of rounding, and that it is there was said.
             return
         yield finding("precision", "warning", "cancels", path, chain, error=error, dtype=str(dtype), of_value=of_value)
+
+
+def _is_between_sides(own: Own, leaf: int, answer: Answer) -> bool:
+    """Whether the gradient as it is lies between the slopes on the two sides of a kink."""
+    seen = answer.seen
+    if seen is None:
+        return False
+    along = (widened(array).reshape(-1)[seen.indices] for array in (own.gradients[leaf], seen.toward[leaf]))
+    got = float(np.sum(np.multiply(*along)).real)
+    low, high = sorted((seen.reading.left, seen.reading.right))
+    slack = _LOST * max(abs(low), abs(high))
+    return low - slack <= got <= high + slack
 
 
 def _narrowing(program: Program, leaf: int, error: float) -> Chain | None:
