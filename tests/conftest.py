@@ -32,7 +32,17 @@ def pytest_xdist_auto_num_workers(config):
     return 0 if _names_tests(config) else 2
 
 
+def _own_compilation_cache():
+    """JAX writes the files of its cache in place, so a worker could read half of what another one is writing."""
+    cache, worker = os.environ.get("JAX_COMPILATION_CACHE_DIR"), os.environ.get("PYTEST_XDIST_WORKER")
+    if cache and worker:
+        # Of this process, and of those it starts.
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = own = os.path.join(cache, worker)
+        jax.config.update("jax_compilation_cache_dir", own)
+
+
 def pytest_configure(config):
+    _own_compilation_cache()
     tables.whole = config.option.whole_tables
     if any("::" in argument for argument in config.invocation_params.args) and config.option.markexpr == "not slow":
         # A test that is asked for by its name runs, slow or not.

@@ -58,6 +58,23 @@ def test_a_stop_is_excused_and_a_wrong_scatter_is_not(what):
     assert report.verdict == "error"
 
 
+@pytest.mark.parametrize("what", [f"{__name__}.target", f"{__name__}.clipped", "jax.lax.stop_gradient"])
+def test_a_function_by_its_qualified_name(what):
+    f = lambda p: both(p) + clipped(p["online"])
+    found = {finding.kind: finding for finding in pg.check(f, progress=False, intended=what)(POINT).findings}
+    expected = "mismatch" if what.endswith("clipped") else "zero"
+    assert {kind for kind, finding in found.items() if finding.intended} == {expected}, found
+
+
+def test_a_name_of_nothing_is_stale():
+    report = pg.check(both, progress=False, intended=[f"{__name__}.tarket", "no.such.module"])(POINT)
+    assert sorted(f.details["entry"] for f in report.findings if f.kind == "intended") == [
+        "no.such.module",
+        f"{__name__}.tarket",
+    ]
+    assert not any(f.intended for f in report.findings)
+
+
 def test_one_rule_does_not_excuse_another_of_the_same_name():
     f = lambda p: twice(p["a"]) + thrice(p["b"])
     point = {"a": 0.3, "b": 0.4}

@@ -95,7 +95,6 @@ class _Audit:
         self.left: list[Left] = []
         self.searched: list[tuple[int, int]] = []
         self.used: set[str] = set()
-        self._intended = settings.functions()
 
     def check(self, places: Sequence[Place]) -> None:
         """Check each function at the points that were kept."""
@@ -148,8 +147,8 @@ class _Audit:
                 # The function has warned when it ran; under `-W error` it would raise.
                 warnings.simplefilter("ignore")
                 options: dict[str, Any] = {"forward": place.is_forward, "search": search and seconds, "progress": watch}
-                intended = tuple(self._intended.values())
-                report = check(program.function(operands), **options, intended=intended)(program.point(operands))
+                options["intended"] = self._settings.intended
+                report = check(program.function(operands), **options)(program.point(operands))
         except _OutOfTime:
             self._leave(what, place, f"the time for {which} was up ({program.operations} operations)")
             return None
@@ -164,9 +163,8 @@ class _Audit:
             self._leave(what, place, f"its derivative is there only where it runs ({why})")
             return None
         met = place.running or self._settings.line(*place.where)
-        stale = [finding.details["entry"] for finding in report.findings if finding.kind == "intended"]
-        named = lambda function: getattr(function, "__qualname__", repr(function))
-        self.used.update(entry for entry, function in self._intended.items() if named(function) not in stale)
+        stale = {finding.details["entry"] for finding in report.findings if finding.kind == "intended"}
+        self.used.update(set(self._settings.intended) - stale)
         self.found += [(f.to_dict(), place.origin.name, met) for f in report.findings if f.kind != "intended"]
         return report
 

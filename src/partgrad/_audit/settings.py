@@ -3,9 +3,8 @@
 import dataclasses
 import fnmatch
 import os
-import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,6 @@ class Settings:
     # The user's functions that are written elsewhere, with their files.
     elsewhere: dict[str, str] = dataclasses.field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def functions(self) -> dict[str, Callable[..., Any]]:
-        """The functions that are intended, of modules that are loaded, by their qualified names."""
-        named = {entry: _loaded(entry) for entry in self.intended}
-        return {entry: function for entry, function in named.items() if function is not None}
-
     def line(self, file: str, line: int) -> str:
         """A line of code, as seen from the root of the project; empty if there is none."""
         path = Path(file)
@@ -65,28 +59,15 @@ class Settings:
         parts = Path(file).parts
         if any(package in parts for package in self.packages):
             return True
-        if is_users(file) and not _is_below(file, self.root):
+        is_below = _is_below(file, self.root)
+        if is_users(file) and not is_below:
             self.elsewhere[name] = file
-            return False
-        return is_users(file)
+        return is_users(file) and is_below
 
 
 def _is_below(file: str, root: Path) -> bool:
     # What was typed in at a prompt or run from a string is nobody else's.
     return file.startswith("<") or os.path.realpath(file).startswith(os.path.join(os.path.realpath(root), ""))
-
-
-def _loaded(name: str) -> Callable[..., Any] | None:
-    """What has a qualified name in the modules that are loaded; None if that is nothing, or nothing to be called."""
-    parts = name.split(".")
-    for length in reversed(range(1, len(parts))):
-        module = sys.modules.get(".".join(parts[:length]))
-        if module is not None:
-            found: Any = module
-            for part in parts[length:]:
-                found = getattr(found, part, None)
-            return found if callable(found) else None
-    return None
 
 
 def from_project(root: Path, **options: Any) -> Settings:

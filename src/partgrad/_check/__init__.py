@@ -56,8 +56,8 @@ def check(
         has_aux: Whether `f` returns a pair of the value to differentiate and auxiliary data, which is ignored.
         forward: Whether the derivative is only used in forward mode (`jacfwd`, `jvp`), so that no gradient is needed.
         intended: Causes that are intentional: a function (the rule itself, or one that was running there), the
-            qualified name of a rule as the report prints it, a line as `file.py:42`, or the path of a leaf. Findings of
-            these causes become notes; an entry that matches no finding is a warning.
+            qualified name of either (of a rule, as the report prints it), a line as `file.py:42`, or the path of a
+            leaf. Findings of these causes become notes; an entry that matches no finding is a warning.
         exhaustive: Whether to compare every element of every leaf as well as sampled directions.
         search: Whether to look for bad points near the given one too: operands of `sqrt`, `/`, `arccos`, `norm` and the
             like are driven to where they have no derivative, comparisons and competitions to ties. What is wrong there

@@ -53,7 +53,8 @@ _CONSTANTS = np.array(
         *(1 / 3, 2 / 3, 1 / 6, np.pi, 1 / np.pi, 2 / np.pi, np.pi / 2, 2 * np.pi, np.sqrt(2), 1 / np.sqrt(2)),
     ]
 )
-_REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError, KeyError)
+# What is raised by an operation that does not take the operands.
+UNSUPPORTED = (TypeError, ValueError, NotImplementedError, AssertionError, KeyError)
 
 
 def promoted(
@@ -160,7 +161,7 @@ class _Evaluation:
         try:
             changed = {name: self._parameter(name, value) for name, value in equation.params.items()}
             return bind(equation, operands, **changed)
-        except _REFUSALS:
+        except UNSUPPORTED:
             return _at_own_width(equation, operands)
 
     def _parameter(self, name: str, value: Any) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,7 +40,10 @@ def _by_leaf(finding: Finding, meant: Sequence[Meant]) -> list[Finding]:
 
 def _is_about(finding: Finding, meant: Meant) -> bool:
     if isinstance(meant, str):
-        return meant in finding.leaves or _is_name(finding, meant) or _is_line(finding, meant)
+        if meant in finding.leaves or _is_name(finding, meant) or _is_line(finding, meant):
+            return True
+        named = _loaded(meant)
+        return named is not None and _is_about(finding, named)
     own = [getattr(meant, name, None) for name in ("jvp", "fwd", "bwd")]
     if any(own):
         # A rule is known by its functions: others may have been made by the same lines.
@@ -55,6 +59,19 @@ def _is_about(finding: Finding, meant: Meant) -> bool:
         return False
     site = (code.co_filename, code.co_firstlineno)
     return any((file, line) == site for file, line, _ in running(finding.chain)) or _holds_line(function, finding)
+
+
+def _loaded(name: str) -> Callable[..., Any] | None:
+    """What has a qualified name in the modules that are loaded; None if that is nothing, or nothing to be called."""
+    parts = name.split(".")
+    for length in reversed(range(1, len(parts))):
+        module = sys.modules.get(".".join(parts[:length]))
+        if module is not None:
+            found: Any = module
+            for part in parts[length:]:
+                found = getattr(found, part, None)
+            return found if callable(found) else None
+    return None
 
 
 def _is_name(finding: Finding, meant: str) -> bool:

@@ -29,11 +29,11 @@ from .._programs import (
     quick_jit,
     run,
 )
-from .float64 import widened
+from .float64 import UNSUPPORTED, widened
 
 SAMPLES = 8
 # What is raised by an operation that cannot run on its own.
-REFUSALS = (TypeError, ValueError, NotImplementedError, KeyError, AssertionError, jax.errors.JaxRuntimeError)
+REFUSALS = (*UNSUPPORTED, jax.errors.JaxRuntimeError)
 
 # Operations that move, compare or select values do not round.
 _EXACT = frozenset[str]().union(*(KINDS[kind] for kind in ("move", "selection", "flat", "test", "integer")))

@@ -235,7 +235,7 @@ _PARTS: dict[str, Callable[[Finding], str]] = {
     "at": _at,
     "at_line": lambda finding: f" at {finding.where}" if finding.where else "",
     "rule": _rule,
-    "that_of_rule": lambda finding: f", that of {_rule(finding)}" if finding.rule else "",
+    "that_of_rule": lambda finding: f" (that of {_rule(finding)})" if finding.rule else "",
     "place": place,
     "most": _most,
     "compared": _compared,
