@@ -203,9 +203,17 @@ def hessian_product(build: Callable[[], Built]) -> tuple[Callable[[Wrap], Any], 
     return lambda wrap: lambda p: jax.jvp(jax.grad(wrap(loss)), (p,), (direction,))[1], argument
 
 
+def value_and_tangent(build: Callable[[], Built]) -> tuple[Callable[[Wrap], Any], Any]:
+    """The value and the derivative along a vector, in forward mode."""
+    loss, argument, _ = build()
+    direction = jax.tree.map(jnp.ones_like, argument)
+    return lambda wrap: lambda p: jax.jvp(wrap(loss), (p,), (direction,)), argument
+
+
 # Derivatives other than a gradient of the whole: from what wraps the function to the derivative, and its argument.
 COMPOSED: dict[str, Callable[[], tuple[Callable[[Wrap], Any], Any]]] = {
     "vmap, shared weights": shared_weights,
+    "value and tangent, recurrent": lambda: value_and_tangent(recurrent),
     "Hessian product, recurrent": lambda: hessian_product(recurrent),
     "Hessian product, log posterior": lambda: hessian_product(log_posterior),
 }

@@ -10,9 +10,6 @@ from jax.sharding import PartitionSpec
 
 import partgrad as pg
 
-OLDER = jax.__version_info__ < (0, 11)
-
-
 MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 
 
@@ -20,11 +17,6 @@ SHARDED = PartitionSpec("i")
 
 
 wrapped = pg.double_where
-
-
-def known(why, raises=AssertionError, condition=True):
-    """The mark of a case that fails today; `raises` is how, `condition` where."""
-    return pytest.mark.xfail(condition, strict=True, raises=raises, reason=why)
 
 
 def equal(got, want):
@@ -83,7 +75,6 @@ def test_a_wrapped_body_twice_in_reverse():
     equal(jax.jacrev(jax.jacrev(f))(AT_ZERO), [[0, 0], [0, -2]])
 
 
-@known("JAX forgets custom derivatives in a scan that is linearized", condition=OLDER)
 def test_a_custom_derivative_in_a_loop_twice():
     f = lambda x: lax.scan(lambda c, _: (jax.nn.softplus(c), None), x, None, length=1)[0]
     equal(jax.jacrev(jax.jacfwd(wrapped(f)))(0.0), 0.25)

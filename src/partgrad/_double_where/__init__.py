@@ -3,10 +3,10 @@
 The files, in the order of the data: `enter` takes a traced function, `program` makes it a primitive that JAX can
 differentiate, transpose, batch and lower (`primitives`). `linearize` makes its values and its linear program
 (`linear`), in which `competition` made lost maxima selections; `rules`, `shares` and `live` are for custom rules.
-`derivative` runs that program forward, and in reverse through JAX's transpose of each step (`transpose`). Both are
-walks over equations (`walk`, `backward`, `bodies`, `loops`) with a mask beside each value (`masked`). `fed` says where
-a mask goes, with `moves`, `products` and `solves`; `masks` are the masks themselves, and `known` says which of them no
-data enter. `vmap` batches.
+`derivative` runs that program forward, and in reverse through JAX's transpose of each step (`transpose`); in forward
+mode through loops, `forward` computes values and tangents in one pass. All are walks over equations (`walk`,
+`backward`, `bodies`, `loops`) with a mask beside each value (`masked`). `fed` says where a mask goes, with `moves`,
+`products` and `solves`; `masks` are the masks themselves, and `known` says which of them no data enter. `vmap` batches.
 """
 
 from collections.abc import Callable

@@ -50,6 +50,10 @@ def _call_jvp(primals: Any, tangents: Any, program: Program, hints: int, jaxpr: 
     if not moving:
         results = call_p.bind(*primals, program=program, hints=hints, jaxpr=jaxpr)
         return results, list(map(_zero, results))
+    if program.has_forward_pass and not any(isinstance(rate, partial_eval.JaxprTracer) for rate in tangents):
+        forward, parts = program.forward(moving)
+        outputs, at = parts.parted(forward.run([*operands, *(tangents[n] for n in moving)]))
+        return outputs, [at[n] if n in at else _zero(output) for n, output in enumerate(outputs)]
     values, derivative = program.derivative(moving)
     results = values.run(list(operands))
     count = len(jaxpr_and_consts(jaxpr)[0].outvars)
@@ -64,8 +68,16 @@ def _call_jvp(primals: Any, tangents: Any, program: Program, hints: int, jaxpr: 
 
 
 def _call_transpose(cotangents: Any, *operands: Any, program: Program, hints: int, jaxpr: Any) -> Any:
-    """A pull is linear in cotangents, and a user may transpose it."""
+    """A forward pass is linear in tangents, and a pull in cotangents: a user may transpose it."""
     free = [number for number, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
+    if program.parts is not None and free[0] >= program.parts.operands:
+        parts, count = program.parts, program.parts.operands
+        given, derivative = list(operands[:count]), parts.make()[1]
+        _, computed = parts.values(given)
+        at = parts.parted(cotangents)[1]
+        own = [at.get(n, _zero(wire)) for n, wire in enumerate(derivative.outputs) if wire is not None]
+        found = _linear_transpose(own, *given, *computed, *operands[count:], derivative=derivative)
+        return [*[None] * count, *found[count + len(computed) :]]
 
     def function(*moved: Any) -> Operands:
         at = dict(zip(free, moved, strict=True))
@@ -76,6 +88,42 @@ def _call_transpose(cotangents: Any, *operands: Any, program: Program, hints: in
     found = pull([zeros_like_aval(ct.aval) if type(ct) is ad.Zero else ct for ct in cotangents])
     at = dict(zip(free, found, strict=True))
     return [at.get(number) for number in range(len(operands))]
+
+
+def _call_partly_known(trace: Any, *tracers: Any, program: Program, hints: int, jaxpr: Any) -> Any:
+    """A forward pass part of which is computed now: the values, if only tangents are not known."""
+    parts, known = program.parts, [tracer.is_known() for tracer in tracers]
+    if parts is None or all(known) or not all(known[: parts.operands]):
+        return trace.default_process_primitive(call_p, tracers, {"program": program, "hints": hints, "jaxpr": jaxpr})
+    operands = [tracer.pval.get_known() for tracer in tracers[: parts.operands]]
+    outputs, computed = parts.values(operands)
+    given = [*operands, *computed, *tracers[parts.operands :]]
+    return parts.joined(outputs, trace.default_process_primitive(linear_p, given, {"derivative": parts.make()[1]}))
+
+
+def _call_partly_needed(policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], equation: Any) -> Any:
+    """The same in a checkpoint or a loop: an equation of what is computed now, and one of what is computed later."""
+    program, count = equation.params["program"], len(equation.outvars)
+    parts, every = program.parts, [True] * count
+    missing = [atom for atom, is_there in zip(equation.invars, instantiated, strict=True) if not is_there]
+    if not any(unknown):
+        saved = policy(equation.primitive, *(atom.aval for atom in equation.invars), **equation.params)
+        # Policies that decide by name return other objects, and this has no name.
+        if saved is True:
+            return equation, None, [False] * count, [False] * count, []
+        return equation, equation, [False] * count, every, missing
+    if parts is None or any(unknown[: parts.operands]):
+        return None, equation, every, every, missing
+    variables, _ = parts.parted(equation.outvars)
+    values, derivative = parts.make()
+    program = values.keeping((*[True] * len(variables), *[False] * len(derivative.computed)))
+    known = equation.replace(
+        invars=equation.invars[: parts.operands],
+        outvars=variables,
+        params={"program": program, "hints": 0, "jaxpr": program.shown(parts.operands)},
+    )
+    is_tangent = [parts.count <= number < parts.count + len(parts.reached) for number in range(count)]
+    return known, equation, is_tangent, every, missing
 
 
 def _linear_jvp(given: Any, rates: Any, derivative: Derivative) -> Any:
@@ -131,7 +179,7 @@ def _needed(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]:
     """What remains of a call some of whose results nobody reads, such as the value beside a gradient."""
     # JAX 0.12 also says which references are alive.
     equation = given[-1]
-    if not any(used) or all(used):
+    if not any(used) or all(used) or equation.params["program"].parts is not None:
         return [any(used)] * len(equation.invars), equation if any(used) else None
     program = equation.params["program"].keeping(tuple(used))
     params = {**equation.params, "program": program, "jaxpr": program.shown(len(equation.invars))}
@@ -140,6 +188,8 @@ def _needed(used: Sequence[bool], *given: Any) -> tuple[list[bool], Any]:
 
 
 partial_eval.dce_rules[call_p] = _needed
+partial_eval.custom_partial_eval_rules[call_p] = _call_partly_known
+partial_eval.partial_eval_jaxpr_custom_rules[call_p] = _call_partly_needed
 ad.primitive_jvps[call_p], ad.primitive_jvps[linear_p] = _call_jvp, _linear_jvp
 ad.primitive_transposes[call_p], ad.primitive_transposes[linear_p] = _call_transpose, _linear_transpose
 # As JAX does with a custom rule: `jet` sees what is computed.

@@ -25,6 +25,7 @@ from .._programs import (
     with_constants_as_inputs,
 )
 from .derivative import Derivative
+from .forward import Parts, forwarded, saves_in_loops
 from .known import captured, remember, remembering
 from .linear import LinearProgram, with_outputs, without_dead_code
 from .linearize import linearized
@@ -55,6 +56,7 @@ class Program:
         count: How many outputs have derivatives; the others are residuals. None for all.
         fast: The same of operands and hints.
         again: The function itself, if its derivative is to be that, and how many of the operands it holds.
+        parts: Takes it apart, if it is a forward pass: of operands and tangents, to outputs, tangents and residuals.
     """
 
     def __init__(
@@ -64,9 +66,10 @@ class Program:
         count: int | None = None,
         fast: ClosedJaxpr | None = None,
         again: tuple[Again, int] | None = None,
+        parts: Parts | None = None,
     ):
         self._trace, self._numbers, self._count, self._fast = trace, list(numbers), count, fast
-        self._again = again
+        self._again, self.parts = again, parts
         self._made: dict[Hashable, Any] = {}
 
     @functools.cached_property
@@ -141,7 +144,32 @@ class Program:
 
         closed = jax.make_jaxpr(with_residuals)(*self.avals)
         # After a derivative, the outputs are those of the forward passes of custom rules.
-        return Program(lambda: closed, self._numbers, self._outputs()), found[0]
+        return Program(lambda: closed, self._numbers, self.count), found[0]
+
+    @functools.cached_property
+    def has_forward_pass(self) -> bool:
+        """Whether values and tangents are computed in one pass, where no linear part is asked for."""
+        return self._again is None and saves_in_loops(self._traced[0])
+
+    def forward(self, moving: tuple[int, ...]) -> "tuple[Program, Parts]":
+        """From operands and tangents to outputs, tangents and residuals, and how that is taken apart."""
+        return self._once(("forward", moving), lambda: self._forward(moving))
+
+    def _forward(self, moving: tuple[int, ...]) -> "tuple[Program, Parts]":
+        reached, first, count = list[int](), len(self.avals), self.count
+        jaxpr, consts = self._traced
+
+        def run(*given: Any) -> Operands:
+            with remembering():
+                operands = self._remembered(list(given[:first]))
+                moved = tuple(number + len(consts) for number in moving)
+                outputs, rates = forwarded(jaxpr, operands, moved, list(given[first:]))
+            reached[:] = [number for number, rate in enumerate(rates[:count]) if rate is not None]
+            return [*outputs[:count], *(rates[number] for number in reached), *outputs[count:]]
+
+        closed = jax.make_jaxpr(run)(*self.avals, *(self.avals[number] for number in moving))
+        parts = Parts(first, count, reached, lambda: self.derivative(moving))
+        return Program(lambda: closed, self.numbers, count + len(reached), parts=parts), parts
 
     def _live(self, again: Again, consts: int, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
         jaxpr = self._traced[0]
@@ -150,15 +178,22 @@ class Program:
         values = jax.make_jaxpr(derivative.values)(*self.avals)
         return Program(lambda: values, self._numbers), derivative
 
-    def _outputs(self) -> int:
+    @property
+    def count(self) -> int:
+        """How many outputs have derivatives."""
         return len(self._traced[0].outvars) if self._count is None else self._count
 
     def _linearized(self, moving: tuple[int, ...], operands: Operands) -> tuple[Operands, LinearProgram]:
         jaxpr, consts = self._traced
+        outputs, program = linearized(jaxpr, self._remembered(operands), tuple(n + len(consts) for n in moving))
+        return outputs, LinearProgram(program.inputs, program.steps, program.outputs[: self._count])
+
+    def _remembered(self, operands: Operands) -> Operands:
+        """Constants and operands, with what is known of their numbers."""
+        consts = self._traced[1]
         for operand, known in zip([*consts, *operands], [*map(captured, consts), *self.numbers], strict=True):
             remember(operand, known)
-        outputs, program = linearized(jaxpr, [*consts, *operands], tuple(n + len(consts) for n in moving))
-        return outputs, LinearProgram(program.inputs, program.steps, program.outputs[: self._count])
+        return [*consts, *operands]
 
     def batched(self, axes: Axes, vmap: Vmap) -> tuple["Program", list[bool]]:
         """The same function, batched, and which of its outputs have the axis; `axes` may include those of hints."""
@@ -171,11 +206,22 @@ class Program:
         fast = vmap.of_jaxpr(self._fast, axes)[0] if is_fast else None
         numbers = [None if axis is not None else known for known, axis in zip(self._numbers, axes, strict=False)]
         trace, kept = lambda: vmap.of_jaxpr(self._own, of_operands)[0], batched_outputs(self.shown(count), axes)
-        again = None
+        again, parts = None, None
+        if self.parts is not None:
+            make = functools.partial(self._batched_parts, self.parts, axes, vmap)
+            parts = Parts(self.parts.operands, self.parts.count, self.parts.reached, make)
         if self._again is not None and all(axis is None for axis in axes[: self._again[1]]):
             function, consts = self._again
             again = vmap.of(function, axes[consts:], kept), consts
-        return Program(trace, numbers, self._count, fast, again), kept
+        return Program(trace, numbers, self._count, fast, again, parts), kept
+
+    @staticmethod
+    def _batched_parts(parts: Parts, axes: Axes, vmap: Vmap) -> "tuple[Program, Derivative]":
+        values, derivative = parts.make()
+        operands, tangents = axes[: parts.operands], axes[parts.operands :]
+        batched, kept = values.batched(operands, vmap)
+        computed = [0 if is_kept else None for is_kept in kept[len(kept) - len(derivative.computed) :]]
+        return batched, batch_of(derivative, (*operands, *computed, *tangents), vmap)
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._made:
