@@ -103,6 +103,20 @@ def test_an_ordinary_differential_equation_at_both_orders():
 
 
 @pytest.mark.slow
+def test_differential_equations_that_stop_on_their_own():
+    """A loop under `vmap` keeps the mask of each element of the batch."""
+
+    def f(root):
+        field = lambda y, t: jnp.where(y > 0, root(y), -0.1) - y
+        solved = jax.vmap(lambda y: odeint(field, y, np.array([0.0, 1.0])))
+        return lambda y: jnp.sum(solved(jnp.stack([y, 5 * y]))[:, -1] ** 2)
+
+    guarded = lambda y: jnp.sqrt(jnp.where(y > 0, y, 1.0))
+    found = jax.grad(pg.double_where(f(jnp.sqrt)))(X - 0.1)
+    np.testing.assert_allclose(found, jax.grad(f(guarded))(X - 0.1), rtol=1e-9)
+
+
+@pytest.mark.slow
 def test_jet():
     f = lambda v: jnp.where(v > 0, jnp.sin(v) * v, v)
     series = lambda f: jet(f, (0.7,), ([1.0, 0.0],))

@@ -21,14 +21,24 @@ from .masks import Mask
 Traced = Callable[[list[State]], tuple[Any, list[State]]]
 
 
-def _settled(traced: Traced, avals: Sequence[Any], states: list[State]) -> tuple[Any, list[State], list[State]]:
-    """A body, the states of its outputs, and those of its carries, which are the same after every step."""
+def _settled(
+    traced: Traced, avals: Sequence[Any], states: list[State], whole: bool = False
+) -> tuple[Any, list[State], list[State]]:
+    """A body, the states of its outputs, and those of its carries, which are the same after every step.
+
+    Args:
+        traced: Traces the body.
+        avals: Of the carries.
+        states: Those in which the carries start.
+        whole: Whether a mask that is an array has the shape of its carry.
+    """
     while True:
         body, outputs = traced(states)
         carried = outputs[: len(states)]
         # A carry that the body overwrites with a number is no longer a tangent, but others may see it as one.
         carried = [old if new is None else new for new, old in zip(carried, states, strict=True)]
         grown = joined([states, carried], avals)
+        grown = [tuple(a.shape) if whole and isinstance(s, tuple) else s for s, a in zip(grown, avals, strict=True)]
         if grown == states:
             return body, outputs, states
         states = grown
@@ -156,8 +166,7 @@ def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     test, test_consts = jaxpr_and_consts(loop.test)
     # Under `vmap`, each element of the batch (the leading axes of every carry) stops on its own.
     is_batched = bool(test.outvars[0].aval.shape)
-    whole = lambda state, aval: aval.shape if isinstance(state, tuple) and is_batched else state
-    states = [whole(s, a) for s, a in zip(_first(carried, linear[loop.body_consts :]), avals, strict=True)]
+    states = _first(carried, linear[loop.body_consts :])
 
     def traced(states: list[State]) -> tuple[Any, list[State]]:
         found: list[State] = []
@@ -166,12 +175,12 @@ def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
             with remembering(inside=True):
                 given = [*constant, *with_masks(carry, states, masks)]
                 values, new = _left(through(jaxpr, consts, given), avals, states)
-            found[:] = [whole(state_of(mask), aval) for mask, aval in zip(new, avals, strict=True)]
+            found[:] = map(state_of, new)
             return values, fitted(new, found, list(map(jax.typeof, values)))
 
         return jax.make_jaxpr(step)(avals, _shapes(states, avals)), found
 
-    body, outputs, states = _settled(traced, avals, states)
+    body, outputs, states = _settled(traced, avals, states, is_batched)
     start = [as_array(item.value, aval) for item, aval in zip(carried, avals, strict=True)]
     start_masks = fitted([item.mask for item in carried], states, list(map(jax.typeof, start)))
     going = lambda carry: evaluate(test, test_consts, [*(item.value for item in tested), *carry[0]])[0]
