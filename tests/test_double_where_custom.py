@@ -377,3 +377,21 @@ def test_a_backward_pass_that_indexes_a_numpy_array():
 
     f.defvjp(lambda x, table: (f(x, table), table), backward)
     assert jax.grad(pg.double_where(jax.jit(lambda x: f(x, table))))(2.0) == 7.0
+
+
+@pytest.mark.parametrize("how", ["plain", "jit", "checkpoint", "vmap", "scan"])
+def test_a_rule_that_saves_a_shape(how):
+    total = jax.custom_vjp(lambda x: x.sum())
+    total.defvjp(lambda x: (x.sum(), x.shape), lambda shape, cotangent: (jnp.full(shape, cotangent),))
+    around = {
+        "plain": lambda f: f,
+        "jit": jax.jit,
+        "checkpoint": jax.checkpoint,
+        "vmap": lambda f: lambda x: jax.vmap(f)(x[None])[0],
+        "scan": lambda f: lambda x: lax.scan(lambda c, x: (c + f(x), None), 0.0, x[None])[0],
+    }[how]
+    f = around(lambda x: total(jnp.where(x > 0, jnp.log(x) * x, 0.0)))
+    x = jnp.array([0.0, 1.5])
+    slope = np.log(1.5) + 1
+    np.testing.assert_allclose(jax.grad(pg.double_where(f))(x), [0, slope], rtol=1e-6)
+    np.testing.assert_allclose(jax.hessian(pg.double_where(f))(x), [[0, 0], [0, 1 / 1.5]], rtol=1e-6)

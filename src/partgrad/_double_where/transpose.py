@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
@@ -62,8 +63,9 @@ def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]
 
 
 def _as_array(value: Any) -> Any:
-    """A fixed operand as an array of JAX, with what is known of its numbers."""
-    if isinstance(value, jax.Array) or not hasattr(jax.typeof(value), "dtype"):
+    """A fixed operand as an array of JAX, with what is known of its numbers; a Python number may be part of a shape."""
+    is_number = isinstance(value, int | float | complex) and not isinstance(value, np.generic)
+    if isinstance(value, jax.Array) or is_number or not hasattr(jax.typeof(value), "dtype"):
         return value
     array = jnp.asarray(value)
     remember(array, numbers_of(value))
