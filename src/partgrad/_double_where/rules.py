@@ -93,10 +93,17 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
         moving = tuple(number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))
         pushed = _pushed(equation, moving, list(primals), [tangents[number] for number in moving])
         floating = tuple(number for number in moving if is_floating(jax.typeof(primals[number])))
-        if is_of_user and floating and _has_constant_tangents(equation, floating):
-            entered = sum(jnp.sum(tangents[number].real) for number in floating)
-            pushed = [_carried(entered, tangent) if is_floating(jax.typeof(tangent)) else tangent for tangent in pushed]
-        return bind(equation, list(primals)), pushed
+        results = bind(equation, list(primals))
+        if is_of_user and floating:
+            sources = _sources_of_tangents(equation, floating)
+            if CONSTANT in sources:
+                entered = sum(jnp.sum(tangents[number].real) for number in floating)
+                pushed = [_carried(entered, t) if is_floating(jax.typeof(t)) else t for t in pushed]
+            # A loop would carry a zero that is an array as a tangent.
+            zero = lambda result: zero_from_primal(result, symbolic_zeros=True)
+            triples = zip(results, pushed, sources, strict=True)
+            pushed = [zero(result) if source == 0 else tangent for result, tangent, source in triples]
+        return results, pushed
 
     function.defjvp(rule, symbolic_zeros=True)
     return function
@@ -137,17 +144,22 @@ def _carried(entered: Any, tangent: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=128)
-def _has_constant_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> bool:
-    """Whether a rule returns a tangent that is not zero and does not depend on the input tangents."""
+def _sources_of_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> list[int | None]:
+    """For each tangent that a rule returns 0 if it is zero, `CONSTANT` if no tangent enters it, or another number.
+
+    None for a result without a derivative.
+    """
     avals = [atom.aval for atom in equation.invars]
+    has_tangent = [is_floating(variable.aval) for variable in equation.outvars]
 
     def pushed(operands: Operands, tangents: Operands) -> Operands:
         _, results = jax.jvp(*along(equation, moving, operands), tangents)
-        return [result for result in results if is_floating(jax.typeof(result))]
+        return [result for result, is_one in zip(results, has_tangent, strict=True) if is_one]
 
     jaxpr, consts = jaxpr_and_consts(jax.make_jaxpr(pushed)(avals, [avals[number] for number in moving]))
     sources = [CONSTANT] * (len(consts) + len(avals)) + [2 * CONSTANT] * len(moving)
-    return CONSTANT in dependencies(with_constants_as_inputs(jaxpr), sources)
+    found = iter(dependencies(with_constants_as_inputs(jaxpr), sources))
+    return [next(found) if is_one else None for is_one in has_tangent]
 
 
 def _is_linearized(equation: JaxprEqn) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
@@ -49,7 +48,8 @@ def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]
     given = tuple(number for number, cotangent in enumerate(cotangents) if cotangent is not None)
     if kind_of(step.name) is None or step.name in CUSTOM_LINEAR:
         # The rule of a user or of another library may index its operands, or ask them for attributes of arrays.
-        step = step.with_fixed(list(map(_as_array, step.fixed)))
+        fixed = zip(step.equation.invars, step.operands, strict=True)
+        step = step.with_fixed([_as_array(o, atom.aval) for atom, o in fixed if not isinstance(o, Wire)])
     arrays = [operand for operand in step.operands if isinstance(operand, jax.Array)]
     items = [*map(Masked, arrays), *(ct for ct in cotangents if ct is not None)]
     with source_of(step.equation):
@@ -62,10 +62,12 @@ def pulled_back(step: Step, cotangents: Sequence[Masked | None]) -> list[Masked]
         return walk.through(jaxpr, consts, items)
 
 
-def _as_array(value: Any) -> Any:
-    """A fixed operand as an array of JAX, with what is known of its numbers; a Python number may be part of a shape."""
-    is_number = isinstance(value, int | float | complex) and not isinstance(value, np.generic)
-    if isinstance(value, jax.Array) or is_number or not hasattr(jax.typeof(value), "dtype"):
+def _as_array(value: Any, aval: Any) -> Any:
+    """A fixed operand as an array of JAX, with what is known of its numbers."""
+    if isinstance(value, jax.Array) or not hasattr(jax.typeof(value), "dtype"):
+        return value
+    if isinstance(value, int) and aval.weak_type:
+        # What was a number of Python in the rule may be part of a shape there.
         return value
     array = jnp.asarray(value)
     remember(array, numbers_of(value))
