@@ -146,9 +146,14 @@ class _Audit:
             with place.conditions.again(), warnings.catch_warnings():
                 # The function has warned when it ran; under `-W error` it would raise.
                 warnings.simplefilter("ignore")
-                options: dict[str, Any] = {"forward": place.is_forward, "search": search and seconds, "progress": watch}
-                options["intended"] = self._settings.intended
-                report = check(program.function(operands), **options)(program.point(operands))
+                checked = check(
+                    program.function(operands),
+                    forward=place.is_forward,
+                    search=search and seconds,
+                    progress=watch,
+                    intended=self._settings.intended,
+                )
+                report = checked(program.point(operands))
         except _OutOfTime:
             self._leave(what, place, f"the time for {which} was up ({program.operations} operations)")
             return None

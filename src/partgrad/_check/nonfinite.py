@@ -209,7 +209,7 @@ class _NotFinite:
         return [birth for birth, origin in origins if not origin or leaf in self._program.leaves_into(origin)]
 
     def _from_nothing(self, leaf: int) -> Finding:
-        """For a derivative that no operation made so: a rule returns it for any input."""
+        """For a derivative that is not finite although no operation produced that: a rule returns it for any input."""
         program = self._program
         on_path = [c for c in program.smooth.chains if is_custom_rule(c[-1]) and leaf in program.leaves_into(c)]
         return finding("nan", "error", "rule", [program.paths[leaf]], on_path[0] if on_path else (), mode=self._mode)

@@ -129,8 +129,8 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ("nan", "no remedy"): ("{not_finite} The value takes this path: a true singularity.", "{keep_away}"),
     ("nan", "smooth"): ("{not_finite} {smooth_here}, and differences give a slope of {slope:.6g}.", "{make_smooth}"),
     ("nan", "rule"): (
-        "the {mode} is not finite, although no operation on its way made it so: a derivative rule{that_of_rule} "
-        "returns that for any input.",
+        "the {mode} is not finite, but no operation produced that: a derivative rule{that_of_rule} returns NaN or "
+        "infinity for any input.",
         "correct that rule",
     ),
     ("oob", "disagrees"): (
