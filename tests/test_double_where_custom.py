@@ -395,3 +395,38 @@ def test_a_rule_that_saves_a_shape(how):
     slope = np.log(1.5) + 1
     np.testing.assert_allclose(jax.grad(pg.double_where(f))(x), [0, slope], rtol=1e-6)
     np.testing.assert_allclose(jax.hessian(pg.double_where(f))(x), [[0, 0], [0, 1 / 1.5]], rtol=1e-6)
+
+
+def saved_pull(f):
+    ruled = jax.custom_vjp(f)
+    ruled.defvjp(lambda a: jax.vjp(f, a), lambda pull, cotangent: pull(cotangent))
+    return ruled
+
+
+def pushed_again(f):
+    ruled = jax.custom_jvp(f)
+    ruled.defjvp(lambda primals, tangents: jax.jvp(f, primals, tangents))
+    return ruled
+
+
+PRODUCTS = {
+    "reversed": lambda a: a * a[::-1],
+    "convolution": lambda a: jnp.convolve(a, a[1:], mode="same"),
+    "cumulative": lambda a: jnp.cumprod(a),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("rule", [with_rule, saved_pull, pushed_again])
+@pytest.mark.parametrize("around", ["plain", "scan"])
+def test_a_rule_may_call_a_function_under_double_where(name, rule, around):
+    # What such a call saves has no derivative of its own, so the derivative of a pass has to see how it is computed.
+    surroundings = {
+        "plain": lambda f: f,
+        "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    }
+    run = surroundings[around](rule(pg.double_where(PRODUCTS[name])))
+    x = jnp.array([0.3, 1.0, 2.0, 0.7])
+    f = lambda x: jnp.sum(jnp.where(x > 0.5, jnp.sin(run(x)), x))
+    second = lambda f: jax.jacrev(jax.grad(f))
+    np.testing.assert_allclose(second(pg.double_where(f))(x), second(f)(x), rtol=1e-8, atol=1e-8)

@@ -6,7 +6,8 @@ differentiate, transpose, batch and lower (`primitives`). `linearize` makes its 
 `derivative` runs that program forward, and in reverse through JAX's transpose of each step (`transpose`); in forward
 mode through loops, `forward` computes values and tangents in one pass. All are walks over equations (`walk`,
 `backward`, `bodies`, `loops`) with a mask beside each value (`masked`). `fed` says where a mask goes, with `moves`,
-`products` and `solves`; `masks` are the masks themselves, and `known` says which of them no data enter. `vmap` batches.
+`products` and `solves`; `masks` are the masks themselves, `known` what tracing knows of them, and `follow` finds it.
+`vmap` batches.
 """
 
 from collections.abc import Callable

@@ -14,18 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
 
 from .._programs import (
-    CALLS,
-    MOVED,
-    bind,
-    is_reshape,
-    jaxpr_and_consts,
     padded_window,
-    primal_jaxpr,
-    scan_of,
-    step_through,
 )
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
@@ -34,12 +25,6 @@ Numbers: TypeAlias = np.ndarray[Any, Any]
 LARGEST = 1 << 20
 # The same for integers, which are less often part of a mask.
 _LARGEST_INDEX = 1 << 12
-
-_DTYPES = frozenset(
-    ("bool", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-)
-# Sums, differences and products of integers below these are exact in single precision.
-_WHOLE = {"add": 1 << 23, "sub": 1 << 23, "mul": 1 << 12}
 
 
 class Fact(NamedTuple):
@@ -51,7 +36,9 @@ class Fact(NamedTuple):
         root: The value it is a reshape of.
         risky: If this value is a selection, the predicate and the number of its only case that may not be finite.
         complement: The mask of all other elements.
+        literals: If it is a conjunction of masks, their ids.
         part: A mask all of whose elements are in this one.
+        factors: If it is another mask cut to known elements, these two; each has size one where the other varies.
     """
 
     value: Any
@@ -60,7 +47,9 @@ class Fact(NamedTuple):
     root: Any = None
     risky: tuple[Any, int] | None = None
     complement: Any = None
+    literals: frozenset[int] | None = None
     part: Any = None
+    factors: tuple[Any, Numbers] | None = None
 
 
 class _Knowledge:
@@ -92,17 +81,6 @@ def remembering(inside: bool = False) -> Iterator[None]:
         _knowledge.reset(token)
 
 
-def followed(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-    """The outputs of a jaxpr, with facts about every value in it."""
-
-    def step(equation: JaxprEqn, given: list[Any]) -> list[Any]:
-        results = bind(equation, given)
-        follow(equation, given, results)
-        return results
-
-    return step_through(*jaxpr_and_consts(jaxpr), list(operands), step)
-
-
 def remember(value: Any, numbers: Numbers | None) -> None:
     """Remember the numbers of a traced value."""
     if numbers is not None:
@@ -125,7 +103,38 @@ def padded(mask: Any, pads: Sequence[tuple[int, int, int]]) -> Any:
         result[padded_window(m.shape, pads)] = m
         return result
 
-    return lifted(pad, lambda m: jax.lax.pad(m, False, pads))(mask)
+    of_traced = lambda m: jax.lax.pad(m, False, pads)
+    traced, elements = factors(mask)
+    grows = [any(of_axis) for of_axis in pads]
+    if numbers_of(mask) is None and not any(g and size != 1 for g, size in zip(grows, traced.shape, strict=True)):
+        sizes = [size if g else own for g, size, own in zip(grows, mask.shape, elements.shape, strict=True)]
+        return product(traced, pad(np.broadcast_to(elements, sizes)), lambda: of_traced(mask))
+    return lifted(pad, of_traced)(mask)
+
+
+def factors(mask: Any) -> tuple[Any, Numbers]:
+    """A mask as another one cut to known elements; each has size one along all axes along which the other varies."""
+    return fact(mask).factors or (mask, np.ones((1,) * mask.ndim, bool))
+
+
+def product(traced: Any, elements: Numbers, make: Callable[[], Any]) -> Any:
+    """A mask cut to known elements; `make` makes it, if it is neither empty nor the whole mask."""
+    if elements.all() or not elements.any():
+        return traced if elements.all() else False
+    made = make()
+    if elements.size <= LARGEST:
+        learn(made, factors=(traced, elements))
+    return made
+
+
+def by_axes(mask: Any, of_mask: Callable[[Any], Any], of_numbers: Callable[[Numbers], Numbers]) -> Any:
+    """A function of a mask that treats axes one by one; factors go through it on their own."""
+    if isinstance(mask, bool):
+        return mask
+    traced, elements = factors(mask)
+    if traced is mask:
+        return of_mask(mask)
+    return product(of_mask(traced), of_numbers(elements), lambda: of_mask(mask))
 
 
 def learn(value: Any, **facts: Any) -> None:
@@ -163,7 +172,7 @@ def reshaped(mask: Any, shape: Sequence[int]) -> Any:
     shape = tuple(shape)
     if isinstance(mask, bool):
         return mask
-    root = _root(mask)
+    root = root_of(mask)
     if root.shape == shape:
         return root
 
@@ -175,7 +184,7 @@ def reshaped(mask: Any, shape: Sequence[int]) -> Any:
     return once((shape,), root, make)
 
 
-def _root(mask: Any) -> Any:
+def root_of(mask: Any) -> Any:
     root = fact(mask).root
     return mask if root is None else root
 
@@ -212,15 +221,54 @@ def contains(mask: Any, part: Any) -> None:
     learn(mask, part=part)
 
 
-def is_everything(one: Any, other: Any) -> bool:
-    """Whether it is known that each element is in one of two masks."""
-    return _contains_rest(one, other) or _contains_rest(other, one)
+def conjunction(a: Any, b: Any, make: Callable[[], Any]) -> Any:
+    """The elements in both masks; `make` makes it, if it is neither of them, known to be empty, nor there already."""
+    knowledge = _knowledge.get()
+    if knowledge is None or not (isinstance(a, jax.core.Tracer) and isinstance(b, jax.core.Tracer)):
+        return make()
+    of_a, of_b = _literals(a), _literals(b)
+    literals = of_a | of_b
+    if literals in (of_a, of_b):
+        return a if literals == of_a else b
+    if any(_opposite(knowledge, literal) in literals for literal in literals):
+        return False
+    if literals not in knowledge.made:
+        knowledge.made[literals] = made = make()
+        # The literals are ids, so what they are of has to stay.
+        for mask, facts in ((a, {}), (b, {}), (made, {"literals": literals})):
+            learn(mask, **facts)
+    return knowledge.made[literals]
+
+
+def union(a: Any, b: Any) -> Any:
+    """The elements in at least one of two masks, if that is everything or a mask that is there already; or None."""
+    if _contains_rest(a, b) or _contains_rest(b, a):
+        return True
+    knowledge, of_a, of_b = _knowledge.get(), _literals(a), _literals(b)
+    if knowledge is None or a.ndim != b.ndim:
+        return None
+    if of_a <= of_b or of_b <= of_a:
+        return a if of_a <= of_b else b
+    # What one predicate divides is put together again.
+    (of_a, of_b), both = (of_a - of_b, of_b - of_a), of_a & of_b
+    if len(of_a) != 1 or {_opposite(knowledge, *of_a)} != of_b:
+        return None
+    return knowledge.facts[min(both)].value if len(both) == 1 else knowledge.made.get(both)
+
+
+def _literals(mask: Any) -> frozenset[int]:
+    return fact(mask).literals or frozenset((id(mask),))
+
+
+def _opposite(knowledge: _Knowledge, literal: int) -> int | None:
+    found = knowledge.facts.get(literal)
+    return None if found is None or found.complement is None else id(found.complement)
 
 
 def _contains_rest(mask: Any, of: Any) -> bool:
-    rest = fact(_root(of)).complement
+    rest = fact(root_of(of)).complement
     while mask is not None and rest is not None:
-        if mask.shape == of.shape and _root(mask) is rest:
+        if mask.shape == of.shape and root_of(mask) is rest:
             return True
         mask = fact(mask).part
     return False
@@ -275,111 +323,3 @@ def lifted(function: Callable[..., Any], of_traced: Callable[..., Any] | None = 
         return traced
 
     return of_masks
-
-
-def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:
-    """Remember facts about the results of an equation that follow from facts about its operands."""
-    name, numbers = equation.primitive.name, [numbers_of(operand) for operand in operands]
-    if name == "broadcast_in_dim" and hasattr(operands[0], "shape"):
-        if results[0].size == operands[0].size:
-            learn(results[0], root=_root(operands[0]))
-        else:
-            learn(results[0], origin=(operands[0], equation.params["broadcast_dimensions"]))
-    elif is_reshape(equation) and isinstance(operands[0], jax.core.Tracer):
-        learn(results[0], root=_root(operands[0]))
-    elif name == "select_n":
-        unknown = [case for case, known in enumerate(numbers[1:]) if known is None or not np.all(np.isfinite(known))]
-        learn(results[0], risky=(operands[0], unknown[0]) if len(unknown) == 1 else None)
-    elif name == "scan":
-        for result, origin in zip(results, _origins(equation), strict=True):
-            if origin is not None:
-                learn(result, origin=(operands[origin[0]], origin[1]))
-    for result, known in zip(results, _results(equation, numbers), strict=True):
-        remember(result, known)
-
-
-_Origin: TypeAlias = tuple[int, tuple[int, ...]] | None
-
-
-def _origins(equation: JaxprEqn) -> list[_Origin]:
-    """For each result of a loop, the number of the operand that it is broadcast from, if it is a predicate."""
-    loop = scan_of(equation)
-    if not any(variable.aval.dtype == bool for variable in equation.outvars[loop.carried :]):
-        return [None] * len(equation.outvars)
-    body, _ = jaxpr_and_consts(loop.body)
-
-    def step(equation: JaxprEqn, given: list[_Origin]) -> list[_Origin]:
-        if equation.primitive.name in CALLS:
-            inner, consts = jaxpr_and_consts(primal_jaxpr(equation))
-            return step_through(inner, [None] * len(consts), given, step, lambda literal: None)
-        if equation.primitive.name == "broadcast_in_dim" and len(given) == 1 and given[0] is not None:
-            number, axes = given[0]
-            return [(number, tuple(equation.params["broadcast_dimensions"][axis] for axis in axes))]
-        return [None] * len(equation.outvars)
-
-    scanned = loop.consts + loop.carried
-    given = [None if number < scanned else (number, tuple(range(v.aval.ndim))) for number, v in enumerate(body.invars)]
-    outputs = step_through(body, [None] * len(body.constvars), given, step, lambda literal: None)[loop.carried :]
-    shifted = [None if found is None else (found[0], (0, *(axis + 1 for axis in found[1]))) for found in outputs]
-    return [*[None] * loop.carried, *shifted]
-
-
-def _results(equation: JaxprEqn, operands: list[Numbers | None]) -> list[Numbers | None]:
-    name = equation.primitive.name
-    nothing: list[Numbers | None] = [None] * len(equation.outvars)
-    if any(known is None for known in operands) or not (name in CALLS or name in MOVED or name in _FOLLOWED):
-        return nothing
-    avals = [variable.aval for variable in equation.outvars]
-    if any(aval.size > LARGEST or str(aval.dtype) not in _DTYPES for aval in avals):
-        return nothing
-    if name in CALLS:
-        inner, consts = jaxpr_and_consts(primal_jaxpr(equation))
-        literal = lambda literal: np.asarray(literal.val)
-        return step_through(inner, [*map(captured, consts)], operands, _results, literal)
-    with np.errstate(all="ignore"):
-        moved = MOVED.get(name, lambda _, operands: [_FOLLOWED[name](equation.params, avals[0], *operands)])
-        results = moved(equation, operands) or nothing
-    filled = lambda result, aval: np.broadcast_to(np.asarray(result, aval.dtype), aval.shape)
-    return [None if r is None else filled(r, aval) for r, aval in zip(results, avals, strict=True)]
-
-
-def _iota(params: Any, aval: Any) -> Numbers:
-    along = [-1 if axis == params["dimension"] else 1 for axis in range(len(aval.shape))]
-    return np.arange(aval.shape[params["dimension"]]).astype(aval.dtype).reshape(along)
-
-
-def _is_whole(x: Numbers, most: int) -> bool:
-    return x.dtype.kind != "f" or bool(np.all(abs(x) < most) and np.all(x == np.round(x)))
-
-
-def _by_ufunc(name: str, aval: Any, operands: Sequence[Numbers]) -> Numbers | None:
-    # XLA may round a sum of products once, where NumPy rounds twice.
-    is_rounded = name in _WHOLE and not all(_is_whole(operand, _WHOLE[name]) for operand in operands)
-    of_bits = name in {"and", "or", "not"} and aval.dtype != bool
-    return None if is_rounded or of_bits else _UFUNCS[name](*operands)
-
-
-_UFUNCS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "neg": np.negative,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
-}
-_FOLLOWED: dict[str, Callable[..., Any]] = {
-    "iota": _iota,
-    "select_n": lambda _, aval, which, *cases: np.where(which, cases[1], cases[0]) if len(cases) == 2 else None,
-    "convert_element_type": lambda _, aval, x: x if x.dtype.kind in "bi" or aval.dtype.kind == "f" else None,
-    **dict.fromkeys(("copy", "copy_p", "pcast", "pvary"), lambda _, aval, x: x),
-    "reduce_or": lambda params, aval, x: x.any(tuple(params["axes"])) if aval.dtype == bool else None,
-    "reduce_and": lambda params, aval, x: x.all(tuple(params["axes"])) if aval.dtype == bool else None,
-    **{name: lambda _, aval, *xs, name=name: _by_ufunc(name, aval, xs) for name in _UFUNCS},
-}

@@ -20,7 +20,7 @@ from .._programs import (
     with_constants_as_inputs,
     zeros_like_aval,
 )
-from .known import follow
+from .follow import follow
 from .masks import Shape
 
 

@@ -32,7 +32,7 @@ from .._programs import (
     with_constants_as_inputs,
 )
 from .competition import selecting
-from .known import follow, followed
+from .follow import follow, followed
 from .linear import LinearProgram, Step, Wire, into_steps, number_in, split
 from .rules import is_remade
 

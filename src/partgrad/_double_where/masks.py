@@ -16,7 +16,7 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 
 from .._programs import explicit_sharding, mesh_elsewhere, varying_like
-from .known import contains, is_everything, lifted, once, reshaped
+from .known import by_axes, conjunction, contains, factors, learn, lifted, once, product, reshaped, union
 
 Mask: TypeAlias = bool | jax.Array
 Shape = tuple[int, ...]
@@ -32,9 +32,19 @@ def _or(a: Mask, b: Mask) -> Mask:
         return True
     if a is False or b is False:
         return b if a is False else a
-    if is_everything(a, b):
-        return True
-    return a if a is b else lifted(np.logical_or, _lanewise(jax.lax.bitwise_or))(*_together(a, b))
+    found = union(a, b)
+    if found is not None:
+        return found
+    joined = lambda: lifted(np.logical_or, _lanewise(jax.lax.bitwise_or))(*_together(a, b))
+    (one, own), (other, others) = factors(a), factors(b)
+    if one is not other:
+        return joined()
+    elements = own | others
+    # What is put together of parts is selected by one predicate, as its parts are.
+    for mask, part in ((a, own), (b, others)):
+        if np.array_equal(part, elements) and not elements.all():
+            return mask
+    return product(one, elements, joined)
 
 
 def both(a: Mask, b: Mask) -> Mask:
@@ -43,7 +53,7 @@ def both(a: Mask, b: Mask) -> Mask:
         return False
     if a is True or b is True:
         return b if a is True else a
-    return a if a is b else lifted(np.logical_and, _lanewise(jax.lax.bitwise_and))(*_together(a, b))
+    return conjunction(a, b, lambda: lifted(np.logical_and, _lanewise(jax.lax.bitwise_and))(*_together(a, b)))
 
 
 def _lanewise(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -129,11 +139,14 @@ def any_along(mask: Mask, axes: Iterable[int], keepdims: bool = False) -> Mask:
         reduced = mask
     else:
         of_traced = lambda m: jax.lax.expand_dims(jax.lax.reduce_or(m, axes), axes)
-        reduced = once(("any", axes), mask, lambda: lifted(lambda m: m.any(axes, keepdims=True), of_traced)(mask))
+        of_numbers = lambda m: m.any(axes, keepdims=True)
+        of_mask = lambda m: lifted(of_numbers, of_traced)(m) if any(m.shape[axis] != 1 for axis in axes) else m
+        reduced = once(("any", axes), mask, lambda: by_axes(mask, of_mask, of_numbers))
         contains(reduced, mask)
     if keepdims:
         return reduced
-    return reshaped(reduced, [size for axis, size in enumerate(mask.shape) if axis not in axes])
+    kept = lambda m: [size for axis, size in enumerate(m.shape) if axis not in axes]
+    return by_axes(reduced, lambda m: reshaped(m, kept(m)), lambda m: m.reshape(kept(m)))
 
 
 def expanded(mask: Mask, axes: Iterable[int]) -> Mask:
@@ -141,22 +154,32 @@ def expanded(mask: Mask, axes: Iterable[int]) -> Mask:
     axes = tuple(axes)
     if isinstance(mask, bool) or not axes:
         return mask
-    sizes = iter(mask.shape)
-    return reshaped(mask, [1 if axis in axes else next(sizes) for axis in range(mask.ndim + len(axes))])
+
+    def new(m: Any) -> list[int]:
+        sizes = iter(m.shape)
+        return [1 if axis in axes else next(sizes) for axis in range(m.ndim + len(axes))]
+
+    return by_axes(mask, lambda m: reshaped(m, new(m)), lambda m: m.reshape(new(m)))
 
 
 def permuted(mask: Mask, permutation: Sequence[int]) -> Mask:
     """A mask with its axes in another order."""
     if isinstance(mask, bool):
         return mask
-    along = [axis for axis in permutation if mask.shape[axis] != 1]
-    if along == sorted(along):
-        return reshaped(mask, [mask.shape[axis] for axis in permutation])
-    return lifted(lambda m: m.transpose(permutation), lambda m: jax.lax.transpose(m, permutation))(mask)
+
+    def of_mask(m: jax.Array) -> Mask:
+        along = [axis for axis in permutation if m.shape[axis] != 1]
+        if along == sorted(along):
+            return reshaped(m, [m.shape[axis] for axis in permutation])
+        return lifted(lambda m: m.transpose(permutation), lambda m: jax.lax.transpose(m, permutation))(m)
+
+    return by_axes(mask, of_mask, lambda m: m.transpose(permutation))
 
 
 def filled_out(mask: Mask, shape: Shape) -> Mask:
     """A mask in its full shape, unless it is known to be equal for all elements."""
     if isinstance(mask, bool) or tuple(mask.shape) == tuple(shape):
         return mask
-    return lifted(lambda m: np.broadcast_to(m, shape), lambda m: spelled_out(m, tuple(shape)))(mask)
+    filled = lifted(lambda m: np.broadcast_to(m, shape), lambda m: spelled_out(m, tuple(shape)))(mask)
+    learn(filled, factors=factors(mask))
+    return filled

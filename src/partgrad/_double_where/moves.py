@@ -1,18 +1,22 @@
 """Masks through maps without coefficients: lane by lane, moves, selections. They go through a move as numbers do."""
 
+import bisect
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._programs import ASSEMBLIES, STEERED, Operands, Window, bind, is_floating, is_reshape, named, windows_of
-from .known import everywhere, lifted, padded, reshaped, taken
+from .known import by_axes, everywhere, factors, lifted, padded, reshaped, taken
 from .linear import Step, Wire
 from .masks import Mask, Shape, any_along, both, either, expanded, filled_out, full_like, permuted, spread
 
+_STACKS = named("stack unstack")
 # All elements of their results come from somewhere, if every floating operand is fed everywhere.
 _NOT_ONTO = named("gather pad reduce_window_sum scatter scatter-add scatter-sub select_and_gather_add") | STEERED
 
@@ -43,7 +47,10 @@ def moved(step: Step, fed: Sequence[Mask]) -> list[Mask]:
     # The padding of a `pad` lies everywhere.
     windows = windows_of(step.equation) if step.name != "pad" or step.linear == [True, False] else None
     if windows is not None:
-        return _put_together(fed, windows, step.shape) if step.name in ASSEMBLIES else _cut_up(fed[0], windows)
+        axes = [step.equation.params["axis"]] if step.name in _STACKS else []
+        if step.name in ASSEMBLIES:
+            return _put_together([expanded(mask, axes) for mask in fed], windows, step.shape)
+        return [any_along(mask, axes) for mask in _cut_up(fed[0], windows)]
     numbers = [_as_number(step, operand, mask) for operand, mask in zip(step.operands, fed, strict=True)]
     if step.name == "scatter-sub":
         # So that two masks add up.
@@ -95,20 +102,52 @@ def _covers_result(step: Step) -> bool:
 
 
 def _reshaped(mask: jax.Array, old: Shape, new: Shape) -> Mask:
-    """A mask through a reshape; axes that only appear or vanish need not be written out."""
-    kept = [size for size in old if size != 1], [size for size in new if size != 1]
-    if kept[0] != kept[1] or 0 in old:
-        return reshaped(filled_out(mask, old), new)
-    sizes = iter(size for size, whole in zip(mask.shape, old, strict=True) if whole != 1)
-    return reshaped(mask, [1 if size == 1 else next(sizes) for size in new])
+    """A mask through a reshape; axes that become others of the same elements need not be written out."""
+    groups = _regrouped(old, new)
+    varies = lambda m, axes: any(m.shape[axis] != 1 for axis in axes)
+
+    def through(m: Any, fill: Callable[[Any, Shape], Any], reshape: Callable[[Any, Shape], Any]) -> Any:
+        wide, sizes = list(m.shape), list[int]()
+        for before, after in groups:
+            is_whole = varies(m, before)
+            sizes += [new[axis] if is_whole else 1 for axis in after]
+            for axis in before:
+                wide[axis] = old[axis] if is_whole else 1
+        return reshape(fill(m, tuple(wide)), tuple(sizes))
+
+    of_mask = lambda m: through(m, filled_out, reshaped)
+    traced, elements = factors(mask)
+    if any(varies(traced, axes) and varies(elements, axes) for axes, _ in groups):
+        return of_mask(mask)
+    return by_axes(mask, of_mask, lambda m: through(m, np.broadcast_to, np.reshape))
+
+
+def _regrouped(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+    """The axes before and after a reshape, in the smallest groups that have the same number of elements."""
+    if 0 in old:
+        return [(list(range(len(old))), list(range(len(new))))]
+    before, after = (list(itertools.accumulate(shape, operator.mul)) for shape in (old, new))
+    ends = sorted({*before, 1} & {*after, 1})
+    groups: list[tuple[list[int], list[int]]] = [([], []) for _ in ends]
+    for kind, products in enumerate((before, after)):
+        for axis, elements in enumerate(products):
+            groups[bisect.bisect_left(ends, elements)][kind].append(axis)
+    return groups
 
 
 def _cut_up(mask: Mask, windows: Sequence[Window]) -> list[Mask]:
     """The masks of the parts of an array."""
     if isinstance(mask, bool):
         return [mask] * len(windows)
-    at = lambda window: tuple(slice(None) if size == 1 else w for size, w in zip(mask.shape, window, strict=True))
-    return [lifted(operator.itemgetter(at(window)))(mask) for window in windows]
+    return [_cut(mask, window) for window in windows]
+
+
+def _cut(mask: jax.Array, window: Window) -> Mask:
+    def cut(m: Any) -> Any:
+        at = tuple(slice(None) if size == 1 else w for size, w in zip(m.shape, window, strict=True))
+        return m if all(place == slice(None) for place in at) else m[at]
+
+    return by_axes(mask, lifted(cut), cut)
 
 
 def _put_together(masks: Sequence[Mask], windows: Sequence[Window], shape: Shape) -> list[Mask]:

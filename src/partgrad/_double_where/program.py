@@ -30,6 +30,7 @@ from .known import captured, remember, remembering
 from .linear import LinearProgram, with_outputs, without_dead_code
 from .linearize import linearized
 from .live import LiveDerivative
+from .unwrapped import without_double_where
 from .vmap import Axes, BatchedDerivative, Vmap, batched_outputs
 
 call_p, linear_p = map(Primitive, OWN)
@@ -74,7 +75,8 @@ class Program:
 
     @functools.cached_property
     def _traced(self) -> tuple[Jaxpr, Operands]:
-        jaxpr, consts = jaxpr_and_consts(self._trace())
+        # A custom rule may call a function under `double_where`, which shows when a derivative is traced.
+        jaxpr, consts = jaxpr_and_consts(without_double_where(self._trace()))
         return without_dead_code(with_constants_as_inputs(jaxpr) if consts else jaxpr), consts
 
     def shown(self, count: int) -> Any:

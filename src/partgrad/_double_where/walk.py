@@ -39,7 +39,8 @@ from .._programs import (
 from . import bodies, loops
 from .backward import forward_of, kept_rule
 from .fed import fed
-from .known import follow, is_zero, numbers_of
+from .follow import follow
+from .known import is_zero, numbers_of
 from .linear import Step, Wire
 from .masked import Masked, clean, cleaned, copied
 from .masks import Mask, either, spread

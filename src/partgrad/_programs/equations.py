@@ -284,7 +284,7 @@ def is_reshape(equation: JaxprEqn) -> bool:
 # Where a part lies in a larger array, axis by axis.
 Window = tuple[slice, ...]
 # They put parts together.
-ASSEMBLIES = named("concatenate pad")
+ASSEMBLIES = named("concatenate pad stack")
 
 
 def padded_window(shape: Sequence[int], pads: Sequence[tuple[int, int, int]]) -> Window:
@@ -294,19 +294,24 @@ def padded_window(shape: Sequence[int], pads: Sequence[tuple[int, int, int]]) ->
 
 
 def windows_of(equation: JaxprEqn) -> list[Window] | None:
-    """Where the parts lie of an array that an equation cuts up or puts together; None for any other equation."""
+    """Where the parts lie of an array that an equation cuts up or puts together; None for any other equation.
+
+    The parts of a `stack` or `unstack` have no axis along which they lie; here they have one of size one.
+    """
     p, name, shape = equation.params, equation.primitive.name, equation.invars[0].aval.shape
     if name == "slice":
         return [tuple(map(slice, p["start_indices"], p["limit_indices"], p["strides"] or [1] * len(shape)))]
     if name == "pad" and all(low >= 0 and high >= 0 for low, high, _ in p["padding_config"]):
         return [padded_window(shape, p["padding_config"])]
-    if name not in {"split", "concatenate"}:
+    if name not in {"split", "concatenate", "stack", "unstack"}:
         return None
-    axis = p["axis"] if name == "split" else p["dimension"]
-    sizes = p["sizes"] if name == "split" else [atom.aval.shape[axis] for atom in equation.invars]
+    axis = p["dimension"] if name == "concatenate" else p["axis"]
+    parts = equation.invars if name in ASSEMBLIES else equation.outvars
+    sizes = [part.aval.shape[axis] if name in {"split", "concatenate"} else 1 for part in parts]
     stops = itertools.accumulate(sizes)
-    along = [slice(int(stop - size), int(stop)) for size, stop in zip(sizes, stops, strict=True)]
-    return [tuple(one if n == axis else slice(None) for n in range(len(shape))) for one in along]
+    along = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+    whole = equation.outvars[0] if name in ASSEMBLIES else equation.invars[0]
+    return [tuple(one if n == axis else slice(None) for n in range(whole.aval.ndim)) for one in along]
 
 
 # --- reads and writes by index ---------------------------------------------------------------------------------------
