@@ -7,6 +7,7 @@ kept along with its numbers: a program with the numbers written out would be lar
 
 import contextlib
 import contextvars
+import math
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -90,26 +91,33 @@ def remember(value: Any, numbers: Numbers | None) -> None:
 def everywhere(shape: Sequence[int]) -> jax.Array:
     """A mask of all elements that is an array."""
     mask = jax.lax.full(shape, True)
-    remember(mask, np.ones(shape, bool))
+    if math.prod(shape) <= LARGEST:
+        remember(mask, np.ones(shape, bool))
     return mask
 
 
 def padded(mask: Any, pads: Sequence[tuple[int, int, int]]) -> Any:
     """A mask of more elements, `False` for those that `jax.lax.pad` adds."""
 
+    def larger(shape: Sequence[int]) -> list[int]:
+        axes = zip(shape, pads, strict=True)
+        return [low + high + size + max(size - 1, 0) * inside for size, (low, high, inside) in axes]
+
     def pad(m: Numbers) -> Numbers:
-        axes = zip(m.shape, pads, strict=True)
-        result = np.zeros([low + high + size + max(size - 1, 0) * inside for size, (low, high, inside) in axes], bool)
+        result = np.zeros(larger(m.shape), bool)
         result[padded_window(m.shape, pads)] = m
         return result
 
     of_traced = lambda m: jax.lax.pad(m, False, pads)
+    if numbers_of(mask) is not None:
+        return lifted(pad, of_traced)(mask)
     traced, elements = factors(mask)
     grows = [any(of_axis) for of_axis in pads]
-    if numbers_of(mask) is None and not any(g and size != 1 for g, size in zip(grows, traced.shape, strict=True)):
-        sizes = [size if g else own for g, size, own in zip(grows, mask.shape, elements.shape, strict=True)]
-        return product(traced, pad(np.broadcast_to(elements, sizes)), lambda: of_traced(mask))
-    return lifted(pad, of_traced)(mask)
+    sizes = [size if g else own for g, size, own in zip(grows, mask.shape, elements.shape, strict=True)]
+    is_mixed = any(g and size != 1 for g, size in zip(grows, traced.shape, strict=True))
+    if is_mixed or math.prod(larger(sizes)) > LARGEST:
+        return of_traced(mask)
+    return product(traced, pad(np.broadcast_to(elements, sizes)), lambda: of_traced(mask))
 
 
 def factors(mask: Any) -> tuple[Any, Numbers]:
@@ -122,8 +130,7 @@ def product(traced: Any, elements: Numbers, make: Callable[[], Any]) -> Any:
     if elements.all() or not elements.any():
         return traced if elements.all() else False
     made = make()
-    if elements.size <= LARGEST:
-        learn(made, factors=(traced, elements))
+    learn(made, factors=(traced, elements))
     return made
 
 

@@ -6,6 +6,7 @@ elements agree. The first two are known while tracing and cost nothing when the 
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 
 from .._programs import explicit_sharding, mesh_elsewhere, varying_like
-from .known import by_axes, conjunction, contains, factors, learn, lifted, once, product, reshaped, union
+from .known import LARGEST, by_axes, conjunction, contains, factors, learn, lifted, once, product, reshaped, union
 
 Mask: TypeAlias = bool | jax.Array
 Shape = tuple[int, ...]
@@ -37,7 +38,7 @@ def _or(a: Mask, b: Mask) -> Mask:
         return found
     joined = lambda: lifted(np.logical_or, _lanewise(jax.lax.bitwise_or))(*_together(a, b))
     (one, own), (other, others) = factors(a), factors(b)
-    if one is not other:
+    if one is not other or math.prod(np.broadcast_shapes(own.shape, others.shape)) > LARGEST:
         return joined()
     elements = own | others
     # What is put together of parts is selected by one predicate, as its parts are.
