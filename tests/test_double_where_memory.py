@@ -55,3 +55,17 @@ def test_weights_that_all_examples_share():
     cost = lambda g: jax.jit(jax.grad(g)).lower(w).compile().cost_analysis()["bytes accessed"]
     of = lambda f: lambda w: jnp.mean(jax.vmap(f, (None, 0))(w, x))
     assert cost(of(pg.double_where(f))) <= 1.6 * cost(of(f))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_printed_derivative_shows_what_it_computes_again(batch):
+    def text(policy):
+        f = jax.checkpoint(lambda x: jnp.where(x > 0, jnp.sin(jnp.sin(x)), x), policy=policy)
+        f = pg.double_where(jax.vmap(f) if batch else f)
+        at = jnp.array([4.0]) if batch else 4.0
+        return str(jax.make_jaxpr(jax.linearize(f, at)[1])(at))
+
+    assert " sin " in text(jax.checkpoint_policies.nothing_saveable)
+    assert " sin " not in text(jax.checkpoint_policies.everything_saveable)
+    linear = lambda t: jax.vmap(jax.linearize(pg.double_where(jnp.cos), 1.0)[1])(t)
+    assert " mul " in str(jax.make_jaxpr(linear)(jnp.ones(2)))

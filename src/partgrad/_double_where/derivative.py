@@ -198,6 +198,10 @@ class Derivative:
         self.inputs, self.outputs = program.inputs, program.outputs
         self.made: dict[Hashable, Any] = {}
 
+    def __repr__(self) -> str:
+        """The operations, which a printed jaxpr shows in place of an address."""
+        return "{ " + "; ".join(str(step.equation) for step in self._residuals.steps) + " }"
+
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What was made of this derivative for a key, or is made now."""
         if key not in self.made:

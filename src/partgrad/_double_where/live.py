@@ -46,6 +46,9 @@ class LiveDerivative(Derivative):
         self.inputs = [Wire(avals[number]) for number in moving]
         self.outputs = [Wire(aval) if is_floating(aval) else None for aval in outs]
 
+    def __repr__(self) -> str:
+        return "{ the derivative of the function itself }"
+
     def _of_moving(self, operands: Operands) -> tuple[Any, Operands]:
         def function(*moved: Any) -> Operands:
             at = dict(zip(self._moving, moved, strict=True))

@@ -83,6 +83,9 @@ class BatchedDerivative(Derivative):
         self.numbers = self._unbatched_only(inner.numbers, axes[:count])
         self.made = {}
 
+    def __repr__(self) -> str:
+        return str(self._jaxpr)
+
     def _unbatched(self, *given: Any) -> Operands:
         return self._inner.plain(list(given))
 
