@@ -602,7 +602,7 @@ tests that differentiate something and pass with that function under `jax.jit`, 
 | `custom_linear_solve_test.py` | 5 of 5 |
 | `lax_control_flow_test.py` | 180 of 180 |
 | `custom_api_test.py` | 169 of 183 |
-| `api_test.py` | 363 of 417 |
+| `api_test.py` | 397 of 417 |
 | `lax_autodiff_test.py`, one case of each test | 102 of 102 |
 | `linalg_test.py`, two cases of each test of derivatives | 22 of 22 |
 | `mutable_array_test.py` | 58 of 60 |
@@ -613,9 +613,9 @@ tests that differentiate something and pass with that function under `jax.jit`, 
 Of the rest in `custom_api_test.py`, seven set the flag `jax_custom_vjp3`, under which JAX 0.10 does not disclose
 which zeros are symbolic; four ask how the rule of a `custom_vmap` is batched while it is differentiated; two expect the
 error of forward mode through a `custom_vjp`, which works here if its backward pass is linear; and one differentiates a
-private function of JAX. Of the rest in `api_test.py`, `mutable_array_test.py` and `shard_map_test.py`, most look for
-operations in a printed jaxpr or lowered program, where a derivative of `double_where` is one equation; the others count
-residuals, traces, or operations that run outside of `jit`, or set the flag `jax_remat3`. equinox's
+private function of JAX. Of the rest in `api_test.py`, most set the flag `jax_remat3`, or count traces or operations that
+run outside of `jit`; those in `mutable_array_test.py` and `shard_map_test.py` look for operations in a printed jaxpr or
+lowered program, where a derivative of `double_where` is one equation, or count residuals. equinox's
 `test_while_loop.py`, run in two parts, passes but for two tests that measure time and one that fails under
 `jax.jit` as well.
 
