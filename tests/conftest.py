@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+from jax import monitoring
 
 import tables
 
@@ -58,6 +59,19 @@ def x64(request):
     """Run a test in both precisions."""
     with jax.enable_x64(request.param):
         yield request.param
+
+
+@pytest.fixture
+def compilations():
+    """How many programs were compiled, in a list of one number that a test may set back to 0."""
+    count = [0]
+
+    def listen(event, duration, **_):
+        count[0] += "backend_compile" in event
+
+    monitoring.register_event_duration_secs_listener(listen)
+    yield count
+    monitoring.unregister_event_duration_listener(listen)
 
 
 def _resident_gigabytes():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax, monitoring
+from jax import lax
 
 import partgrad as pg
 
@@ -20,18 +20,6 @@ FUNCTIONS = {
     "indices": lambda x: jnp.sum(x[np.array([0, 2, 1, 3])] ** 2),
     "jit": jax.jit(lambda x: jnp.prod(x) + jnp.sum(x**3)),
 }
-
-
-@pytest.fixture
-def compilations():
-    count = [0]
-
-    def listen(event, duration, **_):
-        count[0] += "backend_compile" in event
-
-    monitoring.register_event_duration_secs_listener(listen)
-    yield count
-    monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

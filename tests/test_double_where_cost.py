@@ -211,3 +211,35 @@ def test_a_value_that_nobody_reads_is_not_computed():
         program = jax.jit(gradient).lower(x).as_text()
         assert not re.search("atan|stablehlo.log ", program)
         np.testing.assert_allclose(jax.jit(gradient)(x), gradient(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, lambda f: lambda w: -f(w), lambda f: lambda w: f(w[::-1].T.T)])
+def test_a_function_under_jit_runs_compiled_outside_of_jit(around, compilations):
+    """Where JAX runs a few compiled programs, `double_where` does too, and not one for each operation."""
+
+    def layers(w):
+        x = jnp.ones((3, 4))
+        for order in range(1, 6):
+            x = jnp.where(x > 0, jnp.log(x + order) @ w, jnp.tanh(x) / order) + jnp.cbrt(x)
+        return jnp.sum(x**2)
+
+    function, w = around(jax.jit(layers)), jnp.eye(4) + 0.1
+    jax.block_until_ready(jax.value_and_grad(function)(w))
+    compilations[0] = 0
+    found = jax.block_until_ready(jax.value_and_grad(pg.double_where(function))(w))
+    assert compilations[0] <= 4
+    compilations[0] = 0
+    again = jax.block_until_ready(jax.value_and_grad(pg.double_where(function))(w))
+    assert compilations[0] == 0
+    expected = jax.value_and_grad(function)(w)
+    for one, other, wanted in zip(found, again, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, wanted, rtol=1e-5)
+
+
+def test_what_rounds_beside_a_call_is_not_compiled_with_it():
+    """Compiled, the sum of two operations may round otherwise: values stay those that the function has alone."""
+    part = jax.jit(lambda x: jnp.where(x > 0, jnp.exp(x), 0.0))
+    for function in (lambda x: jnp.sum(part(x) * x + x), lambda x: jnp.sum(part(part(x)))):
+        x = jnp.linspace(-1.0, 3.0, 50)
+        assert jax.value_and_grad(pg.double_where(function))(x)[0] == function(x)

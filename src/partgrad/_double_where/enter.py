@@ -6,7 +6,9 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr
 
+from .._compat import is_staging
 from .._programs import (
+    MOVED,
     Again,
     Operands,
     Recent,
@@ -19,6 +21,7 @@ from .._programs import (
     is_unreduced,
     jaxpr_and_consts,
     keyed_jaxpr,
+    named,
     with_constants_as_inputs,
 )
 from .known import captured
@@ -29,6 +32,8 @@ from .unwrapped import without_double_where
 # Programs of equal structure share their derivatives.
 _programs: Recent[Program] = Recent(256)
 _BIG = 4096
+# What may stand beside a call under `jit`: compiled with it, the values are the same to the last bit.
+_EXACT = {*MOVED, *named("neg copy copy_p stop_gradient")}
 
 
 def along_taken_paths(jaxpr: Jaxpr) -> Run:
@@ -40,6 +45,7 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     # Only JAX can follow what goes through a mutable reference, and no mask is a sum.
     is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
     is_live, keyed = holds_tracers(inner), keyed_jaxpr(inner, exact=True)
+    is_jitted = keyed is not None and _is_jitted(plain)
     own: dict[Hashable, Program] = {}
 
     def program_of(consts: Operands) -> Program:
@@ -60,9 +66,16 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
             return evaluate(inner, [], [*consts, *operands])
         if is_live:
             return Program(lambda: closed(inner), again=(again, len(consts))).run(given)
-        return program_of(consts).run(given)
+        program = program_of(consts)
+        return program.compiled(*given) if is_jitted and not is_staging() else program.run(given)
 
     return along
+
+
+def _is_jitted(jaxpr: Jaxpr) -> bool:
+    """Whether all that rounds in a function is one call of a function under `jit`, which JAX runs compiled."""
+    rest = [equation for equation in jaxpr.eqns if equation.primitive.name not in _EXACT]
+    return len(rest) == 1 and rest[0].primitive.name == "jit" and not jaxpr.effects
 
 
 def _unfolded(const: Any) -> Any:
