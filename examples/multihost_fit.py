@@ -6,8 +6,6 @@ environment; the rest is the same.
 """
 
 import argparse
-import contextlib
-import io
 import socket
 import subprocess
 import sys
@@ -20,27 +18,27 @@ PROCESSES = 2
 
 
 def be_one_of_them(process: int, address: str) -> None:
-    """Fit and compare, together with the other processes; the first one prints."""
+    """Fit and compare, together with the other processes."""
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_x64", True)
     jax.distributed.initialize(address, num_processes=PROCESSES, process_id=process)
     done = sharded_fit.fits(jax.devices())
-    with contextlib.nullcontext() if process == 0 else contextlib.redirect_stdout(io.StringIO()):
-        print(f"{jax.process_count()} processes, {jax.local_device_count()} devices each")
-        agree = sharded_fit.report(done)
+    print(f"{jax.process_count()} processes, {jax.local_device_count()} devices each")
+    agree = sharded_fit.report(done)
     jax.distributed.shutdown()
     if not agree:
         sys.exit("The fits differ.")
 
 
 def start_them() -> int:
-    """Start the processes, wait for them, and say how they ended."""
+    """Start the processes, of which the first one prints, wait for them, and say how they ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     command = [sys.executable, *sys.orig_argv[1:], "--address", address, "--process"]
-    running = [subprocess.Popen([*command, str(process)]) for process in range(PROCESSES)]
+    outputs = [None] + [subprocess.DEVNULL] * (PROCESSES - 1)
+    running = [subprocess.Popen([*command, str(process)], stdout=to) for process, to in enumerate(outputs)]
     try:
         return max(abs(process.wait(timeout=300)) for process in running)
     finally:

@@ -94,7 +94,8 @@ def fits(devices: Sequence[Any]) -> list[tuple[str, Net, jax.Array]]:
         # Automatic axes: what the devices tell each other is left to the compiler.
         mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=own)
         fitted, losses = fit(put(net, specs, mesh), *put((x, y), (P("data"), P("data")), mesh))
-        done.append((name, fitted, losses))
+        # What the devices print while they connect would stand between the lines of the report.
+        done.append((name, *jax.block_until_ready((fitted, losses))))
     return done
 
 
