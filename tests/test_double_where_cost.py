@@ -1,9 +1,11 @@
 """What `double_where` adds to a gradient's program, in figures without noise; and that what makes it cheap is exact."""
 
+import gc
 import pathlib
 import re
 import subprocess
 import sys
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 
 import partgrad as pg
+from partgrad._double_where import enter
+from partgrad._programs import Recent
 
 ORDERS = {
     "forward over reverse": lambda f: jax.jacfwd(jax.jacrev(f)),
@@ -243,3 +247,21 @@ def test_what_rounds_beside_a_call_is_not_compiled_with_it():
     for function in (lambda x: jnp.sum(part(x) * x + x), lambda x: jnp.sum(part(part(x)))):
         x = jnp.linspace(-1.0, 3.0, 50)
         assert jax.value_and_grad(pg.double_where(function))(x)[0] == function(x)
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_what_is_compiled_lasts_as_long_as_the_cache(is_cached, monkeypatch):
+    """JAX keeps a compiled program as long as its function, so nothing that the program holds may hold the function."""
+    monkeypatch.setattr(enter, "_programs", Recent(1))
+
+    def gradient(size):
+        function = pg.double_where(jax.jit(lambda x: jnp.sum(jnp.where(x > 0, jnp.log(x), x))))
+        np.testing.assert_array_equal(jax.grad(function)(jnp.ones(size)), jnp.ones(size))
+        _, compiled = next(iter(enter._programs.values()))
+        return weakref.ref(compiled.__wrapped__)
+
+    found = gradient(2)
+    if not is_cached:
+        gradient(3)
+    gc.collect()
+    assert (found() is not None) == is_cached

@@ -1,6 +1,6 @@
 """From a traced function to a program: the same for all that are equal."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -29,8 +29,11 @@ from .linear import without_dead_code
 from .program import Program, closed
 from .unwrapped import without_double_where
 
+# How to run a program, and how to run it compiled. The second is not kept in the program: what JAX compiles holds the
+# program, and lasts as long as the function that is compiled.
+_Runs = tuple[Callable[[Operands], Operands], Callable[..., Operands]]
 # Programs of equal structure share their derivatives.
-_programs: Recent[Program] = Recent(256)
+_programs: Recent[_Runs] = Recent(256)
 _BIG = 4096
 # What may stand beside a call under `jit`: compiled with it, the values are the same to the last bit.
 _EXACT = {*MOVED, *named("neg copy copy_p stop_gradient")}
@@ -46,16 +49,16 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
     is_live, keyed = holds_tracers(inner), keyed_jaxpr(inner, exact=True)
     is_jitted = keyed is not None and _is_jitted(plain)
-    own: dict[Hashable, Program] = {}
+    own: dict[Hashable, _Runs] = {}
 
-    def program_of(consts: Operands) -> Program:
+    def runs_of(consts: Operands) -> _Runs:
         # Masks that were captured once may change.
         numbers = [*map(captured, consts), *[None] * (len(inner.invars) - len(consts))]
         key = tuple(None if known is None else (known.shape, known.dtype, known.tobytes()) for known in numbers)
         if key not in own:
             place = None if keyed is None else (keyed, key)
             own.clear()
-            own[key] = _programs.of(place, lambda: Program(lambda: closed(inner), numbers))
+            own[key] = _programs.of(place, lambda: _runs(Program(lambda: closed(inner), numbers)))
         return own[key]
 
     def along(consts: Operands, operands: Operands, again: Again) -> Operands:
@@ -66,10 +69,14 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
             return evaluate(inner, [], [*consts, *operands])
         if is_live:
             return Program(lambda: closed(inner), again=(again, len(consts))).run(given)
-        program = program_of(consts)
-        return program.compiled(*given) if is_jitted and not is_staging() else program.run(given)
+        run, compiled = runs_of(consts)
+        return compiled(*given) if is_jitted and not is_staging() else run(given)
 
     return along
+
+
+def _runs(program: Program) -> _Runs:
+    return program.run, jax.jit(lambda *operands: program.run(operands))
 
 
 def _is_jitted(jaxpr: Jaxpr) -> bool:

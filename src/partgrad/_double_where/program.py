@@ -109,11 +109,6 @@ class Program:
             return evaluate(*jaxpr_and_consts(shown), given)
         return call_p.bind(*given, program=self, hints=len(hints), jaxpr=shown)
 
-    @functools.cached_property
-    def compiled(self) -> Callable[..., Operands]:
-        """The same as one compiled call."""
-        return jax.jit(lambda *operands: self.run(operands))
-
     def changed(self, run: Callable[..., Operands], operands: Operands) -> "Program":
         """The same function of operands like the given ones, with its jaxpr run in another way."""
         jaxpr, consts = self._traced
