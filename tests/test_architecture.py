@@ -95,3 +95,13 @@ def test_one_file_knows_jax_inside():
         or (isinstance(node, ast.Attribute) and node.attr == "_src")
     }
     assert named == {"_compat"}
+
+
+def test_commands_for_contributors_name_what_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text() + (ROOT / ".ci" / "quick").read_text()
+    paths = set(re.findall(r"(?<![\w/.-])(?:tests|benchmarks|examples|docs|src|\.ci)/[\w./]*\w", text))
+    generated = {"docs/_build", "docs/_build/index.html"}
+    assert paths - generated
+    assert [path for path in paths - generated if not (ROOT / path).exists()] == []
+    # What `.ci/quick` runs is not empty.
+    assert [path for path in (ROOT / "tests").glob("test_*.py") if "pytest.mark.core" in path.read_text()]

@@ -18,6 +18,8 @@ import partgrad as pg
 from models import RBF, Config, Kernel, Periodic, Sum, composite, loss
 from partgrad import NonDiff, Static
 
+pytestmark = pytest.mark.core
+
 T = TypeVar("T")
 
 

@@ -21,6 +21,8 @@ from partgrad import NonDiff, errors
 from tables import table
 from test_laws import mixed
 
+pytestmark = pytest.mark.core
+
 TREE = {"k": RBF(1.0, NonDiff(2.0)), "lin": Linear(jnp.ones(2), 3.0), "n": 4}
 
 

@@ -47,7 +47,8 @@ def test_what_they_return_has_the_attributes_of_jaxs():
     for ours, jaxs in [(pg.vjp, jax.vjp), (pg.linearize, jax.linearize)]:
         got, want = ours(jnp.sin, 1.0)[1], jaxs(jnp.sin, 1.0)[1]
         for name in (name for name in dir(want) if not name.startswith("_")):
-            assert type(getattr(got, name)) is type(getattr(want, name))
+            kind = type(got) if name == "with_logs" else type(getattr(want, name))
+            assert type(getattr(got, name)) is kind
         with pytest.raises(AttributeError):
             _ = got._nothing
 
@@ -169,3 +170,67 @@ def test_what_transforms_return_says_what_it_is():
 def test_linear_maps_leave_jit(linear):
     result = jax.jit(linear)(0.5)(1.0)
     np.testing.assert_allclose(jax.tree.leaves(result), [np.cos(0.5)], rtol=1e-5)
+
+
+# --- references ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrt", [None, "a", lambda t: (t["b"], t["a"]), {"x": "a", "y": "b"}], ids=["all", "a", "pair", "dict"]
+)
+def test_gradients_are_added_to_references(wrt):
+    tree = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0), "n": 4}
+    loss = lambda t, x: jnp.sum(t["a"] ** 2) * t["b"] * x
+    gradient = pg.grad(loss, wrt=wrt)(tree, 2.0)
+
+    @jax.jit
+    def accumulated(tree, xs):
+        refs = jax.tree.map(lambda leaf: jax.new_ref(jnp.ones_like(leaf)), gradient)
+        for x in xs:
+            value, pull = pg.vjp(lambda t, x=x: loss(t, x), tree, wrt=wrt)
+            pull.with_refs(refs)(jnp.ones_like(value))
+        return jax.tree.map(jax.freeze, refs)
+
+    found = accumulated(tree, (1.0, 1.0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1 + b), found, gradient)
+
+
+def test_references_in_a_scan_of_microbatches():
+    params = {"w": jnp.arange(4.0).reshape(2, 2), "lora": jnp.ones((2, 2))}
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + x @ p["lora"]) ** 2)
+    xs = jnp.linspace(-1.0, 1.0, 6).reshape(3, 2)
+
+    def body(refs, x):
+        value, pull = pg.vjp(loss, params, x, wrt="lora")
+        pull.with_refs(refs)(jnp.ones_like(value))
+        return refs, None
+
+    @jax.jit
+    def accumulated():
+        ref = jax.new_ref(jnp.zeros((2, 2)))
+        jax.lax.scan(lambda _, x: ((), body(ref, x)[1]), (), xs)
+        return jax.freeze(ref)
+
+    np.testing.assert_allclose(accumulated(), sum(pg.grad(loss, wrt="lora")(params, x) for x in xs), rtol=1e-5)
+
+
+def test_references_of_the_wrong_structure_are_refused():
+    _, pull = pg.vjp(lambda t: t["a"] * t["b"], {"a": 1.0, "b": 2.0})
+    refused(lambda: pull.with_refs({"a": jax.new_ref(0.0)}), ValueError, "The reference of argument 0")
+    refused(lambda: pull.with_refs(), TypeError, "a tuple of 1 references")
+
+
+@pytest.mark.skipif(not hasattr(jax, "ad") or not hasattr(jax.ad, "DontWant"), reason="JAX 0.12 has it")
+def test_a_gradient_that_is_not_wanted():
+    value, pull = pg.vjp(lambda t: t["a"] * t["b"], {"a": 1.0, "b": 2.0}, wrt={"x": "a", "y": "b"})
+    ref = jax.new_ref(jnp.array(0.0))
+    pull.with_refs({"x": ref, "y": jax.ad.DontWant()})(jnp.ones_like(value))
+    assert ref[...] == 2.0
+
+
+@pytest.mark.skipif(not hasattr(jax.vjp(jnp.sin, 1.0)[1], "with_logs"), reason="JAX 0.12 has it")
+def test_logs_of_a_backward_pass():
+    _, pull = pg.vjp(lambda t: t["a"] * t["b"], {"a": 1.0, "b": 2.0}, wrt={"x": "a", "y": "b"})
+    (gradient,), logs = pull.with_logs(1.0)
+    assert gradient == {"x": 2.0, "y": 1.0}
+    assert logs == jax.vjp(jnp.sin, 1.0)[1].with_logs(1.0)[1]

@@ -14,6 +14,8 @@ import partgrad as pg
 from models import Linear, Point
 from partgrad import NonDiff
 
+pytestmark = pytest.mark.core
+
 ARRAY = jnp.array([1.0, 2.0, 3.0])
 
 

@@ -186,14 +186,16 @@ def test_tangents_of_the_wrong_structure():
         ([1.0], "at the tree itself.\n  Expected dict, got list"),
     ]:
         for call in (lambda t=tangent: pg.jvp(g, (tree,), (t,)), lambda t=tangent: pg.linearize(g, tree)[1](t)):
-            refused(call, ValueError, "The tangent of primal 0 has a different structure", words)
-    refused(lambda: pg.hvp(g, wrt="a")(tree, {"a": 1.0}), ValueError, "The vector of `hvp` has a different structure")
+            refused(call, ValueError, "The tangent of argument 0 has a different structure", words)
+    refused(
+        lambda: pg.hvp(g, wrt="a")(tree, {"a": 1.0}), ValueError, "The vector of argument 0 has a different structure"
+    )
     refused(
         lambda: pg.jvp(g, (tree,), (1.0, 2.0), wrt="a"),
         TypeError,
-        "Expected 1 tangents, one for each selected primal, got 2",
+        "Expected a tuple of 1 tangents, one for each selected argument, got 2",
     )
-    refused(lambda: pg.jvp(g, (tree,), 1.0, wrt="a"), TypeError, "Expected 1 tangents", "got float")
+    refused(lambda: pg.jvp(g, (tree,), 1.0, wrt="a"), TypeError, "Expected a tuple of 1 tangents", "got float")
     refused(lambda: pg.vjp(g, tree, wrt=("a", "b")), TypeError, "2 selectors for 1 arguments")
     refused(lambda: pg.vjp(g, {"n": 1}), TypeError, "nothing to differentiate in argument 0")
     refused(lambda: pg.jvp(3, (tree,), (1.0,)), TypeError, "`partgrad.jvp` got int 3, which cannot be called")

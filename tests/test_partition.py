@@ -10,6 +10,8 @@ import partgrad as pg
 from models import RBF, Flax, Linear, Periodic, Product, Sum, composite, loss, trees_equal
 from partgrad import NonDiff, errors
 
+pytestmark = pytest.mark.core
+
 
 def test_parts_have_the_trees_node_types_and_marks_and_the_gradients_structure():
     tree = {"k": composite(), "n": 3, "name": "x", "f": len, "h": NonDiff(1.0), "none": None}

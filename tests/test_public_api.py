@@ -1,5 +1,6 @@
 """What importing the package gives and costs."""
 
+import inspect
 import pathlib
 import re
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import pytest
 
 import partgrad as pg
+
+pytestmark = pytest.mark.core
 
 
 def test_public_names():
@@ -29,6 +32,27 @@ def test_public_names():
         assert not [name for name in dir(module) if name.startswith("_")]
     with pytest.raises(AttributeError, match="module 'partgrad' has no attribute 'gard'"):
         _ = pg.gard
+
+
+TRANSFORMS = ("grad", "value_and_grad", "jacfwd", "jacrev", "hessian", "hvp", "jvp", "vjp", "linearize")
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_help_on_a_transform_reads_alone(name):
+    transform = getattr(pg, name)
+    text = inspect.getdoc(transform)
+    for parameter in inspect.signature(transform).parameters.values():
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        assert re.search(rf"^    {re.escape(stars)}{parameter.name}: \S", text, re.M), parameter.name
+    assert not re.search(r"As (in|for|of) `(?!jax)", text)
+    assert "a callable on the argument" in " ".join(text.split())
+    headings = ["Args", "Returns", "Raises", "Example", "See [Aa]lso"]
+    found = [re.search(rf"^{heading}:$", text, re.M) for heading in headings]
+    assert all(found)
+    assert [match.start() for match in found] == sorted(match.start() for match in found)
+    for error in ("SelectionError", "ArgumentError", "HeldError"):
+        assert f"    {error}: " in text
+    assert all(len(line) <= 120 for line in text.splitlines())
 
 
 def test_type_checkers_see_the_same_names():

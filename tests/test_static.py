@@ -17,6 +17,8 @@ import partgrad as pg
 from models import RBF
 from partgrad import NonDiff, Static, errors
 
+pytestmark = pytest.mark.core
+
 
 class Colour(enum.Enum):
     RED = 1

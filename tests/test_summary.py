@@ -13,6 +13,8 @@ import partgrad as pg
 from models import RBF, Config, Flax, Linear, Periodic, Point, composite
 from partgrad import summary
 
+pytestmark = pytest.mark.core
+
 
 def statuses(tree, wrt=None):
     return {row.path: row.status for row in summary(tree, wrt).rows}

@@ -16,6 +16,8 @@ import partgrad as pg
 from models import RBF, Flax, Kernel, Linear, Periodic, Point, Sum, composite, loss
 from partgrad import NonDiff, Static, errors
 
+pytestmark = pytest.mark.core
+
 
 def same(one, other):
     """Equal in structure, values, dtypes and weak types."""

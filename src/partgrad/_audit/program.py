@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from .._programs import Recorded
+from .._transforms import Call
 from .._trees import is_differentiable
 
 
@@ -25,11 +26,8 @@ def recorded(
 
 def _name(function: Any, path: Any) -> str:
     """The path of a leaf, with the name of its argument."""
-    targets = getattr(function, "_targets", None)
-    if targets is not None:
-        # A function of the list of selected leaves, as partgrad's own transforms differentiate.
-        paths = [target.skeleton.path(i) for target in targets for i in target.plan.indices]
-        return paths[path[-1].idx]
+    if isinstance(function, Call):
+        return function.paths[path[-1].idx]
     parameters = _parameters(function)
     argument, rest = path[1], path[2:]
     number = getattr(argument, "idx", None)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .._selection import Target
-from .._transforms import Arguments, OfSelected, refuse_empty
+from .._transforms import Arguments, Call
 from .._trees import describe, flatten, refuse_uncallable
 from ..errors import ArgumentError
 from .examine import Options, examine, is_rounding_products, refuse_tracers
@@ -110,7 +110,7 @@ def check(
     def checked(*args: Any, **kwargs: Any) -> GradientReport:
         refuse_tracers(f, flatten((args, kwargs))[0])
         targets = arguments.targets(args, kwargs)
-        refuse_empty(targets)
+        Call(f, args, kwargs, targets).refuse_empty()
         with shown, _undisturbed():
             report = examine(f, args, kwargs, targets, options, shown)
             if search is False:
@@ -125,7 +125,7 @@ def check(
                     place[target.position] = target.tree
                 return examine(f, tuple(there), named, moved, options, shown)
 
-            of_selected = OfSelected(f, args, kwargs, targets)
+            of_selected = Call(f, args, kwargs, targets)
             seconds = math.inf if search is True else float(search)
             return with_nearby(report, of_selected, targets, has_aux, bounds, seed, seconds, at_others, shown.tick)
 

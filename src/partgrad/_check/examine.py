@@ -13,7 +13,7 @@ from .._display import status_of, tie_in_words, tied_paths
 from .._marks import Layout
 from .._programs import FOREIGN, Operands, raised_at
 from .._selection import Target
-from .._transforms import OfSelected, selected
+from .._transforms import Call
 from .._trees import describe, paths
 from ..errors import ArgumentError
 from .compare import Comparison, compared_eagerly
@@ -63,10 +63,10 @@ def examine(
     progress: Progress,
 ) -> GradientReport:
     """Check a call of a function, and report."""
-    of_selected = OfSelected(_with_new_arguments(f), args, kwargs, targets)
+    of_selected = Call(_with_new_arguments(f), args, kwargs, targets)
     differentiated = lambda output: differentiable(output[0] if options.has_aux else output)
     outputs = lambda leaves: differentiated(of_selected(list(leaves)))
-    leaves = list(map(jnp.asarray, selected(targets)))
+    leaves = list(map(jnp.asarray, of_selected.selected))
     progress.expect(_STEPS)
     plain, again = outputs(leaves), outputs(leaves)
     refuse_tracers(f, plain)

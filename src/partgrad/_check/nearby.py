@@ -16,7 +16,7 @@ from .._message import at
 from .._programs import quick_jit
 from .._search import Reached, Searched, search as points_near
 from .._selection import Target
-from .._transforms import OfSelected
+from .._transforms import Call
 from ..errors import ArgumentError
 from .finding import Finding
 from .report import GradientReport
@@ -32,7 +32,7 @@ Check = Callable[[list[Target]], GradientReport]
 
 def with_nearby(
     report: GradientReport,
-    of_selected: OfSelected,
+    of_selected: Call,
     targets: list[Target],
     has_aux: bool,
     bounds: Any,

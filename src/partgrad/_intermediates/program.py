@@ -1,10 +1,21 @@
 """The program of one call of a function, and the function again with something done to its named values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._programs import Operands, Site, TracedCall, traced_call
-from .sites import Change, Named, Wanted, by_name, refuse_undifferentiable, refuse_unknown, sites_in, wanted_in
+from .sites import (
+    AnyOf,
+    Change,
+    Named,
+    Wanted,
+    by_name,
+    refuse_overlap,
+    refuse_undifferentiable,
+    refuse_unknown,
+    sites_in,
+    wanted_in,
+)
 
 
 class Program:
@@ -26,36 +37,50 @@ class Program:
         refuse_unknown(self._call.jaxpr, wanted, sites)
         return wanted, sites
 
-    def visited(self, wanted: Wanted, change: Change, own: Operands) -> tuple[Any, Operands]:
+    def all_sites(self, wanted: AnyOf) -> list[Site]:
+        """The values that are meant by one of several names or globs."""
+        return sites_in(self._call.jaxpr, wanted)
+
+    def visited(self, wanted: Wanted | AnyOf, change: Change, own: Operands) -> tuple[Any, Operands]:
         """What the call returns if each named value is changed, and the values."""
         outputs, found = Named(wanted, change).run(self._call.jaxpr, self._call.consts, self._call.operands, own)
         return self._call.result(outputs), found
 
 
 class Shifted:
-    """A call as a function of what is added to its named values, so that its derivative is that with respect to them.
+    """A function of what is added to its named values too, so that its derivative is that with respect to them.
 
     Args:
         f: The function.
-        name: The name, or a glob.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
+        names: The names, or globs, by the keys of the gradient.
+        args: The positional arguments of a call.
+        kwargs: Its keyword arguments.
 
     Attributes:
-        zeros: What changes nothing when it is added, in the shape of the gradient.
+        zeros: What changes nothing when it is added: for each key in the shape of its part of the gradient.
     """
 
-    def __init__(self, f: Callable[..., Any], name: str, args: Any, kwargs: Any):
-        self._program = Program(f, args, kwargs)
-        self._wanted, self._sites = self._program.sites(name)
-        refuse_undifferentiable(self._sites)
+    def __init__(self, f: Callable[..., Any], names: Mapping[Any, str], args: Any, kwargs: Any):
+        self._f, self._args, self._kwargs, self._program = f, args, kwargs, Program(f, args, kwargs)
+        found = {key: self._program.sites(name) for key, name in names.items()}
+        for _, sites in found.values():
+            refuse_undifferentiable(sites)
+        refuse_overlap([(names[key], sites) for key, (_, sites) in found.items()])
+        self._found = found
         # Negative zeros: what they are added to stays what it is, even if that is a zero of either sign.
-        self.zeros = by_name(self._wanted, self._sites, [site.full(-0.0) for site in self._sites])
+        self.zeros = {
+            key: by_name(wanted, sites, [site.full(-0.0) for site in sites]) for key, (wanted, sites) in found.items()
+        }
 
-    def __call__(self, shifts: Any) -> Any:
-        """What the call returns if these are added."""
-        own = _in_order(self._wanted, self._sites, shifts)
-        return self._program.visited(self._wanted, lambda name, value, shift: value + shift, own)[0]
+    def __call__(self, shifts: Mapping[Any, Any], args: Any, kwargs: Any) -> Any:
+        """What the function returns if these are added."""
+        is_same = args is self._args and kwargs is self._kwargs
+        program = self._program if is_same else Program(self._f, args, kwargs)
+        wanted = AnyOf(tuple(own for own, _ in self._found.values()))
+        in_order = {key: iter(_in_order(*own, shifts[key])) for key, own in self._found.items()}
+        key_of = lambda name: next(key for key, (own, _) in self._found.items() if own.matches(name))
+        own = [next(in_order[key_of(site.name)]) for site in program.all_sites(wanted)]
+        return program.visited(wanted, lambda name, value, shift: value + shift, own)[0]
 
 
 def _in_order(wanted: Wanted, sites: list[Site], named: Any) -> Operands:

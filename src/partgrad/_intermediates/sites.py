@@ -4,7 +4,7 @@
 """
 
 import fnmatch
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -53,6 +53,16 @@ class Wanted(NamedTuple):
         return fnmatch.fnmatchcase(name, self.text) if self.is_glob else name == self.text
 
 
+class AnyOf(NamedTuple):
+    """The values that one of several names or globs means."""
+
+    several: tuple[Wanted, ...]
+
+    def matches(self, name: str) -> bool:
+        """Whether a name is one of them."""
+        return any(wanted.matches(name) for wanted in self.several)
+
+
 ALL = Wanted("*", True)
 
 
@@ -68,7 +78,7 @@ def name_given(equation: JaxprEqn) -> str:
     return "" if name.startswith(_OWN) else name
 
 
-def _names(equation: JaxprEqn, wanted: Wanted) -> bool:
+def _names(equation: JaxprEqn, wanted: Wanted | AnyOf) -> bool:
     """Whether an equation names a value, and the name is meant."""
     name = name_given(equation)
     return bool(name) and wanted.matches(name)
@@ -82,7 +92,7 @@ class Named(Visitor):
         change: What to do.
     """
 
-    def __init__(self, wanted: Wanted, change: Change = lambda name, value, own: value):
+    def __init__(self, wanted: Wanted | AnyOf, change: Change = lambda name, value, own: value):
         self._wanted, self._change = wanted, change
 
     def site_of(self, equation: JaxprEqn) -> Site | None:
@@ -104,7 +114,7 @@ class Named(Visitor):
         return double_where if is_double_where(equation) else None
 
 
-def sites_in(jaxpr: Jaxpr, wanted: Wanted) -> list[Site]:
+def sites_in(jaxpr: Jaxpr, wanted: Wanted | AnyOf) -> list[Site]:
     """The values of a jaxpr whose names match, at any depth."""
     return Named(wanted).sites_in(jaxpr)
 
@@ -155,6 +165,20 @@ def _names_in(jaxpr: Jaxpr) -> Iterator[str]:
             yield name_of(equation)
         for inner in inner_jaxprs(equation):
             yield from _names_in(inner)
+
+
+def refuse_overlap(found: Iterable[tuple[str, list[Site]]]) -> None:
+    """Raise if two names or globs mean the same value."""
+    owners: dict[str, str] = {}
+    for text, sites in found:
+        for name in {site.name for site in sites}:
+            if name in owners:
+                raise SelectionError(
+                    f"Two entries of `wrt` select the value `{name}`: {owners[name]!r} and {text!r}.",
+                    "Expected every value in one entry: its gradient has one place to go.",
+                    fix="write globs that have no name in common.",
+                )
+            owners[name] = text
 
 
 def refuse_undifferentiable(sites: list[Site]) -> None:

@@ -18,7 +18,6 @@ from .nondiff import NonDiff as NonDiff
 from .opening import (
     Inside as Inside,
     alike as alike,
-    at_level as at_level,
     close as close,
     closed as closed,
     is_open as is_open,

@@ -2,7 +2,8 @@
 
 Inside a function that a transform differentiates, a named mark is still there, but the derivative passes it: the mark
 is *open*. Openness is part of the structure, so a function traced for a held model is traced again for an open one.
-Each call opens marks at its own level, and closes that level and those above when the function has returned.
+Each call opens marks at its own level, one above that of the calls around it, and closes that level and those above
+when the function has returned.
 """
 
 import threading
@@ -38,13 +39,9 @@ class Inside:
         _running.level = self._outer
 
 
-def next_level(treedefs: Iterable[Any]) -> int:
-    """A level for a call with arguments of these treedefs, above every level that is open around it.
-
-    The running calls alone do not tell: the backward rule of a `custom_vjp` runs after its function has returned, with
-    the open model in its residuals.
-    """
-    return 1 + max(getattr(_running, "level", 0), *map(_highest_level, treedefs))
+def next_level() -> int:
+    """A level for a call, above that of every call that is running."""
+    return 1 + getattr(_running, "level", 0)
 
 
 def close(tree: Any, level: int = 0) -> Any:
@@ -64,7 +61,7 @@ def closed(treedef: Any, level: int = 0) -> Any:
 
 def is_open(treedef: Any) -> bool:
     """Whether a mark in a treedef is open."""
-    return _highest_level(treedef) > 0
+    return closed(treedef) is not treedef
 
 
 def alike(first: Any, second: Any) -> bool:
@@ -125,34 +122,10 @@ def without_marks(treedef: Any, declared: bool = False) -> Any:
     return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), children)
 
 
-def at_level(treedef: Any, level: int) -> Any:
-    """A treedef whose marks at level 0 are open at another level instead."""
-    return _map_covers(
-        treedef,
-        lambda cover, *_: Cover(cover.held, ((path, own or level) for path, own in cover.open)),
-        lambda kind, _: open_class(kind, level) if level_of(kind) == 0 else kind,
-    )
-
-
 def united(first: Any, second: Any) -> Any:
     """A treedef whose marks are open where those of either of two are; they are otherwise alike."""
     others = _covers(second)
     return _map_covers(first, lambda cover, *mark: Cover(cover.held, cover.open | others[mark].open))
-
-
-def _highest_level(treedef: Any) -> int:
-    levels = [0]
-
-    def see(cover: Cover, *_: Any) -> Cover:
-        levels.extend(level for _, level in cover.open)
-        return cover
-
-    def see_class(kind: type, _: tuple[int, ...]) -> type:
-        levels.append(level_of(kind) or 0)
-        return kind
-
-    _map_covers(treedef, see, see_class)
-    return max(levels)
 
 
 def _covers(treedef: Any) -> dict[Any, Cover]:

@@ -17,4 +17,5 @@ from .plan import Plan as Plan
 from .public import each as each, exclude as exclude, matching as matching, of_type as of_type, path as path
 from .ravel import ravel as ravel
 from .selectors import Selection as Selection, Selector as Selector, as_selection as as_selection
-from .target import Form as Form, Target as Target, values_like as values_like
+from .skeletons import keep as keep
+from .target import Form as Form, Target as Target

@@ -59,7 +59,8 @@ def match_of(function: Callable[[Any], Any], skeleton: Skeleton, *, everywhere: 
     try:
         return _asked(function, skeleton, everywhere)
     finally:
-        refuse_changes(containers)
+        if containers:
+            refuse_changes(containers)
 
 
 def _asked(function: Callable[[Any], Any], skeleton: Skeleton, everywhere: bool) -> Match:

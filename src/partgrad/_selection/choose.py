@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from .._marks import Place, remarked, with_open_marks
+from .._marks import Place, remarked
 from .._message import at, listed
 from .._trees import Elements, describe, is_differentiable, joined, overlap
 from ..errors import NoMatchError, NotDifferentiableError, SelectionError
@@ -61,7 +61,33 @@ def _named(skeleton: Skeleton, place: Place) -> _Named:
 
 def choose(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
     """The plan for a match."""
+    if match.groups:
+        return _choose_groups(skeleton, match)
     return (_choose_described if match.containers is None else _choose_named)(skeleton, match, rules)
+
+
+def _choose_groups(skeleton: Skeleton, match: Match) -> Plan:
+    """The plan of a dict of selectors, each of which has a part of the gradient to itself."""
+    plans = {name: choose(skeleton, own, rules) for name, rules, own in match.groups}
+    owners: dict[int, list[tuple[str, Elements]]] = {}
+    for name, plan in plans.items():
+        for i, elements in zip(plan.indices, plan.elements, strict=True):
+            others = [own for own in owners.setdefault(i, []) if overlap([own[1], elements])]
+            if others:
+                raise SelectionError(
+                    f"Two entries of the dict select {at(skeleton.path(i))}: {others[0][0]!r} and {name!r}.",
+                    "Expected every leaf in at most one entry: its gradient has one place to go.",
+                    fix="take it out of one of them, as in partgrad.path('layers') - 'layers[1]'.",
+                )
+            owners[i].append((name, elements))
+    return _plan(
+        skeleton,
+        match,
+        [skeleton.layout.leaves[i] for plan in plans.values() for i in plan.indices],
+        [elements for plan in plans.values() for elements in plan.elements],
+        range(len(skeleton.leaves)),
+        groups=plans,
+    )
 
 
 def _choose_named(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
@@ -115,6 +141,7 @@ def _plan(
     elements: Sequence[Elements],
     considered: Iterable[int],
     part: Part | None = None,
+    groups: dict[str, Plan] | None = None,
 ) -> Plan:
     is_thawing = skeleton.purpose != "marks"
     thaw = [leaf.start for leaf in leaves if is_thawing and leaf.mark >= 0]
@@ -124,12 +151,14 @@ def _plan(
     indices = [leaf.start for leaf in leaves]
     watched = thaw
     if skeleton.purpose == "differentiate" and match.named:
-        named = {leaf.start for pick in match.named for leaf in _named(skeleton, place_of(pick)).leaves}
-        watched = [leaf.start for leaf in leaves if leaf.start in named and (leaf.mark >= 0 or leaf.is_released)]
-    plan = Plan(skeleton.leaves, indices, elements, considered, part, nodes, thaw, watched)
+        named = leaves
+        if match.containers is None:
+            opened = {leaf.start for pick in match.named for leaf in _named(skeleton, place_of(pick)).leaves}
+            named = [leaf for leaf in leaves if leaf.start in opened]
+        watched = [leaf.start for leaf in named if leaf.mark >= 0 or leaf.is_released]
+    plan = Plan(skeleton.leaves, indices, elements, considered, part, nodes, thaw, watched, groups)
     if thaw:
         plan.thawed = remarked(skeleton.tree, thaw, False)
-        plan.open_treedefs[0] = with_open_marks(jax.tree.structure(skeleton.tree), skeleton.layout, thaw, 0)
     return plan
 
 

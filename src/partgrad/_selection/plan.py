@@ -3,7 +3,8 @@
 A plan is made for a skeleton, holds no leaves, and is kept with it for other trees of the same treedef.
 """
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,11 +48,13 @@ class Match(NamedTuple):
         places: The nodes, leaves and elements that it is about.
         containers: For a named part, the structure of the containers around these places; None if leaves are described.
         names: Where leaves are described: those places that are named nevertheless, so that marks give way.
+        groups: Of a dict of selectors, what each says: its key, its rules, and its match.
     """
 
     places: "tuple[Place | Pick, ...]"
     containers: Any = None
     names: "tuple[Place | Pick, ...]" = ()
+    groups: "tuple[tuple[str, Any, Match], ...]" = ()
 
     @property
     def named(self) -> "tuple[Place | Pick, ...]":
@@ -90,9 +93,11 @@ class Plan:
         watched: The numbers of the named leaves whose class declares a mark: those of `thaw`, and those without it.
         others: The leaves that the selector concerns (the considered ones) but that have no derivative.
         part: The shape of the named part; None if leaves are described.
+        groups: Of a dict of selectors, the plan of each by its key; their leaves follow each other in this one.
         nodes: The nodes that the selector names or matches.
         thawed: The treedef of the tree with the marks of these leaves off; None if there are none.
-        open_treedefs: The same with these marks open, by level.
+        opened: The treedef of the tree with these marks open, by the level of the call, as far as it was asked for.
+        asked: The functions that were searched for silent zeros of the watched leaves, by identity and flags.
     """
 
     def __init__(
@@ -105,16 +110,19 @@ class Plan:
         nodes: tuple[Place, ...] = (),
         thaw: Sequence[int] = (),
         watched: Sequence[int] = (),
+        groups: "dict[str, Plan] | None" = None,
     ):
         self.indices = tuple(indices)
         self.elements = (None,) * len(self.indices) if elements is None else tuple(elements)
-        self.is_whole = all(own is None for own in self.elements)
+        self.is_whole = elements is None or all(own is None for own in self.elements)
         self.part = part
+        self.groups = groups
         self.nodes = nodes
         self.thaw = tuple(thaw)
         self.watched = tuple(watched)
         self.thawed: Any = None
-        self.open_treedefs: dict[int, Any] = {}
+        self.opened: dict[int, Any] = {}
+        self.asked: dict[Hashable, weakref.ref[Any]] = {}
         self._considered = tuple(considered)
         self._differentiable = [is_differentiable(leaves[i]) for i in self._considered]
         pairs = zip(self._considered, self._differentiable, strict=True)

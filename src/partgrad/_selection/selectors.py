@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed
@@ -388,6 +389,29 @@ class Matching(Selection):
         return Match(chosen)
 
 
+class Groups(Selection):
+    """A dict of selectors: the gradient is a dict of their gradients."""
+
+    def __init__(self, selections: dict[str, Selection]):
+        # In the order in which JAX takes a dict apart.
+        self._selections = tuple(sorted(selections.items()))
+        self.is_fixed = all(own.is_fixed for own in selections.values())
+        self.words = f"{{{', '.join(f'{name!r}: {own.words}' for name, own in self._selections)}}}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Groups) and self._selections == other._selections
+
+    def __hash__(self) -> int:
+        return hash(self._selections)
+
+    def match(self, skeleton: Skeleton) -> Match:
+        """What all of them say together, and each alone."""
+        groups = tuple((name, own.rules, own.match(skeleton)) for name, own in self._selections)
+        matches = [match for _, _, match in groups]
+        places = tuple(place for match in matches for place in match.places)
+        return Match(places, None, tuple(place for match in matches for place in match.named), groups)
+
+
 _EVERYTHING = _Everything()
 
 
@@ -405,13 +429,16 @@ def as_selection(wrt: Any) -> Selection:
         raise SelectorTypeError(
             f"{wrt!r} is a value inside a function.",
             "Expected leaves of a tree, which a value inside a function is not.",
-            fix="give it alone as `wrt` of a transform, partgrad.grad(f, wrt=...); partgrad.capture_intermediates(f) "
-            "reads such values and partgrad.intervene(f, ...) replaces them.",
+            fix="give it as `wrt` of a transform, partgrad.grad(f, wrt=...), alone or in a dict with selectors of the "
+            "first argument; partgrad.capture_intermediates(f) reads such values and partgrad.intervene(f, ...) "
+            "replaces them.",
         )
     # A function is no tree, and is asked on every call.
     bools = [] if isinstance(wrt, types.FunctionType) else bools_in(wrt)
     if bools and all(bools):
         return _Mask(wrt)
+    if type(wrt) is dict and wrt and not any(isinstance(own, bool | np.bool_) for own in wrt.values()):
+        return Groups({name: as_selection(own) for name, own in wrt.items()})
     if callable(wrt) and not any(bools):
         return CallableSelection(wrt)
     raise not_a_selector(wrt)

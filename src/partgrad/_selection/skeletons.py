@@ -81,7 +81,9 @@ class Skeleton:
         data = list({id(own): own for own in data_of(treedef)}.values())
         try:
             self.layout = Layout(self._build(tree, treedef), treedef)
-            self.holds_arrays = self.holds_arrays or reaches_array(data)
+            # The usual marks hold nothing.
+            kept = [own for own in data if type(own) is not Marks or own.static]
+            self.holds_arrays = self.holds_arrays or (bool(kept) and reaches_array(kept))
         except Exception as error:
             # A class that loses its leaves when it is built: callables cannot run, all other selectors work.
             self.layout, self.holds_arrays = Layout(tree, treedef), True

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._marks import alike, at_level, first_difference, refuse_forgotten, without_marks
+from .._marks import alike, first_difference, refuse_forgotten, with_open_marks, without_marks
 from .._message import at
 from .._trees import Elements, flatten, put, reaches_array, take
 from ..errors import PartsError, SelectionError
@@ -17,13 +17,12 @@ from .selectors import Selection
 from .skeletons import Bound, Skeleton, keep, skeleton_of
 
 
-def resolve(selection: Selection, tree: Any, leaves: list[Any], treedef: Any, purpose: Purpose) -> Plan:
-    """The plan of a selection for a tree of these leaves.
+def resolve(selection: Selection, skeleton: Skeleton, tree: Any, leaves: list[Any], purpose: Purpose) -> Plan:
+    """The plan of a selection for a tree of this skeleton and these leaves.
 
     What the selection always says about a skeleton is looked up; a callable runs on every call, and the plan for its
     match is looked up.
     """
-    skeleton = skeleton_of(tree, treedef, exactly=not selection.is_fixed)
     plans = skeleton.plans[purpose]
     found = _kept(plans, selection, leaves) if selection.is_fixed else None
     if found is None:
@@ -62,23 +61,29 @@ class Form:
     """The shape of the gradient of an argument.
 
     Compared by identity, like the programs in what `jax.vjp` returns, beside which it is in one treedef.
+
+    Attributes:
+        plan: What is selected.
+        treedef: The treedef of the argument.
+        thawed: The same without the marks of held places that were named.
+        position: Which argument it is.
     """
 
-    __slots__ = ("plan", "position", "treedef")
+    __slots__ = ("plan", "position", "thawed", "treedef")
 
     def __init__(self, plan: Plan, treedef: Any, position: "int | str"):
         self.plan = plan
         self.treedef = treedef
-        self.position = position
-
-    @property
-    def thawed(self) -> Any:
-        """The treedef of the tree, thawed where a held place was named."""
         # The caller's own if possible: treedefs that compare equal may still differ (1 == True, two equal lists).
-        return self.treedef if self.plan.thawed is None else self.plan.thawed
+        self.thawed = treedef if plan.thawed is None else plan.thawed
+        self.position = position
 
     def shaped(self, values: Iterable[Any]) -> Any:
         """One value per differentiated leaf, in the shape of the gradient."""
+        if self.plan.groups is not None:
+            remaining = iter(values)
+            parts = ((name, Form(own, self.treedef, self.position)) for name, own in self.plan.groups.items())
+            return {name: form.shaped(itertools.islice(remaining, len(form.plan.indices))) for name, form in parts}
         part = self.plan.part
         if part is None:
             everywhere: list[Any] = [None] * self.treedef.num_leaves
@@ -105,14 +110,19 @@ class Form:
 
 
 class Target(Form):
-    """A tree with what is selected of it for a purpose: its leaves, and how to replace their values."""
+    """A tree with what is selected of it for a purpose: its leaves, and how to replace their values.
 
-    __slots__ = ("leaves", "tree")
+    Attributes:
+        skeleton: The skeleton of the tree, on which the selection was resolved.
+    """
+
+    __slots__ = ("leaves", "skeleton", "tree")
 
     def __init__(self, tree: Any, selection: Selection, position: "int | str" = 0, purpose: Purpose = "differentiate"):
         self.tree = tree
         self.leaves, treedef = flatten(tree)
-        super().__init__(resolve(selection, tree, self.leaves, treedef, purpose), treedef, position)
+        self.skeleton = skeleton_of(tree, treedef, exactly=not selection.is_fixed)
+        super().__init__(resolve(selection, self.skeleton, tree, self.leaves, purpose), treedef, position)
 
     @property
     def is_empty(self) -> bool:
@@ -120,15 +130,10 @@ class Target(Form):
         return not self.plan.indices and bool(self.leaves)
 
     @property
-    def skeleton(self) -> Skeleton:
-        """The skeleton of the tree."""
-        return skeleton_of(self.tree, self.treedef)
-
-    @property
     def selected(self) -> list[Any]:
         """The differentiated leaves or elements."""
         if self.plan.is_whole:
-            return [self.leaves[i] for i in self.plan.indices]
+            return list(map(self.leaves.__getitem__, self.plan.indices))
         pairs = zip(self.plan.indices, self.plan.elements, strict=True)
         return [take(self.leaves[i], elements) for i, elements in pairs]
 
@@ -153,11 +158,11 @@ class Target(Form):
 
     def with_opened(self, values: Iterable[Any], level: int) -> Any:
         """The tree with other values in the differentiated leaves; named marks are open at a level."""
-        treedef, by_level = self.treedef, self.plan.open_treedefs
-        if by_level:
-            if level not in by_level:
-                by_level[level] = at_level(by_level[0], level)
-            treedef = by_level[level]
+        treedef, opened = self.treedef, self.plan.opened
+        if self.plan.thaw:
+            if level not in opened:
+                opened[level] = with_open_marks(treedef, self.skeleton.layout, self.plan.thaw, level)
+            treedef = opened[level]
         return treedef.unflatten(self._inserted(values))
 
     def values(self, shaped: Any, what: str) -> list[Any]:

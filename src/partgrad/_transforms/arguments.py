@@ -1,44 +1,24 @@
-"""The differentiated arguments of a call: which they are, what is selected, and how to put it back."""
+"""Which arguments of a function a transform differentiates, and what is selected of each."""
 
 import functools
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any
 
-from .._marks import refuse_forgotten
 from .._message import listed, near_misses
-from .._selection import Form, Intermediate, Selection, Target, as_selection
-from .._trees import parameters_of, refuse_uncallable
-from ..errors import ArgumentError, NotDifferentiableError, PartsError
+from .._selection import Intermediate, Selection, Target, as_selection
+from .._trees import parameters_of
+from ..errors import ArgumentError
+from .call import Call
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None
 Argnames = str | Sequence[str] | None
 Position = int | str
-Unused = Literal["zero", "none", "error"]
-NonFinite = Literal["ignore", "report"]
 
-
-class _Options(TypedDict, total=False):
-    argnums: Argnums
-    argnames: Argnames
-    has_aux: bool
-    holomorphic: bool
-    double_where: bool
-
-
-class JacobianOptions(_Options, total=False):
-    """The options of `jacfwd`, `jacrev` and `hessian`, for type checkers."""
-
-    chunk_size: int | None
-
-
-class GradOptions(_Options, total=False):
-    """The options of `grad` and `value_and_grad`, for type checkers."""
-
-    unused: Unused
-    nonfinite: NonFinite
+# The keyword by which values inside the function arrive; no parameter can have this name.
+_INSIDE = "partgrad.inside"
 
 
 class Arguments:
@@ -49,40 +29,80 @@ class Arguments:
     """
 
     def __init__(self, f: F, wrt: Any, argnums: Argnums, argnames: Argnames, double_where: bool = False):
-        self._f, self._taken = f, taken_paths(f, double_where)
-        self._intermediate = (wrt.name, double_where) if isinstance(wrt, Intermediate) else None
-        if self._intermediate:
-            refuse_arguments(wrt, argnums, argnames)
-            wrt = None
+        self._f, self._double_where, self._argnums = f, double_where, argnums
+        self._taken = f if _is_inside(wrt) else self._along_taken_paths(f)
+        if _is_inside(wrt) and (argnums is not None or argnames is not None):
+            raise _beside_intermediate(wrt, argnums, argnames)
         if argnums is None and argnames is None:
             argnums = 0
-        self._argnums = argnums
-        names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
+        names = (argnames,) if isinstance(argnames, str) else argnames or ()
         numbers = argnums if isinstance(argnums, Sequence) else () if argnums is None else (argnums,)
         try:
-            self._numbers, self._names = tuple(map(operator.index, numbers)), names
+            self._numbers = tuple(map(operator.index, numbers))
         except TypeError:
-            named = isinstance(argnums, str) or (numbers and all(isinstance(number, str) for number in numbers))
+            raise _no_position(argnums, numbers) from None
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
             raise ArgumentError(
-                f"`argnums` is {argnums!r}.",
-                "Expected the position of an argument, or several.",
-                fix=f"write argnames={argnums!r}." if named else "write argnums=0, or argnums=(0, 1).",
-            ) from None
+                f"`argnames` is {argnames!r:.60}.",
+                "Expected the name of an argument, or several.",
+                fix=f"write argnums={argnames!r:.60}." if isinstance(argnames, int) else "write argnames='x'.",
+            )
+        self._names = tuple(names)
         # A single int or string gives a single gradient.
         one = isinstance(argnames, str) if argnums is None else argnames is None and not isinstance(argnums, Sequence)
-        self.several = not one
-        self._selections = self._selections_of(wrt)
-        for name in names:
+        self.is_tuple, self._may_be_empty = not one, False
+        # The values inside the function that are selected, by name; by None if it is one alone.
+        self._inside: dict[str | None, Intermediate] = {}
+        self._selections: tuple[Selection, ...] = ()
+        if isinstance(wrt, Intermediate):
+            self._inside, self._numbers = {None: wrt}, ()
+        else:
+            if _is_inside(wrt):
+                self._inside = {name: own for name, own in wrt.items() if isinstance(own, Intermediate)}
+                wrt = {name: own for name, own in wrt.items() if name not in self._inside}
+                self._numbers = (0,) if wrt else ()
+            if not self._inside or wrt:
+                self._selections = self._selections_of(wrt)
+        for name in self._names:
             self._refuse_unknown(name)
+        # The usual case, which is to be quick.
+        self._is_first = self._numbers == (0,) and not self._names
+
+    @classmethod
+    def of_primals(
+        cls, f: F, primals: Sequence[Any], wrt: Any, argnums: Argnums, argnames: Argnames, double_where: bool
+    ) -> "Arguments":
+        """The arguments of a transform that takes primals: all of them by default, and one selector is for the first.
+
+        Its results are tuples.
+        """
+        by_primal = argnums is None and argnames is None and not _is_inside(wrt)
+        if by_primal:
+            wrt = (None,) * len(primals) if wrt is None else wrt if isinstance(wrt, tuple) else (wrt,)
+            if len(wrt) != len(primals) and len(wrt) != 1:
+                fix = "write one selector for each primal, wrt=(selector, None), or one for the first alone, "
+                raise _wrong_number_of_selectors(wrt, range(len(primals)), f"{fix}wrt=selector.")
+            argnums = tuple(range(len(wrt)))
+        arguments = cls(f, wrt, argnums, argnames, double_where)
+        arguments.is_tuple, arguments._may_be_empty = True, by_primal
+        return arguments
+
+    def _along_taken_paths(self, f: F) -> F:
+        if not self._double_where:
+            return f
+        # Importing it takes longer than importing everything that `grad` needs.
+        from .._double_where import double_where
+
+        return double_where(f)
 
     def _selections_of(self, wrt: Any) -> tuple[Selection, ...]:
-        if not self.several:
+        if not self.is_tuple:
             return (as_selection(wrt),)
         count = len(self._numbers) + len(self._names)
         given = (None,) * count if wrt is None else wrt
         if not isinstance(given, tuple) or len(given) != count:
             fix = "write wrt=(selector, None) beside argnums=(0, 1); None is every unmarked differentiable leaf."
-            raise wrong_number_of_selectors(wrt, [*self._numbers, *self._names], fix)
+            raise _wrong_number_of_selectors(wrt, [*self._numbers, *self._names], fix)
         return tuple(map(as_selection, given))
 
     @functools.cached_property
@@ -103,19 +123,50 @@ class Arguments:
                 fix=f"write {near[0]!r}." if near else "name one of these.",
             )
 
-    def call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> "Call":
-        """What a call differentiates."""
-        if self._intermediate is None:
-            call = Call(self._taken, args, kwargs, self.targets(args, kwargs))
-        else:
-            name, double_where = self._intermediate
-            call = call_of_intermediate(self._f, name, args, kwargs, double_where)
-        refuse_empty(call.targets)
+    def call(self, args: Sequence[Any], kwargs: dict[str, Any], has_aux: bool = False) -> Call:
+        """A call as a function of what is selected of its arguments.
+
+        Raises:
+            NotDifferentiableError: If there is nothing to differentiate in an argument.
+            HeldError: If the derivative of a leaf that was named ends at a mark that nobody wrote there.
+        """
+        f, targets = self._taken, self.targets(args, kwargs)
+        if self._inside:
+            f, args, kwargs = self._of_inside(args, kwargs)
+            targets.append(Target(kwargs[_INSIDE], as_selection(None), _INSIDE))
+        call = Call(f, args, kwargs, targets, self.is_tuple, frozenset(filter(None, self._inside)))
+        if not self._may_be_empty or (targets and all(target.is_empty for target in targets)):
+            call.refuse_empty()
+        for target in targets:
+            if target.plan.watched:
+                # Importing it takes longer than importing everything that `grad` needs.
+                from .silent import refuse_silent_zeros
+
+                refuse_silent_zeros(call, self._f, has_aux)
+                break
         return call
+
+    def _of_inside(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[F, Sequence[Any], dict[str, Any]]:
+        """The function of what is added to values inside it as well, and the arguments with what changes nothing."""
+        # Not every program needs it.
+        from .._intermediates import Shifted
+
+        shifted = Shifted(self._f, {name: own.name for name, own in self._inside.items()}, args, kwargs)
+        is_alone, is_constant = None in self._inside, not self._numbers
+
+        @functools.wraps(self._f, updated=())
+        def of_inside(*own: Any, **given: Any) -> Any:
+            shifts = given.pop(_INSIDE)
+            return shifted({None: shifts} if is_alone else shifts, *((args, kwargs) if is_constant else (own, given)))
+
+        f, zeros = self._along_taken_paths(of_inside), shifted.zeros[None] if is_alone else shifted.zeros
+        return (f, (), {_INSIDE: zeros}) if is_constant else (f, args, {**kwargs, _INSIDE: zeros})
 
     def targets(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Target]:
         """The differentiated arguments of a call, with what is selected of each."""
         given = len(args)
+        if self._is_first and given:
+            return [Target(args[0], self._selections[0], 0)]
         for number in self._numbers:
             if not -given <= number < given:
                 raise self._missing(number, given)
@@ -160,131 +211,36 @@ class Arguments:
             else f"pass it: f(..., {name}=...).",
         )
 
-    def each(self, given: Any, what: str) -> Sequence[Any]:
-        """What was given for each argument: a tuple if there are several."""
-        if not self.several:
-            return (given,)
-        count = len(self._numbers) + len(self._names)
-        if not isinstance(given, tuple | list) or len(given) != count:
-            raise PartsError(
-                f"{what} is {type(given).__name__} {given!r:.60}.",
-                f"Expected a tuple of {count}, one for each argument.",
-                fix="give a tuple of one tree for each argument, in the shape of its gradient.",
-            )
-        return given
 
-    def shaped(self, targets: Sequence[Target], values: Sequence[Any]) -> Any:
-        """One value per differentiated leaf, in the shape of the gradient; a tuple for several arguments."""
-        parts = shaped(targets, values)
-        return parts if self.several else parts[0]
+def _is_inside(wrt: Any) -> bool:
+    """Whether a selector is about values inside the function, alone or beside parts of the first argument."""
+    return isinstance(wrt, Intermediate) or (
+        type(wrt) is dict and any(isinstance(own, Intermediate) for own in wrt.values())
+    )
 
 
-class Call(NamedTuple):
-    """A function, the arguments of one call, and what is differentiated of them."""
-
-    f: F
-    args: Sequence[Any]
-    kwargs: dict[str, Any]
-    targets: list[Target]
-
-
-def call_of_intermediate(f: F, name: str, args: Sequence[Any], kwargs: dict[str, Any], double_where: bool) -> Call:
-    """A call as one of the function of what is added to the values that it names."""
-    # Not every program needs it.
-    from .._intermediates import Shifted
-
-    shifted = Shifted(f, name, args, kwargs)
-    return Call(taken_paths(shifted, double_where), [shifted.zeros], {}, [Target(shifted.zeros, as_selection(None), 0)])
+def _beside_intermediate(wrt: Any, argnums: Argnums, argnames: Argnames) -> ArgumentError:
+    given = f"argnums={argnums!r}" if argnames is None else f"argnames={argnames!r}"
+    return ArgumentError(
+        f"`wrt` is {wrt!r:.80}, and there is {given}.",
+        "A value inside the function is part of no argument; what stands beside it in a dict is of the first.",
+        fix=f"write wrt={wrt!r:.80} without argnums and argnames.",
+    )
 
 
-def refuse_arguments(wrt: Intermediate, argnums: Argnums, argnames: Argnames) -> None:
-    """Raise if the selector of a value inside a function stands beside the choice of an argument."""
-    if argnums is not None or argnames is not None:
-        given = f"argnums={argnums!r}" if argnames is None else f"argnames={argnames!r}"
-        raise ArgumentError(
-            f"`wrt` is {wrt!r}, and there is {given}.",
-            "A value inside the function is part of no argument.",
-            fix=f"write wrt={wrt!r} without argnums and argnames.",
-        )
+def _no_position(argnums: Any, numbers: Sequence[Any]) -> ArgumentError:
+    named = isinstance(argnums, str) or (numbers and all(isinstance(number, str) for number in numbers))
+    return ArgumentError(
+        f"`argnums` is {argnums!r}.",
+        "Expected the position of an argument, or several.",
+        fix=f"write argnames={argnums!r}." if named else "write argnums=0, or argnums=(0, 1).",
+    )
 
 
-def wrong_number_of_selectors(wrt: object, arguments: Sequence[object], fix: str) -> ArgumentError:
-    """The error for a `wrt` without exactly one selector per argument."""
+def _wrong_number_of_selectors(wrt: object, arguments: Sequence[object], fix: str) -> ArgumentError:
     count = f"{len(wrt)} selectors" if isinstance(wrt, tuple) else f"one selector ({wrt!r:.60})"
     return ArgumentError(
         f"`wrt` and the arguments do not go together: {count} for {len(arguments)} arguments, {list(arguments)}.",
         "Expected a tuple of one selector for each argument.",
         fix=fix,
     )
-
-
-def dressed(transform: str, f: F, title: str, implementation: F) -> F:
-    """Dress a transformed function as a plain Python function with the name and signature of the original."""
-    # Not `__dict__`: a model with __call__ keeps its parameters there.
-    wrapped = functools.wraps(f, updated=())(implementation)
-    name = getattr(f, "__name__", type(f).__name__)
-    wrapped.__name__ = name if hasattr(f, "__name__") else f"{transform}_{name}"
-    described(transform, f, wrapped)
-    wrapped.__doc__ = f"{title} of `{name}`.\n\n{getattr(f, '__doc__', None) or ''}".rstrip()
-    return wrapped
-
-
-def described(transform: str, f: F, function: F) -> F:
-    """Let the repr of a function say what it is: `<function grad(loss) at ...>`."""
-    name = getattr(f, "__qualname__", type(f).__qualname__)
-    function.__qualname__ = f"{transform}({name.rsplit('<locals>.', 1)[-1]})"
-    return function
-
-
-def refuse_no_function(transform: str, f: Any) -> None:
-    """Raise if what should be differentiated cannot be called."""
-    fix = "write partgrad.{0}(f, wrt=...)(model), or @partgrad.{0}(wrt=...)."
-    refuse_uncallable(transform, f, "the function to differentiate", fix)
-
-
-def taken_paths(f: F, double_where: bool) -> F:
-    """The function that a transform with the option `double_where=` differentiates."""
-    if not double_where:
-        return f
-    # Importing it takes longer than importing everything that `grad` needs.
-    from .._double_where import double_where as along_taken_paths
-
-    return along_taken_paths(f)
-
-
-def refuse_empty(targets: Sequence[Target]) -> None:
-    """Raise if an argument has leaves and none of them is differentiated."""
-    for target in targets:
-        if target.is_empty:
-            refuse_forgotten(target.leaves, target.skeleton.path, None)
-            raise NotDifferentiableError(
-                f"There is nothing to differentiate in argument {target.position}.",
-                "Expected a floating or complex leaf that is not held by a mark, got: "
-                f"{target.skeleton.listed_leaves(target.leaves)}.",
-                fix="store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by argnums.",
-            )
-
-
-def selected(targets: Sequence[Target]) -> list[Any]:
-    """The differentiated leaves of all arguments."""
-    return [leaf for target in targets for leaf in target.selected]
-
-
-def shaped(forms: Sequence[Form], values: Sequence[Any]) -> tuple[Any, ...]:
-    """One value per differentiated leaf, in the shapes of the gradients of the arguments."""
-    parts, start = [], 0
-    for form in forms:
-        stop = start + len(form.plan.indices)
-        parts.append(form.shaped(values[start:stop]))
-        start = stop
-    return tuple(parts)
-
-
-def forms_of(targets: Sequence[Target]) -> tuple[Form, ...]:
-    """The shapes of the gradients, without the arguments."""
-    return tuple(Form(target.plan, target.treedef, target.position) for target in targets)
-
-
-def paths(targets: Sequence[Target]) -> list[str]:
-    """The paths of the differentiated leaves."""
-    return [target.skeleton.path(i) for target in targets for i in target.plan.indices]

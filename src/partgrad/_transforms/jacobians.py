@@ -1,24 +1,17 @@
 """Jacobians, Hessians and their products with vectors."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
-from .._selection import Selector, Target
-from .arguments import (
-    Argnames,
-    Argnums,
-    Arguments,
-    F,
-    JacobianOptions,
-    described,
-    dressed,
-    refuse_no_function,
-)
-from .of_selected import of_selected
-from .pieces import IN_PIECES, checked_chunk_size
+from .._selection import Selector
+from .arguments import Argnames, Argnums
+from .call import Call
+from .options import JacobianOptions, NonFinite, ProductOptions, Unused, documented, refuse_options
+from .pieces import IN_PIECES
+from .transform import Derivative, Shaped, derivative_of, described, transform
 
 P = ParamSpec("P")
 X = TypeVar("X")
@@ -34,6 +27,7 @@ def jacfwd(
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 
 
+@documented()
 def jacfwd(
     f: Any = None,
     wrt: Selector = None,
@@ -42,41 +36,28 @@ def jacfwd(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    unused: Unused = "zero",
     double_where: bool = False,
+    nonfinite: NonFinite = "ignore",
     chunk_size: int | None = None,
 ) -> Any:
     """Create a function that computes the Jacobian of `f` with respect to the selected leaves, in forward mode.
 
-    Args:
-        f: A function from any pytrees to any pytree of arrays.
-        wrt: As in `grad`.
-        argnums: As in `grad`.
-        argnames: As in `grad`.
-        has_aux: As in `jax.jacfwd`.
-        holomorphic: As in `jax.jacfwd`.
-        double_where: As in `grad`.
-        chunk_size: How many columns to compute at once, one after another by `lax.map`, so that the temporaries are
-            those of so many columns. None computes all of them at once, as JAX does.
-
     Returns:
         A function with the same arguments that returns the output's tree, with each array replaced by its derivatives
-        in the shape of the gradient. Each derivative has the shape of the output array followed by that of the leaf.
-        Without `f`, a decorator.
-
-    Raises:
-        SelectionError: When called, if the selector does not fit the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function; if
-            `chunk_size` is not a positive integer.
+        in the shape of the gradient, as `grad` has it. Each derivative has the shape of the output array followed by
+        that of the leaf. Without `f`, a decorator.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
         >>> jacobian = pg.jacfwd(lambda p: p["a"] * jnp.arange(3.0), wrt="a")
         >>> print(jacobian({"a": 2.0, "n": 1}))
         [0. 1. 2.]
+
+    See Also:
+        `jacrev`, which costs less where there are fewer outputs than selected numbers; `jvp`, for one direction.
     """
-    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic}
-    options |= {"double_where": double_where, "chunk_size": checked_chunk_size(chunk_size)}
-    return _jacobian(jacfwd, f, wrt=wrt, argnums=argnums, argnames=argnames, **options)
+    return transform(jacfwd, functools.partial(_jacobian, name="jacfwd"), "Jacobian", _derivative, locals())
 
 
 @overload
@@ -89,6 +70,7 @@ def jacrev(
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 
 
+@documented()
 def jacrev(
     f: Any = None,
     wrt: Selector = None,
@@ -97,37 +79,27 @@ def jacrev(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    unused: Unused = "zero",
     double_where: bool = False,
+    nonfinite: NonFinite = "ignore",
     chunk_size: int | None = None,
 ) -> Any:
     """Create a function that computes the Jacobian of `f` with respect to the selected leaves, in reverse mode.
 
-    Args:
-        f: As in `jacfwd`.
-        wrt: As in `grad`.
-        argnums: As in `grad`.
-        argnames: As in `grad`.
-        has_aux: As in `jax.jacrev`.
-        holomorphic: As in `jax.jacrev`.
-        double_where: As in `grad`.
-        chunk_size: As in `jacfwd`, of rows.
-
     Returns:
-        As `jacfwd`.
-
-    Raises:
-        SelectionError: When called, if the selector does not fit the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function; if
-            `chunk_size` is not a positive integer.
+        A function with the same arguments that returns the output's tree, with each array replaced by its derivatives
+        in the shape of the gradient, as `grad` has it. Each derivative has the shape of the output array followed by
+        that of the leaf. Without `f`, a decorator.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
         >>> print(pg.jacrev(lambda p: {"y": p["a"] * jnp.arange(3.0)})({"a": 2.0, "n": 1})["y"]["a"])
         [0. 1. 2.]
+
+    See Also:
+        `jacfwd`, which costs less where there are fewer selected numbers than outputs; `vjp`, for one cotangent.
     """
-    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic}
-    options |= {"double_where": double_where, "chunk_size": checked_chunk_size(chunk_size)}
-    return _jacobian(jacrev, f, wrt=wrt, argnums=argnums, argnames=argnames, **options)
+    return transform(jacrev, functools.partial(_jacobian, name="jacrev"), "Jacobian", _derivative, locals())
 
 
 jacobian = jacrev
@@ -143,6 +115,7 @@ def hessian(
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 
 
+@documented()
 def hessian(
     f: Any = None,
     wrt: Selector = None,
@@ -151,118 +124,93 @@ def hessian(
     argnames: Argnames = None,
     has_aux: bool = False,
     holomorphic: bool = False,
+    unused: Unused = "zero",
     double_where: bool = False,
+    nonfinite: NonFinite = "ignore",
     chunk_size: int | None = None,
 ) -> Any:
     """Create a function that computes the Hessian of `f` with respect to the selected leaves (forward over reverse).
 
-    Args:
-        f: As in `jacfwd`.
-        wrt: As in `grad`.
-        argnums: As in `grad`.
-        argnames: As in `grad`.
-        has_aux: As in `jax.hessian`.
-        holomorphic: As in `jax.hessian`.
-        double_where: As in `grad`.
-        chunk_size: As in `jacfwd`.
-
     Returns:
         A function with the same arguments that returns, for each array of the output, a tree of trees, both in the
         shape of the gradient (`hessian["a"]["b"]`). Without `f`, a decorator.
-
-    Raises:
-        SelectionError: When called, if the selector does not fit the argument.
-        ArgumentError: If `wrt`, `argnums` and `argnames` do not fit together, or do not fit the function; if
-            `chunk_size` is not a positive integer.
 
     Example:
         >>> import partgrad as pg
         >>> second = pg.hessian(lambda p: p["a"] ** 2 * p["b"])({"a": 2.0, "b": 3.0, "n": 1})
         >>> print(second["a"]["a"], second["a"]["b"], second["a"]["n"])
         6.0 4.0 None
+
+    See Also:
+        `hvp`, for the product with a vector; `ravel`, for the Hessian as one matrix.
     """
-    options: dict[str, Any] = {"has_aux": has_aux, "holomorphic": holomorphic}
-    options |= {"double_where": double_where, "chunk_size": checked_chunk_size(chunk_size)}
-    return _jacobian(hessian, f, wrt=wrt, argnums=argnums, argnames=argnames, **options)
+    return transform(hessian, functools.partial(_jacobian, name="hessian"), "Hessian", _derivative, locals())
 
 
-def _jacobian(transform: Any, f: F | None, **options: Any) -> F:
-    """A Jacobian or a Hessian, by JAX's transform of the same name; without a function, a decorator."""
-    if f is None:
-        return functools.partial(transform, **options)
-    refuse_no_function(transform.__name__, f)
-    return _jacobian_of(f, transform.__name__, **options)
+def _derivative(found: Derivative, has_aux: bool) -> Any:
+    return (found.derivative, found.aux) if has_aux else found.derivative
 
 
-def _jacobian_of(
-    f: F,
+def _jacobian(
+    call: Call,
+    leaves: list[Any],
+    shaped: Shaped,
     name: str,
-    wrt: Any,
-    argnums: Argnums,
-    argnames: Argnames,
     has_aux: bool,
     holomorphic: bool,
-    double_where: bool,
     chunk_size: int | None,
-) -> F:
-    arguments, is_hessian = Arguments(f, wrt, argnums, argnames, double_where), name == "hessian"
+) -> Derivative:
+    """A Jacobian or a Hessian, by JAX's transform of the same name."""
+    treedefs = []
 
-    def shaped(targets: Sequence[Target], values: Sequence[Any]) -> Any:
-        if is_hessian:
-            values = [arguments.shaped(targets, row) for row in values]
-        return arguments.shaped(targets, values)
+    def observed(values: list[Any]) -> Any:
+        output = call(values)
+        treedefs.append(jax.tree.structure(output[0] if has_aux else output))
+        return output
 
-    def jacobian(*args: Any, **kwargs: Any) -> Any:
-        call = arguments.call(args, kwargs)
-        function, leaves = of_selected(call, has_aux)
-        treedefs = []
-
-        def observed(values: list[Any]) -> Any:
-            output = function(values)
-            treedefs.append(jax.tree.structure(output[0] if has_aux else output))
-            return output
-
-        try:
-            if chunk_size is None:
-                result = getattr(jax, name)(observed, has_aux=has_aux, holomorphic=holomorphic)(leaves)
-            else:
-                result = IN_PIECES[name](observed, leaves, chunk_size, has_aux=has_aux, holomorphic=holomorphic)
-        except (TypeError, ValueError) as error:
-            function.annotate(error)
-            raise
-        derivative = result[0] if has_aux else result
-        outputs = treedefs[-1].flatten_up_to(derivative)
-        treedef = function.closed_treedef(treedefs[-1])
-        derivative = treedef.unflatten([shaped(call.targets, values) for values in outputs])
-        return (derivative, function.closed(result[1])) if has_aux else derivative
-
-    return dressed(name, f, "Hessian" if is_hessian else "Jacobian", jacobian)
+    options: Any = {"has_aux": has_aux, "holomorphic": holomorphic}
+    if chunk_size is None:
+        result = getattr(jax, name)(observed, **options)(leaves)
+    else:
+        result = IN_PIECES[name](observed, leaves, int(chunk_size), **options)
+    derivative, aux = result if has_aux else (result, None)
+    outputs = treedefs[-1].flatten_up_to(derivative)
+    if name == "hessian":
+        outputs = [[shaped(row) for row in rows] for rows in outputs]
+    treedef = call.closed_treedef(treedefs[-1])
+    return Derivative(treedef.unflatten([shaped(values) for values in outputs]), aux=call.closed(aux))
 
 
+@overload
 def hvp(
-    f: Callable[Concatenate[X, P], Any],
+    f: Callable[Concatenate[X, P], Any], wrt: Selector = None, **options: Unpack[ProductOptions]
+) -> Callable[Concatenate[X, Any, P], Any]: ...
+
+
+@overload
+def hvp(
+    f: None = None, wrt: Selector = None, **options: Unpack[ProductOptions]
+) -> Callable[[Callable[Concatenate[X, P], Any]], Callable[Concatenate[X, Any, P], Any]]: ...
+
+
+@documented(f="A function from any pytrees to a real scalar (with `has_aux`, to a pair of the scalar and other data).")
+def hvp(
+    f: Any = None,
     wrt: Selector = None,
     *,
     argnums: Argnums = None,
     argnames: Argnames = None,
+    has_aux: bool = False,
+    unused: Unused = "zero",
     double_where: bool = False,
-) -> Callable[Concatenate[X, Any, P], Any]:
+    nonfinite: NonFinite = "ignore",
+) -> Any:
     """Create a function that multiplies the Hessian of `f` by a vector, without forming the Hessian.
 
-    Args:
-        f: A function from any pytrees to a real scalar.
-        wrt: As in `grad`.
-        argnums: As in `grad`.
-        argnames: As in `grad`.
-        double_where: As in `grad`.
-
     Returns:
-        A function `(x, v, *args, **kwargs)` that returns H·v for `f(x, *args, **kwargs)`. Both `v` and the result have
-        the shape of the gradient, a tuple for several arguments.
-
-    Raises:
-        SelectionError: When called, if the selector does not fit the argument.
-        PartsError: When called, if `v` does not have the shape of the gradient.
+        A function `(x, v, *args, **kwargs)` that returns H·v for `f(x, *args, **kwargs)`, with `has_aux` in a pair with
+        the auxiliary data. Both `v` and H·v have the shape of the gradient, as `grad` has it: a tuple for several
+        arguments. Without `f`, a decorator.
 
     Example:
         >>> import partgrad as pg
@@ -270,21 +218,26 @@ def hvp(
         >>> a, b = product({"a": 2.0, "b": 3.0, "n": 1}, (1.0, 0.0))
         >>> print(a, b)
         6.0 4.0
+
+    See Also:
+        `hessian`, for the whole matrix.
     """
-    refuse_no_function("hvp", f)
-    arguments = Arguments(f, wrt, argnums, argnames, double_where)
+    given = locals()
+    refuse_options(given)
+    del given["f"]
+    if f is None:
+        return functools.partial(hvp, **given)
+    derivative = derivative_of("hvp", f, _product, given)
 
     # Positional only: `f` may have parameters of these names.
-    def product(x: X, v: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        call = arguments.call((x, *args), kwargs)
-        vectors = arguments.each(v, "The vector of `hvp`")
-        direction = [
-            value
-            for target, vector in zip(call.targets, vectors, strict=True)
-            for value in target.values(vector, "The vector of `hvp`")
-        ]
-        function, leaves = of_selected(call)
-        _, along = jax.jvp(jax.grad(function), (leaves,), (direction,))
-        return arguments.shaped(call.targets, along)
+    def product(x: Any, v: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return _derivative(derivative((x, *args), kwargs, v), has_aux)
 
     return described("hvp", f, product)
+
+
+def _product(call: Call, leaves: list[Any], shaped: Shaped, vector: Any, has_aux: bool) -> Derivative:
+    direction = call.shape.values(vector, "vector")
+    gradient = jax.grad(call, has_aux=has_aux)
+    _, along, *aux = jax.jvp(gradient, (leaves,), (direction,), has_aux=has_aux)
+    return Derivative(shaped(along), aux=call.closed(aux[0]) if has_aux else None)

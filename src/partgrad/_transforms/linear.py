@@ -3,118 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, cast, overload
+from typing import Any, Literal, NamedTuple, Self, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 import jax
 
-from .._marks import alike, close, flatten_one_level
-from .._selection import Form, Intermediate, Selector, Target, as_selection
+from .._marks import Inside, alike, close, flatten_one_level
+from .._selection import Intermediate, Selector
+from .._trees import refuse_uncallable
 from ..errors import ArgumentError, PartsError
-from .arguments import (
-    Argnames,
-    Argnums,
-    Arguments,
-    Call,
-    call_of_intermediate,
-    forms_of,
-    refuse_arguments,
-    refuse_empty,
-    refuse_no_function,
-    shaped,
-    taken_paths,
-    wrong_number_of_selectors,
-)
-from .of_selected import OfSelected, of_selected
+from .arguments import Argnames, Argnums, Arguments
+from .call import Call, Shape
+from .options import LinearOptions, documented
 
 A = TypeVar("A")
 R = TypeVar("R")
 Primals = TypeVarTuple("Primals")
 
-
-class LinearOptions(TypedDict, total=False):
-    """The options of `jvp`, `vjp` and `linearize`, for type checkers; those of JAX pass through."""
-
-    wrt: Selector
-    argnums: Argnums
-    argnames: Argnames
-    double_where: bool
-    reduce_axes: Any
-    saveable_args: Any
-    in_nzs: Any
-
-
 # JAX's own options that are trees of bools, prefixes of the primals.
 _OF_PRIMALS = ("in_nzs", "saveable_args")
+_FUNCTION = "A function from the primals, any pytrees, to any pytree of arrays."
+_WRT = """None for every primal, one selector for the first primal (the others are then constants), or a tuple of
+    selectors, one for each primal; with `argnums` or `argnames`, one for each of those. {selector}"""
 
 
-class _Called(NamedTuple):
-    """The selected parts of the primals, the function of the differentiated leaves, these leaves, and JAX's options."""
+class _Prepared(NamedTuple):
+    """A call, its selected leaves, and JAX's options."""
 
-    targets: list[Target]
-    function: OfSelected
+    call: Call
     leaves: list[Any]
     options: dict[str, Any]
 
 
-def _called(
+def _prepared(
     transform: str,
     f: Any,
     primals: Sequence[Any],
     has_aux: bool,
-    wrt: Any = None,
-    argnums: Argnums = None,
-    argnames: Argnames = None,
-    double_where: bool = False,
-    **options: Any,
-) -> _Called:
-    refuse_no_function(transform, f)
+    wrt: Any,
+    argnums: Argnums,
+    argnames: Argnames,
+    double_where: bool,
+    options: dict[str, Any],
+) -> _Prepared:
+    fix = f"pass the function itself: partgrad.{{0}}(f, {'(x,), (v,)' if transform == 'jvp' else 'x'})."
+    refuse_uncallable(transform, f, "the function to differentiate", fix)
     if not isinstance(primals, tuple | list):
         raise ArgumentError(
             f"`partgrad.{transform}` got {type(primals).__name__} {primals!r:.60} as primals.",
             "Expected a tuple of the arguments of the function.",
             fix="write (x,) for one argument.",
         )
-    if isinstance(wrt, Intermediate):
-        refuse_arguments(wrt, argnums, argnames)
-        call = call_of_intermediate(f, wrt.name, primals, {}, double_where)
-        if unfit := [name for name in _OF_PRIMALS if name in options]:
-            raise ArgumentError(
-                f"`{transform}` got {unfit[0]}= beside wrt={wrt!r}.",
-                "Expected options that are not about the primals, since a value inside the function is none.",
-                fix=f"leave {unfit[0]} out.",
-            )
-        return _Called(call.targets, *of_selected(call, has_aux), options)
-    if argnums is None and argnames is None:
-        targets = _of_primals(primals, wrt)
-        is_empty = targets and all(target.is_empty for target in targets)
-    else:
-        targets = Arguments(f, wrt, argnums, argnames).targets(primals, {})
-        is_empty = True
-    if is_empty:
-        refuse_empty(targets)
-    options = {name: _flags(own, targets) if name in _OF_PRIMALS else own for name, own in options.items()}
-    call = Call(taken_paths(f, double_where), primals, {}, targets)
-    return _Called(targets, *of_selected(call, has_aux), options)
+    if isinstance(wrt, Intermediate) and (unfit := [name for name in _OF_PRIMALS if name in options]):
+        raise ArgumentError(
+            f"`{transform}` got {unfit[0]}= beside wrt={wrt!r}.",
+            "Expected options that are not about the primals, since a value inside the function is none.",
+            fix=f"leave {unfit[0]} out.",
+        )
+    arguments = Arguments.of_primals(f, primals, wrt, argnums, argnames, double_where)
+    call = arguments.call(primals, {}, has_aux)
+    options = {name: _flags(own, call) if name in _OF_PRIMALS else own for name, own in options.items()}
+    return _Prepared(call, call.selected, options)
 
 
-def _of_primals(primals: Sequence[Any], wrt: Any) -> list[Target]:
-    """Without `argnums`, `wrt` goes primal by primal, and one selector is for the first."""
-    if wrt is None:
-        wrt = (None,) * len(primals)
-    elif not isinstance(wrt, tuple):
-        wrt = (wrt,)
-    elif len(wrt) != len(primals):
-        fix = "write one selector for each primal, wrt=(selector, None), or one for the first alone, wrt=selector."
-        raise wrong_number_of_selectors(wrt, range(len(primals)), fix)
-    return [Target(primals[number], as_selection(own), number) for number, own in enumerate(wrt)]
-
-
-def _flags(prefix: Any, targets: Sequence[Target]) -> Any:
+def _flags(prefix: Any, call: Call) -> Any:
     """Bools for the differentiated leaves, given a prefix of the primals."""
     if not isinstance(prefix, tuple | list):
         return prefix
-    flags = [_broadcast(prefix[cast(int, target.position)], target.treedef) for target in targets]
-    return (tuple(own[i] for own, target in zip(flags, targets, strict=True) for i in target.plan.indices),)
+    flags = [_broadcast(prefix[cast(int, target.position)], target.treedef) for target in call.targets]
+    return (tuple(own[i] for own, target in zip(flags, call.targets, strict=True) for i in target.plan.indices),)
 
 
 def _broadcast(prefix: Any, treedef: Any) -> list[Any]:
@@ -125,28 +81,11 @@ def _broadcast(prefix: Any, treedef: Any) -> list[Any]:
     return [own for child, part in zip(below, treedef.children(), strict=True) for own in _broadcast(child, part)]
 
 
-def _directions(forms: Sequence[Form], tangents: Any) -> list[Any]:
-    if not isinstance(tangents, tuple | list) or len(tangents) != len(forms):
-        found = len(tangents) if isinstance(tangents, tuple | list) else type(tangents).__name__
-        raise ArgumentError(
-            f"Expected {len(forms)} tangents, one for each selected primal, got {found}.",
-            "Without wrt every primal is selected; one selector is for the first primal alone.",
-            fix="give a tuple with one tree for each selected primal, or select others by wrt=(selector, None, ...) "
-            "or by argnums.",
-        )
-    return [
-        value
-        for form, tangent in zip(forms, tangents, strict=True)
-        for value in form.values(tangent, f"The tangent of primal {form.position}")
-    ]
-
-
 class _OfJax:
     """A linear function that JAX returned, whose leaves are residuals, with what else is known about it; a pytree."""
 
-    def __init__(self, function: Any, *rest: Any):
-        self._function = function
-        self._rest = rest
+    def __init__(self, function: Any, shape: Shape, *rest: Any):
+        self._function, self._shape, self._rest = function, shape, rest
 
     def __getattr__(self, name: str) -> Any:
         # The other attributes of JAX's own object.
@@ -162,33 +101,66 @@ class _OfJax:
 
     def tree_flatten(self) -> tuple[Any, Any]:
         """JAX's function, and the rest."""
-        return (self._function,), self._rest
+        return (self._function,), (self._shape, *self._rest)
 
     @classmethod
     def tree_unflatten(cls, rest: Any, children: Any) -> Self:
         """The function with other residuals."""
         return cls(children[0], *rest)
 
-
-def _arguments(forms: Sequence[Form]) -> str:
-    counts = (f"argument {form.position} ({len(form.plan.indices)} leaves)" for form in forms)
-    return ", ".join(counts)
+    @property
+    def _arguments(self) -> str:
+        counts = (f"argument {form.position} ({len(form.plan.indices)} leaves)" for form in self._shape.forms)
+        return ", ".join(counts)
 
 
 @jax.tree_util.register_pytree_node_class
 class Pullback(_OfJax):
-    """Pulls cotangents of a value back to the selected leaves; a pytree, as JAX's is.
+    """Pulls cotangents of a value back to the selected leaves; a pytree, as JAX's is, with JAX's methods.
 
-    In addition to JAX's function, it has the shapes of the gradients and the structure of the value: outside the
-    function, and inside, where marks may be open.
+    In addition to JAX's function, it has the shape of the gradients, the structure of the value (outside the function,
+    and inside, where marks may be open), and the level at which they are open.
     """
 
     def __repr__(self) -> str:
-        return f"<partgrad.vjp: from a cotangent of {self._rest[1]} to gradients of {_arguments(self._rest[0])}>"
+        return f"<partgrad.vjp: from a cotangent of {self._rest[0]} to gradients of {self._arguments}>"
 
     def __call__(self, *cotangents: Any) -> tuple[Any, ...]:
         """A tuple of one pulled-back cotangent for each selected primal, in the shape of its gradient."""
-        forms, output, inside = self._rest
+        return cast(tuple[Any, ...], self._pulled(self._function, cotangents))
+
+    def _pulled(self, function: Any, cotangents: Sequence[Any]) -> Any:
+        inside = self._inside(cotangents)
+        # Backward passes may run code in which marks are open.
+        with Inside(self._rest[2]):
+            gradients = function(inside)
+        if getattr(function, "want_logs", False):
+            gradients, logs = gradients
+            return self._shape.shaped(gradients[0]), logs
+        return self._shape.shaped(gradients[0])
+
+    def with_refs(self, *refs: Any) -> Callable[[Any], Any]:
+        """A function of the cotangent that adds gradients to references, as that of JAX's object.
+
+        Args:
+            *refs: For each selected primal a tree in the shape of its gradient, with a `jax.Ref` where the gradient is
+                added to a reference, and what else JAX's `with_refs` takes (`jax.ad.DontWant()`).
+
+        Raises:
+            ArgumentError: If there is not one tree for each selected primal.
+            PartsError: If a tree does not have the structure of the gradient.
+        """
+        function = self._function.with_refs(self._shape.values(refs, "reference"))
+        return lambda *cotangents: self._pulled(function, cotangents)
+
+    @property
+    def with_logs(self) -> Pullback:
+        """The same, which returns the gradients and the dict of what backward passes logged, as JAX's does."""
+        return Pullback(self._function.with_logs, self._shape, *self._rest)
+
+    def _inside(self, cotangents: Sequence[Any]) -> Any:
+        """The cotangent with the structure of the value inside the function."""
+        output, inside, _ = self._rest
         if len(cotangents) != 1:
             raise ArgumentError(
                 f"The function that `vjp` returns takes one cotangent, and got {len(cotangents)}.",
@@ -202,24 +174,24 @@ class Pullback(_OfJax):
                 f"Expected {output}, got {treedef}.",
                 fix="give a tree like the value, with a cotangent in the place of every array.",
             )
-        return shaped(forms, self._function(inside.unflatten(leaves))[0])
+        return inside.unflatten(leaves)
 
 
 @jax.tree_util.register_pytree_node_class
 class LinearMap(_OfJax):
     """The derivative along tangents of the selected leaves; a pytree, as JAX's is.
 
-    In addition to JAX's function, it has the shapes of the gradients, and the level at which marks are open in its
+    In addition to JAX's function, it has the shape of the gradients, and the level at which marks are open in its
     results; 0 if none is.
     """
 
     def __repr__(self) -> str:
-        return f"<partgrad.linearize: a linear map of tangents of {_arguments(self._rest[0])}>"
+        return f"<partgrad.linearize: a linear map of tangents of {self._arguments}>"
 
     def __call__(self, *tangents: Any) -> Any:
         """The derivative along tangents, one for each selected primal, in the shape of its gradient."""
-        forms, level = self._rest
-        along = self._function(_directions(forms, tangents))
+        (level,) = self._rest
+        along = self._function(self._shape.values(tangents, "tangent"))
         return close(along, level) if level else along
 
 
@@ -245,6 +217,13 @@ def jvp(
 ) -> tuple[R, R, A]: ...
 
 
+@documented(
+    f=_FUNCTION,
+    wrt=_WRT,
+    tangents="""The direction, one tree for each selected primal, in the shape of its gradient: the selected part, or
+    the tree with None at every leaf that is not selected.""",
+    PartsError="If a tangent does not have the structure of the gradient.",
+)
 def jvp(
     f: Any,
     primals: Sequence[Any],
@@ -259,26 +238,8 @@ def jvp(
 ) -> Any:
     """Compute the value of a function and its derivative along a direction (forward mode).
 
-    Args:
-        f: A function from the primals, any pytrees, to any pytree of arrays.
-        primals: The arguments of `f`.
-        tangents: The direction, one tree for each selected primal, in the shape of its gradient: the selected part, or
-            the tree with None at every leaf that is not selected.
-        wrt: None for every primal, one selector for the first primal (the others are then constants), or a tuple of
-            selectors, one for each primal. With `argnums` or `argnames`, as in `grad`.
-        argnums: The position or positions of the selected primals.
-        argnames: Their names.
-        has_aux: As in `jax.jvp`.
-        double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
-        **options: Other options of `jax.jvp`.
-
     Returns:
         The value and the derivative; with `has_aux` also the auxiliary data.
-
-    Raises:
-        SelectionError: If a selector does not fit its primal.
-        PartsError: If a tangent does not have the structure of the gradient.
-        ArgumentError: If the number of selectors or of tangents does not fit.
 
     Example:
         >>> import partgrad as pg
@@ -288,11 +249,13 @@ def jvp(
         18.0 12.0
         >>> print(pg.jvp(f, ({"a": 3.0, "n": 1}, 2.0), (1.0,), argnums=1))
         (Array(18., dtype=float32, weak_type=True), Array(9., dtype=float32, weak_type=True))
+
+    See Also:
+        `linearize`, for many directions at one point; `hvp`, for a derivative of the gradient.
     """
-    targets, function, leaves, options = _called(
-        "jvp", f, primals, has_aux, wrt, argnums, argnames, double_where, **options
-    )
-    return function.closed(jax.jvp(function, (leaves,), (_directions(targets, tangents),), has_aux=has_aux, **options))
+    call, leaves, options = _prepared("jvp", f, primals, has_aux, wrt, argnums, argnames, double_where, options)
+    direction = call.shape.values(tangents, "tangent")
+    return call.closed(jax.jvp(call, (leaves,), (direction,), has_aux=has_aux, **options))
 
 
 @overload
@@ -313,6 +276,7 @@ def vjp(
 ) -> tuple[R, Pullback, A]: ...
 
 
+@documented(f=_FUNCTION, wrt=_WRT)
 def vjp(
     f: Any,
     *primals: *Primals,
@@ -325,37 +289,25 @@ def vjp(
 ) -> Any:
     """Compute the value of a function, and a function that maps cotangents back to the selected leaves (reverse mode).
 
-    Args:
-        f: A function from the primals, any pytrees, to any pytree of arrays.
-        *primals: The arguments of `f`.
-        wrt: As in `jvp`.
-        argnums: As in `jvp`.
-        argnames: As in `jvp`.
-        has_aux: As in `jax.vjp`.
-        double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
-        **options: Other options of `jax.vjp`. Trees of bools among them are prefixes of the primals.
-
     Returns:
         The value, and a function from a cotangent of the value to a tuple of cotangents, one for each selected primal,
-        in the shape of its gradient; with `has_aux` also the auxiliary data.
-
-    Raises:
-        SelectionError: If a selector does not fit its primal.
-        ArgumentError: If the number of selectors does not fit.
+        in the shape of its gradient; with `has_aux` also the auxiliary data. The function is a pytree and has the
+        methods of JAX's: `with_refs` takes references in the shapes of the gradients, and adds the gradients to them.
 
     Example:
         >>> import partgrad as pg
         >>> value, pull = pg.vjp(lambda p, x: p["a"] ** 2 * x, {"a": 3.0, "n": 1}, 2.0)
         >>> print(value, pull(1.0))
         18.0 ({'a': Array(12., dtype=float32, weak_type=True), 'n': None}, Array(9., dtype=float32, weak_type=True))
+
+    See Also:
+        `grad`, for one gradient of a scalar; `linearize`, for forward mode.
     """
-    targets, function, leaves, options = _called(
-        "vjp", f, primals, has_aux, wrt, argnums, argnames, double_where, **options
-    )
-    value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux, **options)
+    call, leaves, options = _prepared("vjp", f, primals, has_aux, wrt, argnums, argnames, double_where, options)
+    value, pull, *aux = jax.vjp(call, leaves, has_aux=has_aux, **options)
     inside = jax.tree.structure(value)
-    value, *aux = function.closed((value, *aux))
-    return value, Pullback(pull, forms_of(targets), jax.tree.structure(value), inside), *aux
+    value, *aux = call.closed((value, *aux))
+    return value, Pullback(pull, call.shape.without_leaves(), jax.tree.structure(value), inside, call.level), *aux
 
 
 @overload
@@ -376,6 +328,7 @@ def linearize(
 ) -> tuple[R, LinearMap, A]: ...
 
 
+@documented(f=_FUNCTION, wrt=_WRT)
 def linearize(
     f: Any,
     *primals: *Primals,
@@ -388,34 +341,20 @@ def linearize(
 ) -> Any:
     """Compute the value of a function and its linear approximation in the selected leaves, to apply to many directions.
 
-    Args:
-        f: A function from the primals, any pytrees, to any pytree of arrays.
-        *primals: The arguments of `f`.
-        wrt: As in `jvp`.
-        argnums: As in `jvp`.
-        argnames: As in `jvp`.
-        has_aux: As in `jax.linearize`.
-        double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
-        **options: Other options of `jax.linearize`. Trees of bools among them are prefixes of the primals.
-
     Returns:
         The value, and a function from tangents, one for each selected primal in the shape of its gradient, to the
-        derivative along them; with `has_aux` also the auxiliary data.
-
-    Raises:
-        SelectionError: If a selector does not fit its primal.
-        ArgumentError: If the number of selectors or of tangents does not fit.
-        PartsError: If a tangent does not have the structure of the gradient.
+        derivative along them; with `has_aux` also the auxiliary data. The function is a pytree.
 
     Example:
         >>> import partgrad as pg
         >>> value, linear = pg.linearize(lambda p: p["a"] ** 2, {"a": 3.0, "n": 1}, wrt="a")
         >>> print(value, linear(1.0), linear(10.0))
         9.0 6.0 60.0
+
+    See Also:
+        `jvp`, for one direction; `jacfwd`, for all of them.
     """
-    targets, function, leaves, options = _called(
-        "linearize", f, primals, has_aux, wrt, argnums, argnames, double_where, **options
-    )
-    value, linear, *aux = jax.linearize(function, leaves, has_aux=has_aux, **options)
-    value, *aux = function.closed((value, *aux))
-    return value, LinearMap(linear, forms_of(targets), function.level), *aux
+    call, leaves, options = _prepared("linearize", f, primals, has_aux, wrt, argnums, argnames, double_where, options)
+    value, linear, *aux = jax.linearize(call, leaves, has_aux=has_aux, **options)
+    value, *aux = call.closed((value, *aux))
+    return value, LinearMap(linear, call.shape.without_leaves(), call.level), *aux

@@ -15,16 +15,15 @@ from jax.custom_batching import custom_vmap
 
 from .._programs import Operands, Recorded, host_copies
 from .._trees import is_array
-from .arguments import Call, paths
+from .call import Call
 from .kept import Kept, keep
-from .of_selected import OfSelected
 
 
-def watch(call: Call, function: OfSelected, leaves: list[Any], gradients: Sequence[Any], has_aux: bool) -> None:
+def watch(call: Call, leaves: list[Any], gradients: Sequence[Any], has_aux: bool) -> None:
     """Keep the arguments of a call if a gradient is not finite."""
     is_bad = functools.reduce(jnp.logical_or, [jnp.any(~jnp.isfinite(gradient)) for gradient in gradients])
     name = getattr(call.f, "__name__", type(call.f).__name__)
-    program = Recorded(function, (leaves,), {}, [True] * len(leaves), paths(call.targets), has_aux)
+    program = Recorded(call, (leaves,), {}, [True] * len(leaves), call.paths, has_aux)
     operands = program.taken()
     found, treedef = jax.tree.flatten((tuple(call.args), call.kwargs))
     # Without the arrays, which may be tracers and are not to be kept alive.

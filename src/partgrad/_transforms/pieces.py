@@ -6,26 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-
-from ..errors import ArgumentError
 
 # From arrays to arrays.
 Linear = Callable[[list[Any]], list[Any]]
-
-
-def checked_chunk_size(chunk_size: Any) -> int | None:
-    """The number of columns or rows to compute at once; None for all."""
-    if chunk_size is None:
-        return None
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int | np.integer) or chunk_size < 1:
-        raise ArgumentError(
-            f"`chunk_size` is {type(chunk_size).__name__} {chunk_size!r:.60}.",
-            "Expected how many columns or rows to compute at once: a positive integer, or None for all.",
-            fix="write chunk_size=100.",
-        )
-    return int(chunk_size)
 
 
 def jacfwd_in_pieces(f: Callable[[Any], Any], x: list[Any], chunk_size: int, **options: Any) -> Any:

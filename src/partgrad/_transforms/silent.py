@@ -1,26 +1,52 @@
 """No silent zeros: refuse a derivative that ends at a mark that was not written there explicitly."""
 
+import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from .._marks import EXPLICIT, Watch, mark_in
+from .._message import at, listed
 from .._programs import Chain, arrivals, line, reaching, running_line
+from .._selection import keep
 from ..errors import HeldError
+from .call import Call
+
+# Arguments of these types decide which branch a function takes.
+_FLAGS = (bool, int, str, type(None))
 
 
-def refuse_silent_zeros(
-    f: Callable[[list[Any]], Any], values: list[Any], watched: list[bool], names: Callable[[], str]
-) -> None:
-    """Raise if the derivative of a watched leaf ends at another mark; the error says at which line.
+def refuse_silent_zeros(call: Call, f: Callable[..., Any], has_aux: bool) -> None:
+    """Raise if the derivative of a leaf that was named, and whose class declares a mark, ends at another mark.
+
+    The error says at which line. A function is asked once for each structure of its arguments, and each value of its
+    flags.
 
     Args:
-        f: The function of the differentiated leaves.
-        values: The leaves.
-        watched: Of each leaf, whether a selector named it and its class declares a mark for it.
-        names: Lists these leaves.
+        call: The call.
+        f: The function as the user gave it.
+        has_aux: Whether it returns auxiliary data too.
     """
+    plans = [target.plan for target in call.targets if target.plan.watched]
+    flags = (has_aux, *(arg if type(arg) in _FLAGS else None for arg in (*call.args, *call.kwargs.values())))
+    if all((earlier := plan.asked.get((id(f), flags))) is not None and earlier() is f for plan in plans):
+        return
+    values = call.selected
+    watched = [i in target.plan.watched for target in call.targets for i in target.plan.indices]
+    _refuse(call.without_aux(has_aux), values, watched, lambda: _names(call))
+    # A function that cannot be referenced weakly is asked on every call.
+    with contextlib.suppress(TypeError):
+        for plan in plans:
+            keep(plan.asked, (id(f), flags), weakref.ref(f))
+
+
+def _names(call: Call) -> str:
+    return listed(at(target.skeleton.path(i)) for target in call.targets for i in target.plan.watched)
+
+
+def _refuse(f: Callable[[list[Any]], Any], values: list[Any], watched: list[bool], names: Callable[[], str]) -> None:
     try:
         jaxpr = jax.make_jaxpr(f)(values).jaxpr
     except jax.errors.ConcretizationTypeError:

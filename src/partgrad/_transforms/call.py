@@ -1,0 +1,203 @@
+"""One call of a transformed function: the function of the selected leaves alone, and the shape of its derivative."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._compat import speaks_of_structures
+from .._marks import Inside, close, closed, next_level, refuse_forgotten
+from .._message import at, listed
+from .._selection import Form, Target
+from ..errors import ArgumentError, NotDifferentiableError, PartgradError
+
+_NOTE = "partgrad: "
+
+
+class Shape:
+    """The shape of a derivative: the gradient of each selected argument.
+
+    Compared by identity, like the programs in what `jax.vjp` returns, beside which it is in one treedef.
+
+    Attributes:
+        forms: The shapes of the gradients of the arguments. If values inside the function are selected, the last is
+            theirs.
+        is_tuple: Whether the derivative is a tuple, with an entry for each argument.
+        inside: The names of values inside the function that are entries of one dict with the parts of the argument.
+    """
+
+    __slots__ = ("forms", "inside", "is_tuple")
+
+    def __init__(self, forms: tuple[Form, ...], is_tuple: bool, inside: frozenset[str] = frozenset()):
+        self.forms, self.is_tuple, self.inside = forms, is_tuple, inside
+
+    def without_leaves(self) -> "Shape":
+        """The shape alone, which keeps no argument alive."""
+        forms = tuple(Form(form.plan, form.treedef, form.position) for form in self.forms)
+        return Shape(forms, self.is_tuple, self.inside)
+
+    def shaped(self, values: Sequence[Any]) -> Any:
+        """One value per differentiated leaf, in the shape of the derivative."""
+        if len(self.forms) == 1 and not self.is_tuple:
+            return self.forms[0].shaped(values)
+        parts, start = [], 0
+        for form in self.forms:
+            stop = start + len(form.plan.indices)
+            parts.append(form.shaped(values[start:stop]))
+            start = stop
+        if self.inside:
+            parts = [{name: value for part in parts for name, value in part.items()}]
+        return tuple(parts) if self.is_tuple else parts[0]
+
+    def values(self, given: Any, what: str) -> list[Any]:
+        """Take one value per differentiated leaf out of a tree in the shape of the derivative.
+
+        Args:
+            given: The tree.
+            what: What it is, such as `"tangent"`.
+
+        Raises:
+            ArgumentError: If it is no tuple with an entry for each argument, where it should be.
+            PartsError: If the structure of a part differs.
+        """
+        parts: tuple[Any, ...] = (given,)
+        count = 1 if self.inside else len(self.forms)
+        if self.is_tuple:
+            if not isinstance(given, tuple | list) or len(given) != count:
+                found = len(given) if isinstance(given, tuple | list) else type(given).__name__
+                raise ArgumentError(
+                    f"Expected a tuple of {count} {what}s, one for each selected argument, got {found}.",
+                    "In `jvp`, `vjp` and `linearize`, every primal is selected without wrt; one selector is for the "
+                    "first alone.",
+                    fix="give a tuple with one tree for each selected argument, or select others by wrt=(selector, "
+                    "None, ...) or by argnums.",
+                )
+            parts = tuple(given)
+        if self.inside:
+            entries = parts[0] if isinstance(parts[0], dict) else {None: parts[0]}
+            parts = tuple(
+                {name: value for name, value in entries.items() if (name in self.inside) is is_inside}
+                for is_inside in (False, True)[-len(self.forms) :]
+            )
+        return [
+            value
+            for form, part in zip(self.forms, parts, strict=True)
+            for value in form.values(part, f"The {what} of argument {form.position}")
+        ]
+
+
+class Call:
+    """A call as a function of its selected leaves alone; everything else in it is a constant.
+
+    In the arguments of the function, a mark that a selector named is open: it is still there, but the derivative passes
+    it. The mark is closed again in what leaves the function, so whatever a transform returns goes through `closed`.
+
+    Args:
+        f: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        targets: The selected arguments.
+        is_tuple: Whether its derivative is a tuple.
+        inside: As in `Shape`.
+
+    Attributes:
+        level: The level at which the call opens marks; 0 if it opens none.
+    """
+
+    # JAX asks for it on every call, and Python would look for a while.
+    __signature__ = inspect.Signature([inspect.Parameter("values", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        targets: Sequence[Target],
+        is_tuple: bool = False,
+        inside: frozenset[str] = frozenset(),
+    ):
+        self.f, self.args, self.kwargs, self.targets = f, args, kwargs, tuple(targets)
+        self.shape = Shape(self.targets, is_tuple, inside)
+        self.level = 0
+        for target in self.targets:
+            if target.plan.thaw:
+                self.level = next_level()
+
+    @property
+    def selected(self) -> list[Any]:
+        """The differentiated leaves of all arguments."""
+        if len(self.targets) == 1:
+            return self.targets[0].selected
+        return [leaf for target in self.targets for leaf in target.selected]
+
+    @property
+    def paths(self) -> list[str]:
+        """Their paths."""
+        return [target.skeleton.path(i) for target in self.targets for i in target.plan.indices]
+
+    def refuse_empty(self) -> None:
+        """Raise if an argument has leaves and none of them is differentiated."""
+        for target in self.targets:
+            if not target.plan.indices and target.is_empty:
+                refuse_forgotten(target.leaves, target.skeleton.path, None)
+                raise NotDifferentiableError(
+                    f"There is nothing to differentiate in argument {target.position}.",
+                    "Expected a floating or complex leaf that is not held by a mark, got: "
+                    f"{target.skeleton.listed_leaves(target.leaves)}.",
+                    fix="store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by "
+                    "argnums.",
+                )
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        if not self.level:
+            return self._called(values, Target.with_selected)
+        with Inside(self.level):
+            try:
+                return self._called(values, lambda target, own: target.with_opened(own, self.level))
+            except (TypeError, ValueError) as error:
+                self.annotate(error)
+                raise
+
+    def without_aux(self, has_aux: bool) -> Callable[[Sequence[Any]], Any]:
+        """The differentiated output: the first of a pair if the function returns auxiliary data too."""
+        return (lambda values: self(values)[0]) if has_aux else self
+
+    def with_marks_held(self, values: Sequence[Any]) -> Any:
+        """What the function returns if no mark is open."""
+        return self._called(values, Target.with_values)
+
+    def _called(self, values: Sequence[Any], argument: Callable[[Target, Sequence[Any]], Any]) -> Any:
+        args, kwargs, start = list(self.args), dict(self.kwargs), 0
+        for target in self.targets:
+            stop = start + len(target.plan.indices)
+            if isinstance(target.position, str):
+                kwargs[target.position] = argument(target, values[start:stop])
+            else:
+                args[target.position] = argument(target, values[start:stop])
+            start = stop
+        return self.f(*args, **kwargs)
+
+    def closed(self, output: Any) -> Any:
+        """A result of the function, with the marks closed that this call opened."""
+        return close(output, self.level) if self.level else output
+
+    def closed_treedef(self, treedef: Any) -> Any:
+        """Like `closed`, for a treedef."""
+        return closed(treedef, self.level) if self.level else treedef
+
+    def annotate(self, error: Exception) -> None:
+        """Say in an error of JAX about trees that do not match which marks are open; once."""
+        if not self.level or isinstance(error, PartgradError) or not speaks_of_structures(error):
+            return
+        if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+            error.add_note(self._note())
+
+    def _note(self) -> str:
+        opened = listed(at(target.skeleton.path(i)) for target in self.targets for i in target.plan.thaw)
+        return (
+            f"{_NOTE}`wrt` names {opened}, which a mark holds, so the mark is open inside this function. "
+            "For JAX that is a different structure from the held one: of a model from outside, of one that its class "
+            "builds here, and of `in_axes` or specs made of that.\n"
+            "Fix: build models here by dataclasses.replace or partgrad.replace, make `in_axes` and the like of the "
+            "argument itself (jax.tree.map, then dataclasses.replace), use partgrad.apply_updates and "
+            "partgrad.combine, or differentiate partgrad.thaw(model, ...)."
+        )

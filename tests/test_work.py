@@ -1,0 +1,119 @@
+"""How much work calls are, counted: runs of the function, and Python calls in partgrad."""
+
+import collections
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import partgrad as pg
+
+pytestmark = pytest.mark.core
+
+
+@pg.dataclass
+class Held:
+    w: jax.Array
+    p: jax.Array = pg.field(nondiff=True)
+
+
+@pg.dataclass
+class Kernel:
+    variance: jax.Array
+    lengthscale: jax.Array
+
+
+MODEL = Held(jnp.array(2.0), jnp.array(3.0))
+
+
+def calls_of(function):
+    """How many Python functions of partgrad a call runs, by name."""
+    found = collections.Counter()
+
+    def profile(frame, event, _):
+        file = frame.f_code.co_filename
+        if event == "call" and ("/partgrad/" in file or file.startswith("<partgrad")):
+            found[frame.f_code.co_qualname] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def total(function):
+    return sum(calls_of(function).values())
+
+
+@pytest.fixture
+def kernel():
+    return Kernel(jnp.array(2.0), jnp.array(3.0))
+
+
+def test_a_gradient_by_a_callable_runs_few_functions(kernel):
+    gradient = pg.grad(lambda k: k.variance * k.lengthscale, wrt=lambda k: k.variance)
+    assert total(lambda: gradient(kernel)) <= 150
+    assert total(lambda: gradient(kernel)) <= 40
+
+
+def test_a_named_mark_of_a_class_costs_little_after_the_first_call():
+    gradient = pg.grad(lambda m: m.w * m.p**2, wrt="p")
+    gradient(MODEL)
+    assert total(lambda: gradient(MODEL)) <= 80
+
+
+def test_naming_a_mark_does_not_depend_on_the_size_of_the_function():
+    def long(m):
+        x = m.w
+        for _ in range(100):
+            x = jnp.sin(x) * m.p
+        return x
+
+    counts = []
+    for f in (lambda m: m.w * m.p, long):
+        gradient = pg.grad(f, wrt="p")
+        gradient(MODEL)
+        counts.append(total(lambda gradient=gradient: gradient(MODEL)))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f: pg.grad(f, wrt="p"),
+        lambda f: pg.value_and_grad(f, wrt=lambda m: m.p),
+        lambda f: lambda m: pg.vjp(f, m, wrt="p")[1](1.0),
+        lambda f: lambda m: pg.jvp(f, (m,), (1.0,), wrt="p"),
+        lambda f: pg.grad(f, wrt={"a": "p", "b": "w"}),
+        # A new transform on every call.
+        lambda f: lambda m: pg.grad(f, wrt="p")(m),
+    ],
+)
+def test_the_function_runs_once_after_the_first_call(derivative):
+    runs = []
+    d = derivative(lambda m: runs.append(1) or m.w * m.p**2)
+    d(MODEL)
+    runs.clear()
+    for _ in range(3):
+        d(MODEL)
+    assert len(runs) == 3
+
+
+def test_each_structure_and_each_flag_is_asked():
+    def f(m, plainly):
+        return (Held(m.w, m.p) if plainly else m).p ** 2
+
+    gradient = pg.grad(f, wrt="p")
+    assert gradient(MODEL, False) == 6.0
+    for _ in range(2):
+        with pytest.raises(pg.errors.HeldError):
+            gradient(MODEL, True)
+    assert gradient(MODEL, False) == 6.0
+    nested = pg.grad(lambda t: f(t[0], True) if len(t) > 1 else t[0].p, wrt="[0].p")
+    assert nested((MODEL,)) == 1.0
+    with pytest.raises(pg.errors.HeldError):
+        nested((MODEL, MODEL))
