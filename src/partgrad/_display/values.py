@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._trees import dtype_of, is_array, is_differentiable, shape_of
+from .._trees import dtype_of, hijax_type, is_array, is_differentiable, shape_of
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 
@@ -58,12 +58,14 @@ def in_bytes(count: int) -> str:
 
 def size_of(leaves: list[Any]) -> Size:
     """The size of some leaves."""
-    gradient = sum(_entries(leaf) * _itemsize(leaf) for leaf in leaves if is_differentiable(leaf))
+    gradient = sum(_bytes(leaf) for leaf in leaves if is_differentiable(leaf))
     return Size(len(leaves), sum(map(_entries, leaves)), gradient)
 
 
 def _entries(leaf: Any) -> int:
     """How many numbers or keys a leaf holds."""
+    if (kind := hijax_type(leaf)) is not None:
+        return sum(math.prod(part.shape) for part in kind.lo_ty())
     try:
         shape = shape_of(leaf)
         return math.prod(shape) if isinstance(shape, tuple) else 0
@@ -72,6 +74,9 @@ def _entries(leaf: Any) -> int:
         return 0
 
 
-def _itemsize(leaf: Any) -> int:
+def _bytes(leaf: Any) -> int:
+    """The size of the gradient of a leaf."""
+    if (kind := hijax_type(leaf)) is not None:
+        return sum(math.prod(part.shape) * part.dtype.itemsize for part in kind.lo_ty())
     # A gradient has the dtype that JAX gives the leaf: float32 for a NumPy float64 if x64 is off.
-    return jax.dtypes.canonicalize_dtype(dtype_of(leaf)).itemsize
+    return _entries(leaf) * jax.dtypes.canonicalize_dtype(dtype_of(leaf)).itemsize

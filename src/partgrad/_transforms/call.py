@@ -1,16 +1,25 @@
 """One call of a transformed function: the function of the selected leaves alone, and the shape of its derivative."""
 
+import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from .._compat import speaks_of_structures
 from .._marks import Inside, close, closed, next_level, refuse_forgotten
 from .._message import at, listed
 from .._selection import Form, Target
+from .._trees import number_class
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
+from .state import Changes, changes_in, may_change, warn_of
 
 _NOTE = "partgrad: "
+_NOTHING = contextlib.nullcontext()
+# How many numbers a note names in its remedy.
+_NAMED = 4
 
 
 class Shape:
@@ -101,6 +110,7 @@ class Call:
 
     Attributes:
         level: The level at which the call opens marks; 0 if it opens none.
+        may_change: Whether the function may change something in its arguments in place.
     """
 
     # JAX asks for it on every call, and Python would look for a while.
@@ -121,6 +131,7 @@ class Call:
         for target in self.targets:
             if target.plan.thaw:
                 self.level = next_level()
+        self.may_change = "flax.nnx" in sys.modules and may_change(self.targets)
 
     @property
     def selected(self) -> list[Any]:
@@ -139,23 +150,78 @@ class Call:
         for target in self.targets:
             if not target.plan.indices and target.is_empty:
                 refuse_forgotten(target.leaves, target.skeleton.path, None)
+                fix = "store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by argnums."
+                if any(isinstance(leaf, jax.Ref) for leaf in target.leaves):
+                    fix = "differentiate a copy with values in the place of references: jax.tree.map("
+                    fix += "lambda leaf: leaf[...] if isinstance(leaf, jax.Ref) else leaf, model)."
                 raise NotDifferentiableError(
                     f"There is nothing to differentiate in argument {target.position}.",
                     "Expected a floating or complex leaf that is not held by a mark, got: "
                     f"{target.skeleton.listed_leaves(target.leaves)}.",
-                    fix="store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by "
-                    "argnums.",
+                    fix=fix,
                 )
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        if not self.level:
-            return self._called(values, Target.with_selected)
-        with Inside(self.level):
+        output, changes = self._run(values)
+        if changes:
+            warn_of(self.targets, changes)
+        return output
+
+    def with_changes(self, has_aux: bool) -> Callable[[Sequence[Any]], Any]:
+        """A function of the leaves that returns the output, and the auxiliary data with what it changed in place."""
+
+        def changing(values: Sequence[Any]) -> Any:
+            output, changes = self._run(values)
+            return (output[0], (output[1], changes)) if has_aux else (output, (None, changes))
+
+        return changing
+
+    def _run(self, values: Sequence[Any]) -> tuple[Any, Changes]:
+        """The output of the function, and what it changed in its arguments, if it may change anything."""
+        insert: Callable[[Target, Sequence[Any]], Any] = Target.with_selected
+        if self.level:
+            insert = lambda target, own: target.with_opened(own, self.level)
+        args, kwargs = self._arguments(values, insert)
+        with Inside(self.level) if self.level else _NOTHING:
             try:
-                return self._called(values, lambda target, own: target.with_opened(own, self.level))
-            except (TypeError, ValueError) as error:
+                if not self.may_change:
+                    return self.f(*args, **kwargs), ()
+                given: dict[Any, Any] = dict(enumerate(args)) | kwargs
+                before = {target.position: jax.tree.leaves(given[target.position]) for target in self.targets}
+                output = self.f(*args, **kwargs)
+                return output, changes_in(self.targets, before, given)
+            except Exception as error:
+                # Whatever it raises is raised, with a note if there is something to say.
                 self.annotate(error)
+                self._explain_numbers(error)
                 raise
+
+    def _explain_numbers(self, error: Exception) -> None:
+        """Say in an error of the function which Python numbers are traced in it, if it runs where they are not."""
+        pairs = list(zip(self.paths, self.selected, strict=True))
+        numbers = [path for path, leaf in pairs if number_class(leaf) is not None]
+        if not numbers or isinstance(error, PartgradError) or _is_noted(error):
+            return
+        arrays = [leaf for _, leaf in pairs if number_class(leaf) is None]
+
+        def with_numbers(arrays: list[Any]) -> Any:
+            rest = iter(arrays)
+            values = [leaf if number_class(leaf) is not None else next(rest) for _, leaf in pairs]
+            args, kwargs = self._arguments(values, Target.with_values)
+            return self.f(*args, **kwargs)
+
+        try:
+            jax.make_jaxpr(with_numbers)(arrays)
+        except Exception:
+            return
+        each = " | ".join((f"partgrad.path({numbers[0]!r})", *map(repr, numbers[1:])))
+        if len(numbers) > _NAMED:
+            each = "partgrad.matching(lambda path, leaf: isinstance(leaf, float))"
+        error.add_note(
+            f"{_NOTE}the function is differentiated with respect to Python numbers, which are traced in it: "
+            f"{listed(at(path) for path in numbers)}. It runs if they are not.\n"
+            f"Fix: hold them, model = partgrad.freeze(model, {each}), or leave them out of `wrt`."
+        )
 
     def without_aux(self, has_aux: bool) -> Callable[[Sequence[Any]], Any]:
         """The differentiated output: the first of a pair if the function returns auxiliary data too."""
@@ -163,9 +229,12 @@ class Call:
 
     def with_marks_held(self, values: Sequence[Any]) -> Any:
         """What the function returns if no mark is open."""
-        return self._called(values, Target.with_values)
+        args, kwargs = self._arguments(values, Target.with_values)
+        return self.f(*args, **kwargs)
 
-    def _called(self, values: Sequence[Any], argument: Callable[[Target, Sequence[Any]], Any]) -> Any:
+    def _arguments(
+        self, values: Sequence[Any], argument: Callable[[Target, Sequence[Any]], Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         args, kwargs, start = list(self.args), dict(self.kwargs), 0
         for target in self.targets:
             stop = start + len(target.plan.indices)
@@ -174,7 +243,7 @@ class Call:
             else:
                 args[target.position] = argument(target, values[start:stop])
             start = stop
-        return self.f(*args, **kwargs)
+        return args, kwargs
 
     def closed(self, output: Any) -> Any:
         """A result of the function, with the marks closed that this call opened."""
@@ -186,9 +255,11 @@ class Call:
 
     def annotate(self, error: Exception) -> None:
         """Say in an error of JAX about trees that do not match which marks are open; once."""
-        if not self.level or isinstance(error, PartgradError) or not speaks_of_structures(error):
+        if not self.level or isinstance(error, PartgradError) or not isinstance(error, TypeError | ValueError):
             return
-        if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        if not speaks_of_structures(error):
+            return
+        if not _is_noted(error):
             error.add_note(self._note())
 
     def _note(self) -> str:
@@ -201,3 +272,7 @@ class Call:
             "argument itself (jax.tree.map, then dataclasses.replace), use partgrad.apply_updates and "
             "partgrad.combine, or differentiate partgrad.thaw(model, ...)."
         )
+
+
+def _is_noted(error: Exception) -> bool:
+    return any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ()))

@@ -13,6 +13,7 @@ from .._selection import Selector
 from .arguments import Argnames, Argnums, F
 from .call import Call
 from .options import GradOptions, NonFinite, Unused, documented
+from .state import write_back
 from .transform import Derivative, Shaped, transform
 
 P = ParamSpec("P")
@@ -127,7 +128,12 @@ def _with_value(found: Derivative, has_aux: bool) -> Any:
 
 
 def _gradient(call: Call, leaves: list[Any], shaped: Shaped, has_aux: bool, holomorphic: bool) -> Derivative:
-    value, gradients = _by_jax(call, leaves, has_aux, holomorphic)
+    if call.may_change:
+        (value, (aux, changes)), gradients = _by_jax(call.with_changes(has_aux), leaves, True, holomorphic)
+        write_back(call.targets, changes)
+        value = (value, aux) if has_aux else value
+    else:
+        value, gradients = _by_jax(call, leaves, has_aux, holomorphic)
     value = call.closed(value)
     return Derivative(shaped(gradients), *(value if has_aux else (value,)))
 

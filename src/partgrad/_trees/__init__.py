@@ -17,6 +17,7 @@ from .leaf import (
     dtype_of as dtype_of,
     flatten as flatten,
     function_name as function_name,
+    hijax_type as hijax_type,
     is_array as is_array,
     is_differentiable as is_differentiable,
     number_class as number_class,

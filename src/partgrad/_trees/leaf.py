@@ -14,14 +14,27 @@ from ..errors import ArgumentError
 _SCALARS: dict[type, bool] = {float: True, complex: True, int: False, bool: False, str: False, type(jnp.float32): False}
 _NUMBERS = (bool, int, float, complex)
 _DTYPES: dict[Any, bool] = {}
+# Classes of concrete arrays, which have been met.
+_ARRAYS: set[type] = {np.ndarray}
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 def is_differentiable(leaf: Any) -> bool:
-    """Whether a leaf is floating or complex: an array of such a dtype, or a Python float or complex number."""
+    """Whether JAX's transforms differentiate a leaf.
+
+    It is a floating or complex array, a Python float or complex number, or of a hijax class with such a tangent. A
+    `jax.Ref` is not, whatever it refers to.
+    """
     kind = _SCALARS.get(type(leaf))
     if kind is not None:
         return kind
+    if type(leaf) not in _ARRAYS:
+        if is_reference(leaf):
+            return False
+        if hijax_type(leaf) is not None:
+            return _has_tangent(leaf)
+        if issubclass(type(leaf), jax.Array) and not issubclass(type(leaf), jax.core.Tracer):
+            _ARRAYS.add(type(leaf))
     try:
         # Asked of every leaf in every call: nearly all are arrays of a dtype that was met before.
         return _DTYPES[leaf.dtype]
@@ -36,6 +49,37 @@ def _is_inexact(leaf: Any) -> bool:
     # There are few dtypes, so the table stays small.
     _DTYPES[dtype] = found = bool(jnp.issubdtype(dtype, jnp.inexact))
     return found
+
+
+def is_reference(leaf: Any) -> bool:
+    """Whether a leaf is a `jax.Ref`, traced or not."""
+    # By its type first: a leaf may be any object, and have any attribute.
+    kind = type(leaf)
+    return jax.Ref in kind.__mro__ or (issubclass(kind, jax.core.Tracer) and isinstance(leaf, jax.Ref))
+
+
+def hijax_type(leaf: Any) -> Any:
+    """The type of a leaf of a hijax class, or None: nobody can have one who has not imported hijax."""
+    hijax = sys.modules.get("jax.experimental.hijax")
+    if hijax is None or type(leaf) in _ARRAYS or type(leaf) in _SCALARS:
+        return None
+    try:
+        kind = jax.typeof(leaf)
+    except Exception:
+        # Not only TypeError: a leaf may be any object.
+        return None
+    return kind if isinstance(kind, hijax.HiType) else None
+
+
+def _has_tangent(leaf: Any) -> bool:
+    """Whether the tangents of a leaf of a hijax class are floating or complex."""
+    # In flax's mode `hijax=True` a Variable is a leaf, with its class; as elsewhere, only a Param is a parameter.
+    variable, nnx = getattr(leaf, "var_type", None), sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(variable, type) and issubclass(variable, nnx.Variable):
+        return issubclass(variable, nnx.Param)
+    tangent = hijax_type(leaf).to_tangent_aval()
+    parts = tangent.lo_ty() if isinstance(tangent, sys.modules["jax.experimental.hijax"].HiType) else [tangent]
+    return any(jnp.issubdtype(part.dtype, jnp.inexact) for part in parts)
 
 
 def _dtype(leaf: Any) -> np.dtype | None:
@@ -88,6 +132,9 @@ def tied(leaves: Sequence[Any], among: Iterable[int] | None = None) -> list[list
 
 def describe(leaf: Any) -> str:
     """Write the type of a leaf: `f32[3,4]` for an array, `float` for a Python number, else the type's name."""
+    if is_reference(leaf) or hijax_type(leaf) is not None:
+        # As JAX writes it.
+        return jax.typeof(leaf).str_short(short_dtypes=True)
     try:
         name, shape = str(leaf.dtype), leaf.shape
     except Exception:

@@ -1,0 +1,88 @@
+"""State that a function changes in place in modules of `flax.nnx`: statistics, counters of random numbers.
+
+JAX gives a function a copy of its arguments, so what it changes there is lost. `nnx.grad` writes it back to the module
+that was passed; so do `grad` and `value_and_grad`. The other transforms warn.
+"""
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from .._message import at, listed, word
+from .._selection import Target
+
+# For each target the changed leaves, by number.
+Changes = tuple[dict[int, Any], ...]
+
+_warned: set[type] = set()
+
+
+def may_change(targets: Sequence[Target]) -> bool:
+    """Whether an argument has a Variable of `flax.nnx`."""
+    # Nobody can have one who has not imported it.
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and any(
+        isinstance(place.value, nnx.Variable) for target in targets for place in target.skeleton.nodes
+    )
+
+
+def changes_in(targets: Sequence[Target], before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Changes:
+    """The leaves that a function replaced in its arguments, but for selected ones; both by position."""
+    return tuple(
+        {
+            number: new
+            for number, (old, new) in enumerate(zip(before[target.position], _leaves(after, target), strict=False))
+            if new is not old and number not in target.plan.indices
+        }
+        for target in targets
+    )
+
+
+def _leaves(given: Mapping[Any, Any], target: Target) -> list[Any]:
+    leaves, treedef = jax.tree.flatten(given[target.position])
+    # A function may also add and remove Variables; nothing can be said of those.
+    return leaves if treedef.num_leaves == target.treedef.num_leaves else []
+
+
+def write_back(targets: Sequence[Target], changes: Changes) -> None:
+    """Write what a function changed into the arguments of the call."""
+    import flax.errors
+    from flax import nnx
+
+    for target, changed in zip(targets, changes, strict=True):
+        if not changed:
+            continue
+        leaves = list(target.leaves)
+        for number, value in changed.items():
+            leaves[number] = value
+        is_module = lambda node: isinstance(node, nnx.Module)
+        old, new = (
+            jax.tree.leaves(tree, is_leaf=is_module) for tree in (target.tree, target.treedef.unflatten(leaves))
+        )
+        try:
+            for one, other in zip(old, new, strict=True):
+                if is_module(one):
+                    nnx.update(one, nnx.state(other))
+        except flax.errors.TraceContextError:
+            # The module comes from outside of a transformation around this one.
+            warn_of((target,), (changed,))
+
+
+def warn_of(targets: Sequence[Target], changes: Changes) -> None:
+    """Warn, once for each class of arguments, that what the function changed is lost."""
+    for target, changed in zip(targets, changes, strict=True):
+        kind = type(target.tree)
+        if changed and kind not in _warned:
+            _warned.add(kind)
+            message = word(
+                f"The function changes {listed(at(target.skeleton.path(i)) for i in changed)} of its argument "
+                f"{target.position}, a `{kind.__name__}`, and the change is lost.",
+                "JAX gives the function a copy. Statistics stand still, and every call draws the same random numbers.",
+                fix="return the module as auxiliary data, (loss, model) with has_aux=True, and go on with that; "
+                "partgrad.grad and partgrad.value_and_grad write changes back to a module that is an argument of the "
+                "same function.",
+            )
+            warnings.warn(message, stacklevel=2)
