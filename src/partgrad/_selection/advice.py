@@ -1,6 +1,7 @@
 """What errors say of a path that matches nothing (at which step it fails, what is there) and of what is no selector."""
 
 import inspect
+import itertools
 import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses
 from ..errors import NoMatchError, SelectorTypeError, SlotError
 from .callables import MISFITS, code_of, parts_of
-from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse
+from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse, places_by_step
 from .skeletons import Skeleton
 
 # In at most this many places, every path is compared with a misspelled one.
@@ -58,9 +59,8 @@ def no_path(skeleton: Skeleton, pattern: re.Pattern[str]) -> NoMatchError:
 
 def _instead(skeleton: Skeleton, pattern: str, steps: Sequence[PatternStep]) -> _Advice:
     layout = skeleton.layout
-    reached, count = [layout.root], 0
-    while count < len(steps) and (further := matching_places(layout, steps[: count + 1])):
-        reached, count = further, count + 1
+    by_step = list(itertools.takewhile(bool, places_by_step(layout, steps))) or [[layout.root]]
+    reached, count = by_step[-1], len(by_step) - 1
     step = steps[min(count, len(steps) - 1)]
     ways = (
         _stored_otherwise(skeleton, reached, step),
