@@ -9,10 +9,10 @@ import numpy as np
 
 from .._marks import Place, remarked
 from .._message import at
-from .._trees import function_name, is_differentiable, shape_of, too_deep
+from .._trees import function_name, is_differentiable, too_deep
 from ..errors import ArgumentError, PartsError, SelectionError
 from .selectors import Selector, as_selection
-from .target import Target, entry_names, values_like
+from .target import Target, items_of, values_like
 
 T = TypeVar("T")
 
@@ -124,16 +124,7 @@ def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
         >>> pg.items(model, "n")
         [("['n']", 3)]
     """
-    target = Target(tree, as_selection(wrt), purpose="edit")
-    skeleton, pairs = target.skeleton, []
-    for i, elements in zip(target.plan.indices, target.plan.elements, strict=True):
-        leaf, path = target.leaves[i], skeleton.path(i)
-        if elements is None:
-            pairs.append((path, leaf))
-            continue
-        names = entry_names(path, shape_of(leaf), elements)
-        pairs += zip(names, leaf.reshape(-1)[elements.ravel()], strict=True)
-    return pairs
+    return items_of(Target(tree, as_selection(wrt), purpose="edit"))
 
 
 def mask(tree: T, wrt: Selector = None) -> T:

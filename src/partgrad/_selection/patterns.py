@@ -16,8 +16,6 @@ from .skeletons import Skeleton
 
 # A name, a part of one with `*` in it, or a star alone.
 _WORD = re.compile(r"(?:[^\W\d]|\*)(?:\w|\*)*")
-# An index as PyTorch writes it, `layers.0.weight`.
-_DOTTED_INDEX = re.compile(r"\.(\d+)(?=[.[]|$)")
 _FLAT_INDEX = re.compile(r"<flat index (\d+)>")
 
 
@@ -166,9 +164,6 @@ def parse(pattern: str) -> tuple[PatternStep, ...]:
 
 def _unreadable(pattern: str, position: int, expected: str) -> NoMatchError:
     fix = "write it as Python would: kernels[0].variance, ['w'].scale; `*` is one step, `**` any number."
-    in_brackets = _DOTTED_INDEX.sub(r"[\1]", pattern)
-    if in_brackets != pattern and not _DOTTED_INDEX.match(f".{pattern}"):
-        fix = f"write {in_brackets!r}: an index stands in brackets."
     return NoMatchError(
         f"The path {pattern!r} cannot be read at position {position}: {pattern[position:]!r}.",
         f"Expected {expected}.",

@@ -9,24 +9,28 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 
-from .._marks import Layout, Place, refuse_forgotten
-from .._message import at, listed
+from .._marks import Layout, Place
+from .._message import at
 from .._trees import common, is_differentiable, shape_of, without
 from ..errors import NoMatchError, SelectionError, SelectorTypeError
-from .advice import bools_in, no_path, not_a_selector, not_found
-from .callables import match_of
+from .advice import not_found, unreadable
+from .callables import Misfit, match_of
 from .choose import LEAF, Rules, leaves_in, nothing_selected, place_of, selected_in
+from .habits import is_node, may_mean_a_part
 from .intermediate import Intermediate
-from .masks import masked_places
+from .masks import bools_in, masked_places
+from .misreadings import false_everywhere, fits_nowhere, no_node_of, no_path, not_a_selector, path_is_text
 from .patterns import PatternStep, elements_at, matching_places, parse
 from .plan import Found, Match, Pick
+from .remedies import source_of
 from .skeletons import Skeleton, keep
 from .slots import Seen
+from .target import Target, items_of
 
 # What `wrt` accepts; a mask may be a tree of any class.
 Selector: TypeAlias = Callable[[Any], Any] | object
@@ -36,6 +40,13 @@ class Selection:
     """A selector: `each`, `path`, `of_type`, `matching` and `exclude` return one, and every `wrt=` becomes one.
 
     Selections combine with each other and with any other selector: `a | b`, `a & b`, `a - b`, `~a`.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.path("layers[*].w") | "scale"
+        partgrad.path('layers[*].w') | partgrad.path('scale')
+        >>> (pg.path("layers[*].w") | "scale").paths({"layers": [{"w": 1.0}, {"w": 2.0}], "scale": 3.0})
+        ["['layers'][0]['w']", "['layers'][1]['w']", "['scale']"]
     """
 
     # Whether its match depends only on the skeleton (and on shapes, if it takes elements). Then selections that
@@ -46,6 +57,33 @@ class Selection:
     # What it is called in an error.
     words: str
 
+    def __new__(cls, *_: Any, **__: Any) -> Selection:
+        """Refuse what is no selector of a kind."""
+        if cls is Selection:
+            raise SelectorTypeError(
+                "`partgrad.Selection` is the class of selectors, and makes none.",
+                "Expected one of the functions that do: each, path, of_type, matching, exclude.",
+                fix="write partgrad.path('**') for every leaf, or another selector.",
+            )
+        return super().__new__(cls)
+
+    def paths(self, tree: Any) -> list[str]:
+        """The paths of what it selects in a tree, as `partgrad.items` lists them.
+
+        Args:
+            tree: Any pytree.
+
+        Returns:
+            One path for each leaf or element.
+
+        Raises:
+            SelectionError: If it does not fit the tree.
+        """
+        return [path for path, _ in items_of(Target(tree, self, purpose="edit"))]
+
+    def __dir__(self) -> list[str]:
+        return ["paths", *dir(object)]
+
     def match(self, skeleton: Skeleton) -> Match:
         """What it says about a skeleton; equal matches make equal plans."""
         raise NotImplementedError
@@ -54,9 +92,6 @@ class Selection:
     def rules(self) -> Rules:
         """What else matters when its leaves are chosen."""
         return Rules(self.words)
-
-    def __repr__(self) -> str:
-        return f"<selection {self.words}>"
 
     def __or__(self, other: Any) -> Selection:
         return _Union(self, as_selection(other))
@@ -100,6 +135,10 @@ class _Pair(Selection):
     def words(self) -> str:  # type: ignore[override]
         """Both sides, as they were combined."""
         return f"({self._first.words} {self.symbol} {self._second.words})"
+
+    def __repr__(self) -> str:
+        sides = (f"({side!r})" if isinstance(side, _Pair) else repr(side) for side in (self._first, self._second))
+        return f" {self.symbol} ".join(sides)
 
     @property
     def rules(self) -> Rules:
@@ -189,6 +228,9 @@ class _Difference(_Pair):
         """A complement is written as one."""
         return f"~{self._second.words}" if self._first is _EVERYTHING else super().words
 
+    def __repr__(self) -> str:
+        return f"partgrad.exclude({self._second!r})" if self._first is _EVERYTHING else super().__repr__()
+
     def _set(self, skeleton: Skeleton, first: Found, second: Found) -> Found:
         sizes = {i: math.prod(shape_of(skeleton.leaves[i])) for i in first if second.get(i) is not None}
         return {i: without(own, second[i], sizes.get(i, 0)) if i in second else own for i, own in first.items()}
@@ -204,6 +246,9 @@ class _Everything(Selection):
 
     takes_everything = True
     words = "None"
+
+    def __repr__(self) -> str:
+        return self.words
 
     @property
     def rules(self) -> Rules:
@@ -232,6 +277,10 @@ class CallableSelection(Selection):
         name = "the lambda" if name == "<lambda>" else f"`{name}`"
         return f"each({name})" if self._everywhere else name
 
+    def __repr__(self) -> str:
+        text = _code(self._function)
+        return f"partgrad.each({text})" if self._everywhere else text
+
     @property
     def rules(self) -> Rules:
         """What it returns was pointed at, so it must be differentiable."""
@@ -239,7 +288,10 @@ class CallableSelection(Selection):
 
     def match(self, skeleton: Skeleton) -> Match:
         """What the function returns."""
-        return match_of(self._function, skeleton, everywhere=self._everywhere)
+        found = match_of(self._function, skeleton, everywhere=self._everywhere)
+        if isinstance(found, Misfit):
+            raise fits_nowhere(self._function, skeleton, found)
+        return found
 
 
 class Path(Selection):
@@ -247,7 +299,6 @@ class Path(Selection):
 
     def __init__(self, pattern: str):
         self._pattern = pattern
-        self._steps = parse(pattern)
         self.words = repr(pattern)
 
     def __eq__(self, other: object) -> bool:
@@ -259,18 +310,24 @@ class Path(Selection):
     def __reduce__(self) -> Any:
         return Path, (self._pattern,)
 
+    def __repr__(self) -> str:
+        return f"partgrad.path({self._pattern!r})"
+
     def match(self, skeleton: Skeleton) -> Match:
         """The places that it leads to."""
         layout = skeleton.layout
-        steps: Sequence[PatternStep] = self._steps
+        try:
+            written = steps = self._steps(layout)
+        except NoMatchError as error:
+            raise unreadable(skeleton, self._pattern, error) from None
         places: list[Any] = matching_places(layout, steps)
         if not places:
             places, steps = elements_at(skeleton, steps)
         if not places:
             # As JAX writes it, a wrapper takes a step.
-            places, steps = matching_places(layout, self._steps, of_jax=True), self._steps
+            places, steps = matching_places(layout, written, of_jax=True), written
         if not places:
-            raise not_found(skeleton, self._pattern, self._steps)
+            raise not_found(skeleton, self._pattern, written)
         if any(step.is_wild for step in steps):
             return Match(tuple(places))
         if len(places) > 1:
@@ -281,6 +338,10 @@ class Path(Selection):
                 fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
             )
         return Match((places[0],), LEAF)
+
+    def _steps(self, layout: Layout) -> Sequence[PatternStep]:
+        # The path of a tree that is one leaf has no steps.
+        return () if not self._pattern and len(layout.leaves) == 1 == len(layout.places) else parse(self._pattern)
 
 
 class WholePath(Selection):
@@ -295,6 +356,9 @@ class WholePath(Selection):
 
     def __hash__(self) -> int:
         return hash(self._pattern)
+
+    def __repr__(self) -> str:
+        return f"partgrad.path({self._pattern!r})"
 
     def match(self, skeleton: Skeleton) -> Match:
         """The leaves."""
@@ -317,28 +381,15 @@ class OfType(Selection):
     def __hash__(self) -> int:
         return hash(self._cls)
 
+    def __repr__(self) -> str:
+        return f"partgrad.of_type({self._cls.__name__})"
+
     def match(self, skeleton: Skeleton) -> Match:
         """The nodes of the class."""
         found = [place for place in skeleton.nodes if isinstance(place.value, self._cls)]
         if not found:
-            refuse_forgotten(skeleton.leaves, skeleton.path)
-            are_leaves = any(isinstance(leaf, self._cls) for leaf in skeleton.leaves)
-            raise self._not_there(dict.fromkeys(type(place.value) for place in skeleton.nodes), are_leaves)
+            raise no_node_of(self._cls, skeleton)
         return Match(tuple(found))
-
-    def _not_there(self, present: Iterable[type], are_leaves: bool) -> NoMatchError:
-        name, classes = self._cls.__name__, list(present)
-        details = [f"Classes of its nodes: {listed(cls.__name__ for cls in classes) or 'none'}."]
-        fix = "use one of these, or select the leaves by a path or a callable."
-        if are_leaves:
-            details.append("A class is that of a node; here it is that of a leaf.")
-            fix = "write partgrad.matching(lambda path, leaf: ...), which is asked about every leaf."
-        if any(
-            cls.__qualname__ == self._cls.__qualname__ and cls.__module__ == self._cls.__module__ for cls in classes
-        ):
-            details = [f"It has nodes of another class `{name}`: the class was defined anew after the tree was built."]
-            fix = f"build the tree again, with the new `{name}`."
-        return NoMatchError(f"The class {name} selects nothing: the tree has no node of it.", *details, fix=fix)
 
 
 class _Mask(Selection):
@@ -355,6 +406,9 @@ class _Mask(Selection):
 
     def __hash__(self) -> int:
         return hash((self._treedef, self._chosen))
+
+    def __repr__(self) -> str:
+        return repr(self._treedef.unflatten(self._chosen))
 
     def match(self, skeleton: Skeleton) -> Match:
         """The places under True."""
@@ -373,19 +427,44 @@ class Matching(Selection):
     def __init__(self, function: Callable[[str, Any], bool]):
         self._function = function
 
+    def __repr__(self) -> str:
+        return f"partgrad.matching({_code(self._function)})"
+
     def match(self, skeleton: Skeleton) -> Match:
         """The leaves for which it is true."""
         leaves, places = skeleton.leaves, skeleton.layout.leaves
         asked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and not skeleton.is_held(i)]
-        chosen = tuple([places[i] for i in asked if self._function(places[i].path, Seen(skeleton, i))])
+        try:
+            chosen = tuple([places[i] for i in asked if self._function(places[i].path, Seen(skeleton, i))])
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            error.add_note(path_is_text(self._function, skeleton))
+            raise
         if not chosen:
-            raise NoMatchError(
-                f"The selector {self.words} selects nothing to differentiate.",
-                f"The function is false for all of the {len(asked)} leaves that it was asked about.",
-                f"Leaves: {skeleton.listed_leaves()}.",
-                fix="ask for path, leaf.shape or leaf.dtype; or leave `wrt` out, for all of these leaves.",
-            )
+            raise false_everywhere(self._function, skeleton, len(asked))
         return Match(chosen)
+
+
+class _Misread(Selection):
+    """What is no selector, and may mean a part of the tree: the error says which."""
+
+    is_fixed = False
+    words = "`wrt`"
+
+    def __init__(self, wrt: Any):
+        self._wrt = wrt
+
+    def __repr__(self) -> str:
+        return repr(self._wrt)
+
+    def match(self, skeleton: Skeleton) -> Match:
+        """Raises the error."""
+        raise not_a_selector(self._wrt, skeleton)
+
+
+def _code(function: Any) -> str:
+    """A function as code: the source of a lambda, or its name."""
+    name = getattr(function, "__name__", None)
+    return source_of(function) or (repr(function) if name in (None, "<lambda>") else str(name))
 
 
 _EVERYTHING = _Everything()
@@ -412,6 +491,8 @@ def as_selection(wrt: Any) -> Selection:
     bools = [] if isinstance(wrt, types.FunctionType) else bools_in(wrt)
     if bools and all(bools):
         return _Mask(wrt)
-    if callable(wrt) and not any(bools):
+    if callable(wrt) and not any(bools) and not is_node(wrt):
         return CallableSelection(wrt)
+    if not any(bools) and may_mean_a_part(wrt):
+        return _Misread(wrt)
     raise not_a_selector(wrt)
