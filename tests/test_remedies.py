@@ -595,6 +595,11 @@ ROWS = {
         lambda: pg.partition(TREE, {"a": True, "b": False, "n": False})[0],
         [2.0, 3.0],
     ),
+    "freezing without a selector": (
+        lambda: pg.freeze(TREE),
+        lambda: [pg.is_nondiff(pg.freeze(TREE, None), None), pg.is_nondiff(pg.freeze(TREE, "a"), "a")],
+        [True, True],
+    ),
     "a selection of nothing": (
         lambda: pg.Selection(),
         lambda: pg.partition(TREE, pg.path("**"))[0],

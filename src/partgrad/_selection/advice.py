@@ -12,7 +12,7 @@ from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses
 from ..errors import NoMatchError, SlotError
 from .callables import MISFITS, code_of, parts_of
-from .habits import VALUES, as_pattern, is_readable, meant_by_text
+from .notations import VALUES, as_pattern, is_readable, meant_by_text
 from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse, places_by_step
 from .skeletons import Skeleton
 

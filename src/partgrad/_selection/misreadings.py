@@ -10,9 +10,11 @@ from .._message import at, listed, near_misses
 from .._trees import accepts
 from ..errors import NoMatchError, SelectionError, SelectorTypeError
 from .callables import Misfit, is_static
-from .habits import Reading, labels_in, meant_by_function, meant_by_object, merged
+from .habits import meant_by_object, merged
 from .masks import bools_in
+from .notations import Reading
 from .patterns import names_of
+from .questions import labels_in, meant_by_function
 from .skeletons import Skeleton
 
 

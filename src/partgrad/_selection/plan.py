@@ -12,8 +12,9 @@ from .._marks import Place
 from .._trees import Elements, is_differentiable, shape_of
 
 # The purpose of a selection. For differentiation, marks count; for setting or querying marks, they do not; for reading
-# and editing, leaves without a derivative are chosen too if a selector takes the leaf itself.
-Purpose: TypeAlias = Literal["differentiate", "marks", "edit"]
+# and editing, leaves without a derivative are chosen too if a selector takes the leaf itself, and held ones if nothing
+# else is described. What is only shown may be held altogether.
+Purpose: TypeAlias = Literal["differentiate", "marks", "edit", "show"]
 Found: TypeAlias = dict[int, Elements]
 
 # The most elements that a kept plan may name.

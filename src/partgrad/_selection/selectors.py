@@ -7,7 +7,6 @@ gradient is the tree with None elsewhere. On a skeleton it says which, with plac
 from __future__ import annotations
 
 import math
-import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -54,6 +53,8 @@ class Selection:
     is_fixed: bool = True
     # Whether it is `None`, which must not ignore what only looks like a leaf.
     takes_everything = False
+    # Whether it is about marks, so that reading it ignores none.
+    is_about_marks = False
     # What it is called in an error.
     words: str
 
@@ -124,6 +125,7 @@ class _Pair(Selection):
         self._first = first
         self._second = second
         self.is_fixed = first.is_fixed and second.is_fixed
+        self.is_about_marks = first.is_about_marks or second.is_about_marks
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -196,11 +198,15 @@ class _Union(_Pair):
     symbol = "|"
 
     def _combined(self, skeleton: Skeleton, first: Match, second: Match) -> Match:
+        named = [*first.named, *second.named]
         for selection, match in ((self._first, first), (self._second, second)):
             found = self._found(skeleton, selection, match)
-            if not selected_in(skeleton, match, found):
+            selected = selected_in(skeleton, match, found, selection.rules)
+            if not selected and skeleton.purpose != "show":
                 raise nothing_selected(skeleton, list(found), Rules(selection.words))
-        return Match((*first.places, *second.places), None, (*first.named, *second.named))
+            # A side that is held altogether is read nevertheless.
+            named += match.places if skeleton.purpose == "edit" and all(map(skeleton.is_held, selected)) else ()
+        return Match((*first.places, *second.places), None, tuple(named))
 
     def _why_empty(self) -> str:
         return Rules("").reason
@@ -261,6 +267,38 @@ class _Everything(Selection):
         return Match(tuple(place for place, leaf in pairs if is_differentiable(leaf)))
 
 
+class _Held(Selection):
+    """A selector of every floating or complex leaf that a mark holds.
+
+    It is for reading (`items`, `select`, `replace`, `mask`, `is_nondiff`, `summary`) and for `thaw`, alone or combined. It
+    describes leaves, so a transform and `partition` refuse it: name the leaves, or thaw them first.
+
+    Example:
+        >>> import partgrad as pg
+        >>> model = {"width": 1.0, "period": pg.NonDiff(2.0)}
+        >>> pg.items(model, pg.held)
+        [("['period']", 2.0)]
+        >>> pg.thaw(model, pg.held)
+        {'period': 2.0, 'width': 1.0}
+    """
+
+    is_about_marks = True
+    words = "partgrad.held"
+
+    def __repr__(self) -> str:
+        return self.words
+
+    @property
+    def rules(self) -> Rules:
+        """What is held depends on the tree alone."""
+        return Rules(self.words, "No mark holds any floating or complex leaf.", is_wide=True)
+
+    def match(self, skeleton: Skeleton) -> Match:
+        """These leaves."""
+        pairs = zip(skeleton.layout.leaves, skeleton.leaves, strict=True)
+        return Match(tuple(place for place, leaf in pairs if place.mark >= 0 and is_differentiable(leaf)))
+
+
 class CallableSelection(Selection):
     """A function from the tree to parts of it or, if it does not fit the root, from any node below."""
 
@@ -294,24 +332,30 @@ class CallableSelection(Selection):
         return found
 
 
-class Path(Selection):
-    """A path or a glob."""
+class _Made(Selection):
+    """A selection that a function makes of one object, and that is equal to another of an equal object."""
 
-    def __init__(self, pattern: str):
-        self._pattern = pattern
-        self.words = repr(pattern)
+    maker = "path"
+
+    def __init__(self, of: Any):
+        self._of = of
+        self.words = repr(of)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Path) and self._pattern == other._pattern
+        return type(other) is type(self) and self._of == other._of
 
     def __hash__(self) -> int:
-        return hash(self._pattern)
-
-    def __reduce__(self) -> Any:
-        return Path, (self._pattern,)
+        return hash(self._of)
 
     def __repr__(self) -> str:
-        return f"partgrad.path({self._pattern!r})"
+        return f"partgrad.{self.maker}({self.words})"
+
+
+class Path(_Made):
+    """A path or a glob."""
+
+    def __reduce__(self) -> Any:
+        return Path, (self._of,)
 
     def match(self, skeleton: Skeleton) -> Match:
         """The places that it leads to."""
@@ -319,7 +363,7 @@ class Path(Selection):
         try:
             written = steps = self._steps(layout)
         except NoMatchError as error:
-            raise unreadable(skeleton, self._pattern, error) from None
+            raise unreadable(skeleton, self._of, error) from None
         places: list[Any] = matching_places(layout, steps)
         if not places:
             places, steps = elements_at(skeleton, steps)
@@ -327,13 +371,13 @@ class Path(Selection):
             # As JAX writes it, a wrapper takes a step.
             places, steps = matching_places(layout, written, of_jax=True), written
         if not places:
-            raise not_found(skeleton, self._pattern, written)
+            raise not_found(skeleton, self._of, written)
         if any(step.is_wild for step in steps):
             return Match(tuple(places))
         if len(places) > 1:
             one, other = map(place_of, places[:2])
             raise SelectionError(
-                f"The path '{self._pattern}' names two leaves that differ only in the kind of a step.",
+                f"The path '{self._of}' names two leaves that differ only in the kind of a step.",
                 f"Found {at(one.path)} and {at(other.path)}.",
                 fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
             )
@@ -341,54 +385,34 @@ class Path(Selection):
 
     def _steps(self, layout: Layout) -> Sequence[PatternStep]:
         # The path of a tree that is one leaf has no steps.
-        return () if not self._pattern and len(layout.leaves) == 1 == len(layout.places) else parse(self._pattern)
+        return () if not self._of and all(place.is_leaf for place in matching_places(layout, ())) else parse(self._of)
 
 
-class WholePath(Selection):
+class WholePath(_Made):
     """The leaves whose whole path a regular expression matches."""
-
-    def __init__(self, pattern: re.Pattern[str]):
-        self._pattern = pattern
-        self.words = repr(pattern)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WholePath) and self._pattern == other._pattern
-
-    def __hash__(self) -> int:
-        return hash(self._pattern)
-
-    def __repr__(self) -> str:
-        return f"partgrad.path({self._pattern!r})"
 
     def match(self, skeleton: Skeleton) -> Match:
         """The leaves."""
-        places = tuple(place for place in skeleton.layout.leaves if self._pattern.fullmatch(place.path))
+        places = tuple(place for place in skeleton.layout.leaves if self._of.fullmatch(place.path))
         if not places:
-            raise no_path(skeleton, self._pattern)
+            raise no_path(skeleton, self._of)
         return Match(places)
 
 
-class OfType(Selection):
+class OfType(_Made):
     """Every leaf in the nodes of a class."""
 
-    def __init__(self, cls: type):
-        self._cls = cls
-        self.words = cls.__name__
+    maker = "of_type"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OfType) and self._cls is other._cls
-
-    def __hash__(self) -> int:
-        return hash(self._cls)
-
-    def __repr__(self) -> str:
-        return f"partgrad.of_type({self._cls.__name__})"
+    def __init__(self, of: type):
+        super().__init__(of)
+        self.words = of.__name__
 
     def match(self, skeleton: Skeleton) -> Match:
         """The nodes of the class."""
-        found = [place for place in skeleton.nodes if isinstance(place.value, self._cls)]
+        found = [place for place in skeleton.nodes if isinstance(place.value, self._of)]
         if not found:
-            raise no_node_of(self._cls, skeleton)
+            raise no_node_of(self._of, skeleton)
         return Match(tuple(found))
 
 
@@ -432,16 +456,23 @@ class Matching(Selection):
 
     def match(self, skeleton: Skeleton) -> Match:
         """The leaves for which it is true."""
-        leaves, places = skeleton.leaves, skeleton.layout.leaves
-        asked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and not skeleton.is_held(i)]
+        inexact = [i for i, leaf in enumerate(skeleton.leaves) if is_differentiable(leaf)]
+        free = [i for i in inexact if not skeleton.is_held(i)]
+        chosen = self._chosen(skeleton, free)
+        if not chosen and skeleton.purpose in ("edit", "show"):
+            # What is only read may be held.
+            chosen = self._chosen(skeleton, [i for i in inexact if skeleton.is_held(i)])
+        if not chosen:
+            raise false_everywhere(self._function, skeleton, len(free))
+        return Match(chosen)
+
+    def _chosen(self, skeleton: Skeleton, asked: Sequence[int]) -> tuple[Place, ...]:
+        places = skeleton.layout.leaves
         try:
-            chosen = tuple([places[i] for i in asked if self._function(places[i].path, Seen(skeleton, i))])
+            return tuple([places[i] for i in asked if self._function(places[i].path, Seen(skeleton, i))])
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             error.add_note(path_is_text(self._function, skeleton))
             raise
-        if not chosen:
-            raise false_everywhere(self._function, skeleton, len(asked))
-        return Match(chosen)
 
 
 class _Misread(Selection):
@@ -468,6 +499,7 @@ def _code(function: Any) -> str:
 
 
 _EVERYTHING = _Everything()
+held: Selection = _Held()
 
 
 def as_selection(wrt: Any) -> Selection:

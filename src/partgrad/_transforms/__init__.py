@@ -9,5 +9,5 @@ from .arguments import (
 from .gradients import grad as grad, value_and_grad as value_and_grad
 from .jacobians import hessian as hessian, hvp as hvp, jacfwd as jacfwd, jacobian as jacobian, jacrev as jacrev
 from .kept import Kept as Kept, forget as forget, kept as kept
-from .linear import jvp as jvp, linearize as linearize, vjp as vjp
+from .linear import LinearMap as LinearMap, Pullback as Pullback, jvp as jvp, linearize as linearize, vjp as vjp
 from .of_selected import OfSelected as OfSelected
