@@ -258,6 +258,12 @@ ROWS = {
     "a tuple of classes": Row("kernels", (Kernel, list), {f"['kernels'][{i}].{n}" for i in range(2) for n in ("variance", "scale")}),
     "texts and classes": Row("kernels", [Kernel, "noise"], {f"['kernels'][{i}].{n}" for i in range(2) for n in ("variance", "scale")} | {"['noise']"}),
     "a text from a callable": Row("kernels", lambda m: "noise", {"['noise']"}),
+    "an index from the end alone": Row("net", "layers/-1", LAYER(2)),
+    "labels from a function": Row("linen", lambda p: {"params": "train", "batch_stats": "freeze"}, "partgrad.label(tree, {'freeze': 'batch_stats', 'train': 'params'})"),
+    "a static bool": Row("net", lambda m: m.layers[0].use_bias, "static data is not a leaf"),
+    "many negations": Row("net", "!" * 3000 + "layers", "cannot be read"),
+    "many braces": Row("net", "{a,b}" * 40, "cannot be read"),
+    "many names": Row("kernels", ", ".join(["noise"] * 5000), "cannot be read"),
     # numpyro, penzai
     "a site of numpyro": Row("linen", "params/Dense_0.kernel", {"['params']['Dense_0']['kernel']"}),
     "at_instances_of": Row("net", lambda n: isinstance(n, (eqx.nn.Linear, eqx.nn.Conv)), W | B),
@@ -312,3 +318,63 @@ def test_what_is_typed_or_its_remedy_selects_what_is_meant(name):
         raise AssertionError(message) from error
     assert meant in found, message
     assert len(codes) == 1 or found[-1] == set.union(*found), message
+
+
+def loss(model):
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(model) if eqx.is_inexact_array(leaf))
+
+
+def message_of(call):
+    with pytest.raises(errors.PartgradError) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("model", [net, Kernel(1.0, Kernel(2.0, 3.0)), module], ids=["callable", "dataclass", "nnx"])
+def test_a_model_in_place_of_a_selector(model):
+    """`pg.grad(f, model)`: a model is never called with a tree."""
+    message = message_of(lambda: pg.grad(loss, model)(model))
+    assert "It is the tree itself" in message
+    assert message.endswith("Fix: leave `wrt` out, for every floating or complex leaf.")
+    for function in (pg.freeze, pg.thaw, pg.select, pg.is_nondiff):
+        message = message_of(lambda function=function: function("layers[0]", model))
+        assert message.endswith("Fix: write the tree first and 'layers[0]' second.")
+    part = jax.tree.leaves(model)[0]
+    if hasattr(part, "shape"):
+        (code,) = remedies_in(message_of(lambda: pg.grad(loss, wrt=part)(model)))
+        assert selected(model, eval(code)) == {pg.items(model)[0][0]}
+
+
+def test_a_part_is_recognised_in_every_function():
+    for call in (
+        lambda wrt: pg.grad(loss, wrt=wrt)(net),
+        lambda wrt: pg.partition(net, wrt),
+        lambda wrt: pg.freeze(net, wrt),
+        lambda wrt: pg.label(net, {"a": wrt}, default="b"),
+        lambda wrt: pg.summary(net, wrt),
+        lambda wrt: pg.partition(net, pg.path("temperature") | wrt),
+        lambda wrt: jax.jit(lambda model: pg.partition(model, model.layers[0])[0])(net),
+    ):
+        assert remedies_in(message_of(lambda call=call: call(net.layers[0]))) == ["'layers[0]'"]
+
+
+def test_a_text_is_no_selection_of_a_tree_that_lacks_it():
+    """A remedy is stated only where it is right: nothing is said to be written that selects nothing."""
+    for typed in ("q/r/s", ("q", "r"), "zzz, yyy", "!zzz", lambda name, leaf: "zzz" in name, jnp.int8, {"q", "r"}):
+        message = message_of(lambda typed=typed: pg.items(kernels, typed))
+        assert "partgrad.path(" not in message
+        assert "partgrad.matching(" not in message
+        assert "partgrad.exclude(" not in message
+
+
+def test_a_question_that_fails_on_what_it_is_given_says_what_that_is():
+    with pytest.raises(AttributeError, match="'str' object has no attribute 'key'") as caught:
+        pg.items(linen, pg.matching(lambda path, leaf: path[-1].key == "kernel"))
+    assert "partgrad.matching gives it a path as text" in caught.value.__notes__[0]
+
+
+def test_python_refuses_operators_between_what_is_no_selection():
+    """The page on error texts says what to write instead."""
+    with pytest.raises(TypeError, match="bad operand type for unary ~: 'function'"):
+        _ = ~(lambda m: m.layers)
+    assert selected(net, pg.exclude(lambda m: m.layers)) == {"temperature"}

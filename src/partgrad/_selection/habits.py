@@ -139,7 +139,8 @@ def _part(skeleton: Skeleton, wrt: Any) -> Reading | None:
     """A part of the tree itself, or a tree and a selector in each other's place."""
     root = skeleton.tree
     if isinstance(root, str):
-        return Reading(f"The tree comes first, and then the selector: here the tree is the text {root!r:.60}.")
+        detail = "The tree comes first, and then the selector; here the tree is a text."
+        return Reading(detail, f"the tree first and {root!r:.60} second")
     ids = list(map(id, jax.tree.leaves(wrt)))
     own = list(map(id, skeleton.leaves))
     detail = "It is a part of a tree; a selector says where the part is."

@@ -14,7 +14,7 @@ from .._message import at
 from .._trees import written
 from ..errors import SelectionError
 from .patterns import elements_at, fits, name_of, parse
-from .remedies import code_for, joined, places_at
+from .remedies import JOINED, code_for, joined, places_at
 from .skeletons import Skeleton
 
 # Names of the whole, which other libraries write before a path or in place of one.
@@ -25,8 +25,11 @@ _SEPARATORS = re.compile(r"[\s./\\\[\]'\"]+")
 # Pieces of a regular expression, and what a glob has for them.
 _REGULAR = ((r"\\\.", "/"), (r"\(\?:|[()^$]|\\b", ""), (r"(?:\\[dw]|\[0-9\]|\[\^[^]]*\])[+*]?|\.[*+]\??", "*"))
 _IS_REGULAR = re.compile(r"\\[.dw]|\.[*+]|^\^|\$$")
-_NOT = re.compile(r"\s*(?:!|~|-|not\s)\s*")
+_NOT = re.compile(r"\s*(?:!|~(?!/)|-(?!\d)|not\s)\s*")
 _BRACES = re.compile(r"\{([^{}]*)\}|\(([^()]*\|[^()]*)\)|\[(\s*-?\d+(?:\s*,\s*-?\d+)+\s*)\]")
+
+# How many braces are multiplied out.
+_BRACED = 3
 
 
 class Reading(NamedTuple):
@@ -56,7 +59,8 @@ def meant_by_text(skeleton: Skeleton, text: str) -> Reading | None:
         return Reading(example, code)
     negated = _NOT.match(text)
     if negated and negated.end() < len(text):
-        inner = code_of_text(skeleton, text[negated.end() :])
+        rest = text[negated.end() :]
+        inner = "" if _NOT.match(rest) else code_of_text(skeleton, rest)
         return Reading("A complement is written by a function.", f"partgrad.exclude({inner})") if inner else None
     alternatives = _alternatives(text)
     if len(alternatives) > 1:
@@ -93,12 +97,12 @@ def is_readable(text: str) -> bool:
 def _alternatives(text: str) -> list[str]:
     """The paths in a text of several: `a, b`, `a|b`, `x.{a,b}`, `layers[0,1].w`."""
     found = _BRACES.search(text)
-    if found:
+    if found and len(_BRACES.findall(text)) <= _BRACED:
         inner = re.split(r"[,|]", next(group for group in found.groups() if group is not None))
         own = [f"[{part.strip()}]" for part in inner] if found[3] else [part.strip() for part in inner]
         return [more for part in own for more in _alternatives(text[: found.start()] + part + text[found.end() :])]
-    parts = [] if re.search(r"['\"]", text) else [part for part in re.split(r"[,;|+&\s]+", text) if part]
-    return parts if len(parts) > 1 else [text]
+    parts = [] if re.search(r"['\"]", text) else [part for part in re.split(r"[,;|+\s]+", text) if part]
+    return parts if 1 < len(parts) <= JOINED else [text]
 
 
 def as_pattern(text: str) -> str:

@@ -82,14 +82,13 @@ def meant_by_function(skeleton: Skeleton, function: Callable[..., Any]) -> Readi
 
 def _answers(skeleton: Skeleton, function: Callable[..., Any], question: _Question) -> list[int] | None:
     """The free leaves of which a function says that they are meant; None if it does not answer such a question."""
+    leaves = skeleton.layout.leaves
+    free = [i for i, place in enumerate(leaves) if place.mark < 0 and is_differentiable(skeleton.leaves[i])]
+    if not free or not accepts(function, *question.given(leaves[free[0]], None)):
+        return None
     found = []
-    for i, place in enumerate(skeleton.layout.leaves):
-        if place.mark >= 0 or not is_differentiable(skeleton.leaves[i]):
-            continue
-        given = question.given(place, Seen(skeleton, i))
-        if not accepts(function, *given):
-            return None
-        answer = _answer(function, *given)
+    for i in free:
+        answer = _answer(function, *question.given(leaves[i], Seen(skeleton, i)))
         if not isinstance(answer, bool | np.bool_):
             return None
         found += [i] * bool(answer)
@@ -99,8 +98,8 @@ def _answers(skeleton: Skeleton, function: Callable[..., Any], question: _Questi
 def _answer(function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
-    except (*MISFITS, SlotError, ValueError):
-        # It is not about what it was given.
+    except (*MISFITS, SlotError, ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError):
+        # It was a guess what the function is about.
         return None
 
 
@@ -128,14 +127,16 @@ def _question_of_nodes(skeleton: Skeleton, function: Callable[..., Any]) -> Read
     """A question about nodes, such as `isinstance(node, Linear)`: the class of those of which it is true, or they."""
     if not accepts(function, None):
         return None
-    nodes = [place for place in skeleton.nodes if isinstance(answer := _answer(function, place.value), bool) and answer]
-    outermost = [place for place in nodes if not any(above in nodes for above in place.above)]
-    if not outermost:
+    answers = [_answer(function, place.value) for place in skeleton.nodes]
+    nodes = {place for place, answer in zip(skeleton.nodes, answers, strict=True) if answer is True}
+    # What only some nodes can answer is a question about what they hold.
+    if not nodes or not all(isinstance(answer, bool) for answer in answers):
         return None
+    outermost = [place for place in skeleton.nodes if place in nodes and nodes.isdisjoint(place.above)]
     detail = "It asks whether a node is meant; a callable returns what is meant."
     for cls in dict.fromkeys(cls for place in outermost for cls in type(place.value).__mro__[:-1]):
-        of_class = [place for place in skeleton.nodes if isinstance(place.value, cls)]
-        if set(of_class) == set(nodes) and (name := spelled(cls)):
+        of_class = {place for place in skeleton.nodes if isinstance(place.value, cls)}
+        if of_class == nodes and (name := spelled(cls)):
             return Reading(detail, name)
     return Reading(detail, code_for(skeleton, outermost, free=True))
 
@@ -177,14 +178,13 @@ def labels_in(wrt: Any) -> Reading | None:
 
 
 def labels_of(made: Any) -> Reading:
+    """How labels are written."""
     groups: dict[str, list[str]] = {}
     for place in Layout(made).leaves:
         groups.setdefault(str(place.value), []).append(repr(_plain(place.path)))
     entries = ", ".join(f"{label!r}: {joined(p) if p[1:] else p[0]}" for label, p in groups.items())
-    return Reading(
-        f"It holds labels, as for the groups of an optimiser: partgrad.label(tree, {{{entries}}}).",
-        joined(next(iter(groups.values()))),
-    )
+    detail = "It holds labels, as for the groups of an optimiser; a selector says which leaves have one of them."
+    return Reading(detail, f"partgrad.label(tree, {{{entries}}})")
 
 
 def _plain(path: str) -> str:

@@ -18,7 +18,7 @@ from .patterns import matching_places, name_of, parse
 from .skeletons import Skeleton
 
 # How many parts a remedy joins by `|` at most.
-_JOINED = 12
+JOINED = 12
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -45,7 +45,7 @@ def code_for(skeleton: Skeleton, places: Sequence[Place], tries: Iterable[str] =
         found = places_at(skeleton, pattern)
         if found and inside(found).intersection(counted) == wanted:
             return repr(pattern)
-    if len(places) <= _JOINED:
+    if len(places) <= JOINED:
         return joined(repr(place.path) for place in places)
     paths = [leaf.path for leaf in leaves]
     for method, text in (

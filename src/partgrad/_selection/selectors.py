@@ -270,8 +270,8 @@ class _Everything(Selection):
 class _Held(Selection):
     """A selector of every floating or complex leaf that a mark holds.
 
-    It is for reading (`items`, `select`, `replace`, `mask`, `is_nondiff`, `summary`) and for `thaw`, alone or combined. It
-    describes leaves, so a transform and `partition` refuse it: name the leaves, or thaw them first.
+    It is for reading (`items`, `select`, `replace`, `mask`, `is_nondiff`, `summary`) and for `thaw`, alone or combined.
+    It describes leaves, so a transform and `partition` refuse it: name the leaves, or thaw them first.
 
     Example:
         >>> import partgrad as pg
