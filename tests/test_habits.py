@@ -255,6 +255,7 @@ ROWS = {
     "backslashes": Row("kernels", "x\\weight", {"['x']['weight']"}),
     "several lambdas": Row("net", [lambda m: m.layers[0], lambda m: m.temperature], LAYER(0) | {"temperature"}),
     "a tuple of lambdas": Row("net", (lambda m: m.layers[0].weight, lambda m: m.layers[1].bias), {"layers[0].weight", "layers[1].bias"}),
+    "a union of classes": Row("net", eqx.nn.Linear | Net, ALL),
     "a tuple of classes": Row("kernels", (Kernel, list), {f"['kernels'][{i}].{n}" for i in range(2) for n in ("variance", "scale")}),
     "texts and classes": Row("kernels", [Kernel, "noise"], {f"['kernels'][{i}].{n}" for i in range(2) for n in ("variance", "scale")} | {"['noise']"}),
     "a text from a callable": Row("kernels", lambda m: "noise", {"['noise']"}),

@@ -600,6 +600,11 @@ ROWS = {
         lambda: [pg.is_nondiff(pg.freeze(TREE, None), None), pg.is_nondiff(pg.freeze(TREE, "a"), "a")],
         [True, True],
     ),
+    "an array that is not in the tree": (
+        lambda: pg.select(VECTOR, jnp.ones(7)),
+        lambda: pg.select(VECTOR, "['b']"),
+        [5.0],
+    ),
     "a selection of nothing": (
         lambda: pg.Selection(),
         lambda: pg.partition(TREE, pg.path("**"))[0],

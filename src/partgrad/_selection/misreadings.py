@@ -15,6 +15,7 @@ from .masks import bools_in
 from .notations import Reading
 from .patterns import names_of
 from .questions import labels_in, meant_by_function
+from .remedies import spelled
 from .skeletons import Skeleton
 
 
@@ -32,14 +33,14 @@ def not_a_selector(wrt: Any, skeleton: Skeleton | None = None) -> SelectorTypeEr
     expected = "Expected a callable on the tree, a path such as 'kernels[0].variance', a class, a tree of bools, a "
     details = [meant.detail if meant is not None else f"{expected}`Selection`, or None.", *details]
     fix = "write wrt=lambda m: m.the_part, or wrt='the_part'."
-    if any(bools) and not isinstance(wrt, tuple):
+    if skeleton is not None:
+        fix = f"write a path, such as {skeleton.path(0)!r}." if skeleton.leaves else fix
+    elif any(bools) and not isinstance(wrt, tuple):
         path, leaf = next(
             (p.path, p.value) for p, is_bool in zip(Layout(wrt).leaves, bools, strict=True) if not is_bool
         )
         details = [f"It holds bools, as a mask does, and {type(leaf).__name__} {leaf!r:.40} at {at(path)}."]
         fix = "make every leaf of the mask True or False."
-    elif isinstance(wrt, re.Pattern):
-        fix = "match a whole path, as partgrad.items prints it."
     elif isinstance(wrt, tuple | list):
         details[0] = "A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."
         fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."
@@ -52,7 +53,7 @@ def _meant(wrt: Any) -> Reading | None:
     if is_number(wrt) or (isinstance(wrt, tuple) and wrt and all(map(is_number, wrt))):
         return Reading("Which arguments are differentiated is said by keyword.", f"argnums={wrt!r}")
     if isinstance(wrt, types.UnionType) and all(cls is not type(None) for cls in wrt.__args__):
-        first, *others = (cls.__name__ for cls in wrt.__args__)
+        first, *others = (spelled(cls) or cls.__name__ for cls in wrt.__args__)
         code = " | ".join([f"partgrad.of_type({first})", *others])
         return Reading("Python makes a type of two classes with `|` between them.", code)
     return merged(wrt) or labels_in(wrt)
