@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import pytest
 
 import partgrad as pg
@@ -17,7 +18,7 @@ def test_public_names():
     public = set(pg.__all__)
     assert public == {
         *("Diff", "NonDiff", "Static", "unwrap", "dataclass", "field", "register_nondiff"),
-        *("Selection", "each", "path", "of_type", "matching", "exclude"),
+        *("Selection", "each", "path", "of_type", "matching", "exclude", "held", "types"),
         *("partition", "combine", "apply_updates", "ravel"),
         *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
         *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
@@ -27,7 +28,7 @@ def test_public_names():
     }
     for name in public - {"errors"}:
         assert getattr(pg, name).__doc__
-    for module in (pg, pg.errors, pg.testing, pg.safe):
+    for module in (pg, pg.errors, pg.testing, pg.safe, pg.types):
         assert dir(module) == sorted(module.__all__)
         assert not [name for name in dir(module) if name.startswith("_")]
     with pytest.raises(AttributeError, match="module 'partgrad' has no attribute 'gard'"):
@@ -53,6 +54,25 @@ def test_help_on_a_transform_reads_alone(name):
     for error in ("SelectionError", "ArgumentError", "HeldError"):
         assert f"    {error}: " in text
     assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_classes_for_annotations_are_those_of_what_functions_return():
+    x = {"a": jnp.float32(2.0)}
+    square = lambda tree: tree["a"] ** 2
+    returned = {
+        "Selection": pg.path("a"),
+        "Intermediate": pg.intermediate("h"),
+        "Unravel": pg.ravel(x)[1],
+        "Summary": pg.summary(x),
+        "Row": pg.summary(x).rows[0],
+        "Picture": pg.show(x),
+        "Pullback": pg.vjp(square, x)[1],
+        "LinearMap": pg.linearize(square, x)[1],
+        "GradientReport": pg.check(square)(x),
+    }
+    assert set(pg.types.__all__) == {*returned, "Finding", "Selector"}
+    for name, value in returned.items():
+        assert type(value) is getattr(pg.types, name) or isinstance(value, pg.types.Selection)
 
 
 def test_type_checkers_see_the_same_names():
@@ -81,7 +101,7 @@ import sys, jax
 before = set(sys.modules)
 import partgrad
 jax.eval_shape(partgrad.grad(lambda p: p["a"] ** 2, wrt="a"), {"a": 3.0})
-heavy = ("_check", "_consistent_indexing", "_display", "_double_where", "_programs", "_random", "safe", "testing")
+heavy = ("_check", "_consistent_indexing", "_display", "_double_where", "_programs", "_random", "safe", "testing", "types")
 print([name for name in heavy if f"partgrad.{name}" in sys.modules])
 from partgrad import *
 print(partgrad.check is check, "check" in vars(partgrad))

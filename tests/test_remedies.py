@@ -390,7 +390,7 @@ ROWS = {
         [4.0, 4.0],
     ),
     "a path that cannot be read": (
-        lambda: pg.grad(value, wrt="a..x")(TREE),
+        lambda: pg.grad(value, wrt="a$x")(TREE),
         lambda: [pg.select(LAYERS, "layers[0].base"), pg.select({"w": Point(2.0, 3.0)}, "['w'].x")],
         [1.0, 2.0],
     ),
@@ -594,6 +594,26 @@ ROWS = {
         lambda: pg.grad(value, wrt={"a": True, "b": 2.0}),
         lambda: pg.partition(TREE, {"a": True, "b": False, "n": False})[0],
         [2.0, 3.0],
+    ),
+    "freezing without a selector": (
+        lambda: pg.freeze(TREE),
+        lambda: [pg.is_nondiff(pg.freeze(TREE, None), None), pg.is_nondiff(pg.freeze(TREE, "a"), "a")],
+        [True, True],
+    ),
+    "an array that is not in the tree": (
+        lambda: pg.select(VECTOR, jnp.ones(7)),
+        lambda: pg.select(VECTOR, "['b']"),
+        [5.0],
+    ),
+    "a selection of nothing": (
+        lambda: pg.Selection(),
+        lambda: pg.partition(TREE, pg.path("**"))[0],
+        [2.0, 3.0, 5.0],
+    ),
+    "a tuple of functions": (
+        lambda: pg.grad(value, wrt=(dict.keys, dict.values))(TREE),
+        lambda: pg.grad(value, wrt=lambda m: (m["a"], m["b"]))(TREE),
+        [15.0, 10.0, 6.0],
     ),
     "a tuple of selectors": (
         lambda: pg.grad(value, wrt=(lambda m: m["a"], lambda m: m["b"]))(TREE),
@@ -1088,7 +1108,7 @@ def test_advice_gives_what_was_meant(name, kind):
     if name == "a misspelled attribute" and kind == "dict":
         wrt = lambda m: m["wieght"]
     fix = fix_of(lambda: pg.partition(net, wrt))
-    known = {"partgrad": pg, "re": re, "wrt": wrt, "is_inexact_array": eqx.is_inexact_array}
+    known = {"partgrad": pg, "re": re, "wrt": wrt, "eqx": eqx}
     if name == "a misspelled attribute":
         assert fix == "write `weight` for `wieght`."
         written = [(lambda m: m["weight"]) if kind == "dict" else lambda m: m.weight]

@@ -20,6 +20,7 @@ from ._selection import (
     each as each,
     exclude as exclude,
     freeze as freeze,
+    held as held,
     intermediate as intermediate,
     is_nondiff as is_nondiff,
     items as items,
@@ -49,7 +50,7 @@ from ._transforms import (
 )
 
 if TYPE_CHECKING:
-    from . import safe as safe, testing as testing
+    from . import safe as safe, testing as testing, types as types
     from ._audit import last_nonfinite as last_nonfinite
     from ._check import Finding as Finding, GradientReport as GradientReport, check as check
     from ._consistent_indexing import consistent_indexing as consistent_indexing
@@ -81,6 +82,7 @@ __all__ = [
     "field",
     "freeze",
     "grad",
+    "held",
     "hessian",
     "hvp",
     "intermediate",
@@ -109,6 +111,7 @@ __all__ = [
     "summary",
     "testing",
     "thaw",
+    "types",
     "unwrap",
     "value_and_grad",
     "vjp",
@@ -118,6 +121,7 @@ __all__ = [
 _LATER = {
     "safe": "safe",
     "testing": "testing",
+    "types": "types",
     **dict.fromkeys(("Finding", "GradientReport", "check"), "_check"),
     "last_nonfinite": "_audit",
     "consistent_indexing": "_consistent_indexing",

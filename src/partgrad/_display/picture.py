@@ -139,7 +139,7 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
         wrt=None differentiates 1 of 3 leaves, 1 of 3 entries, 4 B
     """
     selection = as_selection(wrt)
-    target = Target(tree, selection)
+    target = Target(tree, selection, purpose="show")
     grower = Grower(target, depth)
     sizes, ties = (size_of(target.selected), size_of(target.leaves)), list(map(tie_in_words, tied_paths(target)))
     return Picture(tree, grower.root, grower.kinds, _words(wrt, selection), *sizes, ties)

@@ -173,7 +173,7 @@ def summary(tree: Any, wrt: Any = None) -> Summary:
         Adam state      144 B (152 B without marks and selection)
         one array at ['layers'][0]['w'] and ['layers'][1]['w']: updates make it several (partgrad.ravel: tie=True)
     """
-    target = Target(tree, as_selection(wrt))
+    target = Target(tree, as_selection(wrt), purpose="show")
     layout = target.skeleton.layout
     rows = tuple(
         Row(place.path, describe(leaf), status, value_of(leaf))

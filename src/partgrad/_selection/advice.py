@@ -1,20 +1,19 @@
-"""What errors say of a path that matches nothing (at which step it fails, what is there) and of what is no selector."""
+"""What errors say of a path that matches nothing: at which step it fails, and what is there."""
 
 import inspect
-import re
+import itertools
 import types
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import numpy as np
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses
-from ..errors import NoMatchError, SelectorTypeError, SlotError
+from ..errors import NoMatchError, SlotError
 from .callables import MISFITS, code_of, parts_of
-from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse
+from .notations import VALUES, as_pattern, is_readable, meant_by_text
+from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse, places_by_step
 from .skeletons import Skeleton
 
 # In at most this many places, every path is compared with a misspelled one.
@@ -43,31 +42,36 @@ def not_found(skeleton: Skeleton, pattern: str, steps: Sequence[PatternStep]) ->
     return NoMatchError(what, *details, f"Leaves: {skeleton.listed_leaves()}.", fix=fix)
 
 
-def no_path(skeleton: Skeleton, pattern: re.Pattern[str]) -> NoMatchError:
-    """The error for a regular expression that matches no path."""
-    paths = [place.path for place in skeleton.layout.leaves]
-    fix = "match a whole path, as partgrad.items prints it."
-    if any(pattern.search(path) for path in paths):
-        # Flags at its beginning are among its flags.
-        inner = re.sub(r"^\(\?[aiLmsux]+\)", "", pattern.pattern)
-        fix = f"match the whole path: partgrad.path({re.compile(f'.*(?:{inner}).*', pattern.flags)!r})."
-    what = f"The regular expression {pattern.pattern!r} matches the path of no leaf."
-    details = "Expected one that matches a whole path.", f"Leaves: {skeleton.listed_leaves()}."
-    return NoMatchError(what, *details, fix=fix)
+def unreadable(skeleton: Skeleton, pattern: str, error: NoMatchError) -> NoMatchError:
+    """The error for a text that is no path: the error of the parser, and what the text means on this tree."""
+    *parsed, fix = str(error).split("\n  ")
+    details, better = _instead(skeleton, pattern, ())
+    fix = better or fix.removeprefix("Fix: ")
+    return NoMatchError(*parsed, *details, f"Leaves: {skeleton.listed_leaves()}.", fix=fix)
 
 
 def _instead(skeleton: Skeleton, pattern: str, steps: Sequence[PatternStep]) -> _Advice:
     layout = skeleton.layout
-    reached, count = [layout.root], 0
-    while count < len(steps) and (further := matching_places(layout, steps[: count + 1])):
-        reached, count = further, count + 1
+    if not steps:
+        meant = meant_by_text(skeleton, pattern)
+        if meant is not None:
+            return _Advice([meant.detail], meant.fix)
+        # The same path in brackets and with dots may be misspelled.
+        pattern = as_pattern(pattern)
+        steps = parse(pattern) if is_readable(pattern) else ()
+        return _instead(skeleton, pattern, steps) if steps else _Advice([])
+    by_step = list(itertools.takewhile(bool, places_by_step(layout, steps))) or [[layout.root]]
+    reached, count = by_step[-1], len(by_step) - 1
     step = steps[min(count, len(steps) - 1)]
+    if steps[-1].text in VALUES and (advice := _written_otherwise(skeleton, pattern)):
+        return advice
     ways = (
         _stored_otherwise(skeleton, reached, step),
         _deeper(layout, pattern, steps),
         _after_the_name(skeleton, steps),
         _out_of_range(layout, reached, step),
         _by_name(layout, reached, step),
+        _written_otherwise(skeleton, pattern),
         _misspelled(layout, reached, steps, count),
     )
     return next((advice for advice in ways if advice is not None), _Advice([]))
@@ -176,6 +180,12 @@ def _by_name(layout: Layout, reached: Sequence[Place], step: PatternStep) -> _Ad
     return None
 
 
+def _written_otherwise(skeleton: Skeleton, pattern: str) -> _Advice | None:
+    """What a path means as another library writes it."""
+    meant = meant_by_text(skeleton, pattern)
+    return None if meant is None else _Advice([meant.detail], meant.fix)
+
+
 def _misspelled(layout: Layout, reached: Sequence[Place], steps: Sequence[PatternStep], count: int) -> _Advice | None:
     """The same path with the nearest name at the step that fails."""
     step = steps[min(count, len(steps) - 1)]
@@ -213,42 +223,3 @@ def _told_apart(places: Sequence[Place]) -> Iterable[Place]:
     if len(places) <= _COMPARED:
         return [place for place in places if place.step is not None]
     return {name: place for place in reversed(places) if (name := name_of(place.step))}.values()
-
-
-def bools_in(tree: Any) -> list[bool]:
-    """Whether each leaf is a bool."""
-    return [isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(tree)]
-
-
-def not_a_selector(wrt: Any) -> SelectorTypeError:
-    """The error for what is not a selector."""
-    bools = bools_in(wrt)
-    details = [
-        "Expected a callable on the tree, a path such as 'kernels[0].variance', a class, a tree of bools, a "
-        "`Selection`, or None."
-    ]
-    fix = "write wrt=lambda m: m.the_part, or wrt='the_part'."
-    is_number = lambda item: isinstance(item, int) and not isinstance(item, bool)
-    if is_number(wrt) or (isinstance(wrt, tuple) and wrt and all(map(is_number, wrt))):
-        details = ["Which arguments are differentiated is said by keyword."]
-        fix = f"write argnums={wrt!r}."
-    elif any(bools) and not isinstance(wrt, tuple):
-        path, leaf = next(
-            (p.path, p.value) for p, is_bool in zip(Layout(wrt).leaves, bools, strict=True) if not is_bool
-        )
-        details = [f"It holds bools, as a mask does, and {type(leaf).__name__} {leaf!r:.40} at {at(path)}."]
-        fix = "make every leaf of the mask True or False."
-    elif isinstance(wrt, types.UnionType) and all(cls is not type(None) for cls in wrt.__args__):
-        first, *others = (cls.__name__ for cls in wrt.__args__)
-        details = ["Python makes a type of two classes with `|` between them."]
-        fix = f"write {' | '.join([f'partgrad.of_type({first})', *others])}."
-    elif isinstance(wrt, re.Pattern):
-        details = ["A regular expression is for whole paths."]
-        fix = f"write partgrad.path({wrt!r})."
-    elif isinstance(wrt, tuple | list):
-        details = ["A tuple of selectors is for several arguments, beside `argnums=(0, 1)`."]
-        fix = "return the parts from one callable: wrt=lambda m: (m.a, m.b)."
-        if wrt and all(isinstance(item, str) for item in wrt):
-            fix = f"join the paths: {' | '.join(f'partgrad.path({item!r})' for item in wrt)}."
-    what = f"`wrt` is {type(wrt).__name__} {wrt!r:.80}, which is not a selector."
-    return SelectorTypeError(what, *details, fix=fix)

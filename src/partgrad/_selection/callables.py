@@ -3,22 +3,18 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from .._compat import refuses_argument_of
-from .._marks import Place, refuse_forgotten
-from .._message import listed, near_misses
-from .._trees import accepts, function_name, is_differentiable
-from ..errors import ElementError, NoMatchError, SelectionError, SelectorTypeError, SlotError
+from .._marks import Place
+from ..errors import ElementError, SelectionError, SlotError
 from .choose import LEAF, refuse_twice
-from .patterns import names_of
 from .plan import Match, Pick
 from .skeletons import Skeleton, refuse_changes
-from .slots import ElementSlot, Seen, Slot, computed
+from .slots import ElementSlot, Slot, computed
 
 _TRACED = (
     jax.errors.ConcretizationTypeError,
@@ -27,11 +23,9 @@ _TRACED = (
 )
 # What a node says that lacks what it is asked for, rather than what goes wrong inside it.
 _ASKING = frozenset({"__getattr__", "__getitem__", "__missing__"})
-# What a slot can tell about a leaf, and a node cannot.
-_OF_LEAVES = frozenset({"shape", "dtype", "ndim", "size"})
 
 
-class _Misfit(Exception):
+class Misfit(Exception):
     """A callable does not fit a node: it looks for a missing name, for example, or returns static data."""
 
     def __init__(self, reason: str, name: str | None = None, found: Any = None):
@@ -41,13 +35,13 @@ class _Misfit(Exception):
 
 
 # What a callable that does not fit raises.
-MISFITS = (_Misfit, AttributeError, KeyError, IndexError, TypeError)
+MISFITS = (Misfit, AttributeError, KeyError, IndexError, TypeError)
 
 
-def match_of(function: Callable[[Any], Any], skeleton: Skeleton, *, everywhere: bool) -> Match:
+def match_of(function: Callable[[Any], Any], skeleton: Skeleton, *, everywhere: bool) -> Match | Misfit:
     """What a function returns for the root of a skeleton or, if it does not fit there, for the nodes where it does.
 
-    With `everywhere`, every node is asked, the root included.
+    With `everywhere`, every node is asked, the root included. If it fits nowhere, why not.
     """
     if skeleton.failure is not None:
         what = "A callable cannot be asked here: a class in the tree does not keep the slots that stand for its leaves."
@@ -63,7 +57,7 @@ def match_of(function: Callable[[Any], Any], skeleton: Skeleton, *, everywhere: 
             refuse_changes(containers)
 
 
-def _asked(function: Callable[[Any], Any], skeleton: Skeleton, everywhere: bool) -> Match:
+def _asked(function: Callable[[Any], Any], skeleton: Skeleton, everywhere: bool) -> Match | Misfit:
     misfit = None
     if not everywhere:
         try:
@@ -90,20 +84,19 @@ def _asked(function: Callable[[Any], Any], skeleton: Skeleton, everywhere: bool)
             new = _misfit(error, function, skeleton)
             misfit = misfit or new
     if not fits:
-        misfit = misfit or _Misfit("it is one leaf, and a leaf is not a node")
-        raise _fits_nowhere(function, skeleton, misfit, max(len(nodes) - 1, 0))
+        return misfit or Misfit("it is one leaf, and a leaf is not a node")
     if groups:
         refuse_twice(skeleton, groups)
     return Match(tuple(places))
 
 
-def _misfit(error: Exception, function: Callable[[Any], Any], skeleton: Skeleton) -> _Misfit:
+def _misfit(error: Exception, function: Callable[[Any], Any], skeleton: Skeleton) -> Misfit:
     """Why a callable does not fit a node; raises the error if it is a mistake on any node.
 
     Always a new exception: the traceback of the old one would keep the frames of the call, and their leaves, alive.
     """
-    if isinstance(error, _Misfit):
-        return _Misfit(str(error), error.name, error.found)
+    if isinstance(error, Misfit):
+        return Misfit(str(error), error.name, error.found)
     if isinstance(error, SlotError | ElementError):
         raise error
     if refuses_argument_of(error, Slot) or refuses_argument_of(error, ElementSlot):
@@ -117,7 +110,7 @@ def _misfit(error: Exception, function: Callable[[Any], Any], skeleton: Skeleton
     if _is_from_inside(error, function, skeleton):
         raise error
     name = getattr(error, "name", None) or (error.args[0] if isinstance(error, KeyError) else None)
-    return _Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None)
+    return Misfit(f"{type(error).__name__}: {error}", name if isinstance(name, str) else None)
 
 
 def _is_from_inside(error: Exception, function: Callable[[Any], Any], skeleton: Skeleton) -> bool:
@@ -203,59 +196,13 @@ def _to_places(returned: Any, skeleton: Skeleton) -> Any:
     if type(returned) is dict:
         return {key: _to_places(item, skeleton) for key, item in returned.items()}
     if isinstance(returned, Slot):
-        raise _Misfit(f"it returned {returned!r}, which belongs to another tree")
+        raise Misfit(f"it returned {returned!r}, which belongs to another tree")
     kind = type(returned).__name__
-    static = "; static data is not a leaf" if _is_static(returned) else ""
+    static = "; static data is not a leaf" if is_static(returned) else ""
     reason = f"it returned {returned!r:.60} ({kind}), which is not a part of the tree{static}"
-    raise _Misfit(reason, found=returned)
+    raise Misfit(reason, found=returned)
 
 
-def _is_static(returned: Any) -> bool:
+def is_static(returned: Any) -> bool:
+    """Whether what a function returned is static data, of which a tree knows no place."""
     return isinstance(returned, int | float | str)
-
-
-def _fits_nowhere(function: Callable[[Any], Any], skeleton: Skeleton, misfit: _Misfit, nodes: int) -> SelectionError:
-    if not accepts(function, None):
-        return SelectorTypeError(
-            f"The selector does not take one argument: {misfit}.",
-            "Expected a function of the tree.",
-            fix="write wrt=lambda m: m.the_part.",
-        )
-    refuse_forgotten(skeleton.leaves, skeleton.path, [misfit.name])
-    root = type(skeleton.layout.root.value).__name__
-    details = [f"On the tree itself: {misfit}.", f"Tried on {root} and the {nodes} nodes below it."]
-    near = near_misses(misfit.name, names_of(skeleton.layout.places)) if misfit.name else []
-    if near:
-        details.append(f"Near names: {listed(f'`{n}`' for n in near)}.")
-    details.append(f"Leaves: {skeleton.listed_leaves()}.")
-    what = "The selector fits no part of the tree."
-    answers = _answers(function, skeleton)
-    if misfit.name in _OF_LEAVES or (isinstance(misfit.found, bool) and answers):
-        details.insert(2, "It asks about a leaf, and is given the tree and its nodes.")
-        name = function_name(function) or ""
-        asked = f"partgrad.matching(lambda path, leaf: {name if name.isidentifier() else 'wrt'}(leaf))"
-        if not any(answers):
-            details.insert(3, f"It is false of every leaf, so {asked} would select nothing.")
-            return NoMatchError(what, *details, fix="leave `wrt` out, for every floating or complex leaf.")
-        return NoMatchError(what, *details, fix=f"ask it about each leaf: {asked}.")
-    if near and near[0] != misfit.name:
-        return NoMatchError(what, *details, fix=f"write `{near[0]}` for `{misfit.name}`.")
-    value = skeleton.layout.root.value
-    if isinstance(value, Mapping) and misfit.name in value:
-        return NoMatchError(what, *details, fix=f"write m[{misfit.name!r}]: it is a key of a dict.")
-    if "index out of range" in str(misfit):
-        return NoMatchError(what, *details, fix="write an index that the sequence has.")
-    if misfit.found is not None and _is_static(misfit.found):
-        fix = "make it a field of its own, without static=True and without `Static`, or return one of the leaves."
-        return NoMatchError(what, *details, fix=fix)
-    return NoMatchError(what, *details, fix="return one of the leaves, or a node that holds some.")
-
-
-def _answers(function: Callable[[Any], Any], skeleton: Skeleton) -> list[bool]:
-    """What a function says of each leaf, if it is a predicate; nothing if it is none."""
-    numbers = (i for i, leaf in enumerate(skeleton.leaves) if is_differentiable(leaf))
-    try:
-        answers = [function(Seen(skeleton, i)) for i in numbers]
-    except (*MISFITS, SlotError):
-        return []
-    return [bool(answer) for answer in answers] if all(isinstance(a, bool | np.bool_) for a in answers) else []

@@ -117,8 +117,8 @@ def _choose_named(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
 def _choose_described(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
     found = leaves_in(skeleton, match, rules.is_strict)
     found = {i: own for i, own in sorted(found.items()) if own is None or own.size}
-    selected = selected_in(skeleton, match, found)
-    if not selected and not rules.may_be_empty:
+    selected = selected_in(skeleton, match, found, rules)
+    if not selected and not rules.may_be_empty and not (found and skeleton.purpose == "show"):
         raise nothing_selected(skeleton, list(found), rules)
     # Whether a leaf has these elements depends on its shape.
     is_wide = rules.is_wide or any(isinstance(pick, Pick) for pick in match.places)
@@ -128,10 +128,11 @@ def _choose_described(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
     return _plan(skeleton, match, [leaves[i] for i in selected], elements, considered)
 
 
-def selected_in(skeleton: Skeleton, match: Match, found: Found) -> list[int]:
-    """The leaves among those found that no mark holds, or that are named."""
+def selected_in(skeleton: Skeleton, match: Match, found: Found, rules: Rules) -> list[int]:
+    """The leaves among those found that no mark holds, or that are named; to be read, held ones rather than none."""
     opens = {leaf.start for pick in match.named for leaf in _named(skeleton, place_of(pick)).leaves}
-    return [i for i in found if i in opens or not skeleton.is_held(i)]
+    selected = [i for i in found if i in opens or not skeleton.is_held(i)]
+    return list(found) if not selected and skeleton.purpose == "edit" and not rules.may_be_empty else selected
 
 
 def _plan(
@@ -211,7 +212,7 @@ def nothing_selected(skeleton: Skeleton, held: Sequence[int], rules: Rules) -> N
     remedies = [f"name {_named_each(paths)}"]
     if not any(skeleton.layout.leaves[i].foreign_mark for i in held):
         # Otherwise its class holds it, and there is no mark to take off.
-        is_code = rules.name.isidentifier() or rules.name.startswith(("'", '"'))
+        is_code = rules.name.isidentifier() or rules.name.startswith(("'", '"', "partgrad."))
         what = repr(paths[0]) if len(paths) == 1 else rules.name if is_code else "wrt"
         remedies.append(f"remove the mark first: partgrad.thaw(tree, {what})")
     return NoMatchError(

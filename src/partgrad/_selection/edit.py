@@ -9,10 +9,10 @@ import numpy as np
 
 from .._marks import Place, remarked
 from .._message import at
-from .._trees import function_name, is_differentiable, shape_of, too_deep
+from .._trees import function_name, is_differentiable, too_deep
 from ..errors import ArgumentError, PartsError, SelectionError
 from .selectors import Selector, as_selection
-from .target import Target, entry_names, values_like
+from .target import Target, items_of, values_like
 
 T = TypeVar("T")
 
@@ -124,16 +124,7 @@ def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
         >>> pg.items(model, "n")
         [("['n']", 3)]
     """
-    target = Target(tree, as_selection(wrt), purpose="edit")
-    skeleton, pairs = target.skeleton, []
-    for i, elements in zip(target.plan.indices, target.plan.elements, strict=True):
-        leaf, path = target.leaves[i], skeleton.path(i)
-        if elements is None:
-            pairs.append((path, leaf))
-            continue
-        names = entry_names(path, shape_of(leaf), elements)
-        pairs += zip(names, leaf.reshape(-1)[elements.ravel()], strict=True)
-    return pairs
+    return items_of(Target(tree, as_selection(wrt), purpose="edit"))
 
 
 def mask(tree: T, wrt: Selector = None) -> T:
@@ -141,7 +132,7 @@ def mask(tree: T, wrt: Selector = None) -> T:
 
     Args:
         tree: Any pytree.
-        wrt: A selector. None selects every floating or complex leaf that no mark holds.
+        wrt: A selector. None selects every floating or complex leaf that no mark holds; `held` those that one holds.
 
     Returns:
         A tree of bools with the structure of the tree.
@@ -154,7 +145,8 @@ def mask(tree: T, wrt: Selector = None) -> T:
         >>> pg.mask({"a": 1.0, "b": 2.0, "n": 3}, "b")
         {'a': False, 'b': True, 'n': False}
     """
-    target = Target(tree, as_selection(wrt))
+    selection = as_selection(wrt)
+    target = Target(tree, selection, purpose="marks" if selection.is_about_marks else "differentiate")
     target.refuse_elements("mask")
     chosen = set(target.plan.indices)
     return target.treedef.unflatten([i in chosen for i in range(len(target.leaves))])
@@ -241,7 +233,7 @@ def _broadcasts(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
         return False
 
 
-def freeze(tree: T, wrt: Selector) -> T:
+def freeze(tree: T, wrt: Selector = _MISSING) -> T:
     """Mark the selected leaves NonDiff: still traced, but not differentiated until they are thawed or named.
 
     Values do not change. In a `partgrad.dataclass` the mark goes on the field, and JAX's key paths do not change. In a
@@ -252,7 +244,7 @@ def freeze(tree: T, wrt: Selector) -> T:
 
     Args:
         tree: Any pytree.
-        wrt: A selector; here it reaches through existing marks. None selects everything.
+        wrt: A selector; here it reaches through existing marks. None selects everything, and has to be written.
 
     Returns:
         The tree with more marks.
@@ -265,6 +257,12 @@ def freeze(tree: T, wrt: Selector) -> T:
         >>> pg.freeze({"w": 1.0, "b": 2.0}, "b")
         {'b': NonDiff(2.0), 'w': 1.0}
     """
+    if wrt is _MISSING:
+        raise ArgumentError(
+            "`partgrad.freeze` got a tree and no selector.",
+            "Expected what is to be held.",
+            fix="write partgrad.freeze(tree, None) to hold every leaf, or name a part of the tree.",
+        )
     return _remarked(tree, wrt, True)
 
 

@@ -3,10 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from .._marks import Layout, Place
 from .._message import at
 from ..errors import SelectionError
 from .skeletons import Skeleton
+
+
+def bools_in(tree: Any) -> list[bool]:
+    """Whether each leaf is a bool."""
+    return [isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(tree)]
 
 
 def masked_places(mask: Layout, chosen: Sequence[bool], skeleton: Skeleton) -> list[Place]:

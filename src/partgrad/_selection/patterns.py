@@ -3,7 +3,7 @@
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
@@ -16,8 +16,6 @@ from .skeletons import Skeleton
 
 # A name, a part of one with `*` in it, or a star alone.
 _WORD = re.compile(r"(?:[^\W\d]|\*)(?:\w|\*)*")
-# An index as PyTorch writes it, `layers.0.weight`.
-_DOTTED_INDEX = re.compile(r"\.(\d+)(?=[.[]|$)")
 _FLAT_INDEX = re.compile(r"<flat index (\d+)>")
 
 
@@ -66,10 +64,28 @@ def _of_name(name: str) -> PatternStep:
     if name in ("*", "**"):
         return PatternStep(name, None, name, lambda step, siblings: True)
     if "*" in name:
-        parts = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
-        fits = parts.fullmatch
-        return PatternStep("glob", name, name, lambda step, _: (own := name_of(step)) is not None and bool(fits(own)))
+        return PatternStep("glob", name, name, lambda step, _: (own := name_of(step)) is not None and fits(name, own))
     return PatternStep("name", name, name, lambda step, _: name_of(step) == name)
+
+
+def fits(glob: str, name: str) -> bool:
+    """Whether a glob matches a name.
+
+    Each part is taken where it first occurs, which leaves most to the next. A regular expression would try all places.
+    """
+    first, *inner = glob.split("*")
+    if not inner:
+        return glob == name
+    last = inner.pop()
+    start, stop = len(first), len(name) - len(last)
+    if start > stop or not name.startswith(first) or not name.endswith(last):
+        return False
+    for part in inner:
+        found = name.find(part, start, stop)
+        if found < 0:
+            return False
+        start = found + len(part)
+    return True
 
 
 def _of_key(text: str) -> PatternStep:
@@ -78,7 +94,8 @@ def _of_key(text: str) -> PatternStep:
     flat = _FLAT_INDEX.fullmatch(text)
     try:
         value = int(flat[1]) if flat else _key_value(ast.parse(f"_[{text}]", mode="eval").body)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        # Python's own parser gives up on what is nested too deeply.
         value = _Raw(text)
     return PatternStep("key", value, f"[{text}]", _key_test(value))
 
@@ -147,9 +164,6 @@ def parse(pattern: str) -> tuple[PatternStep, ...]:
 
 def _unreadable(pattern: str, position: int, expected: str) -> NoMatchError:
     fix = "write it as Python would: kernels[0].variance, ['w'].scale; `*` is one step, `**` any number."
-    in_brackets = _DOTTED_INDEX.sub(r"[\1]", pattern)
-    if in_brackets != pattern and not _DOTTED_INDEX.match(f".{pattern}"):
-        fix = f"write {in_brackets!r}: an index stands in brackets."
     return NoMatchError(
         f"The path {pattern!r} cannot be read at position {position}: {pattern[position:]!r}.",
         f"Expected {expected}.",
@@ -177,21 +191,39 @@ def matching_places(layout: Layout, steps: Sequence[PatternStep], *, of_jax: boo
 
     In a path `of_jax`, a wrapper takes a step.
     """
+    *_, places = places_by_step(layout, steps, of_jax=of_jax)
+    places = list(dict.fromkeys(_inside(layout, places))) if of_jax else places
+    return sorted(places, key=lambda place: (place.start, place.depth)) if len(places) > 1 else places
+
+
+def places_by_step(layout: Layout, steps: Sequence[PatternStep], *, of_jax: bool = False) -> Iterator[list[Place]]:
+    """The places that the first steps of a pattern match: none of them, one of them, two of them ..."""
     unwrapped = (lambda _, places: places) if of_jax else _inside
     places = unwrapped(layout, [layout.root])
+    yield places
     for step in steps:
         if step.kind == "**":
-            below = (inner for place in places for inner in layout.within(place) if of_jax or not inner.is_wrapper)
-            places = list(dict.fromkeys(below))
-            continue
-        found: list[Place] = []
-        for place in places:
-            children, matches = layout.children(place), step.matches
-            siblings = len(children)
-            found += [child for child in children if matches(child.key, siblings)]
-        places = unwrapped(layout, found)
-    places = _inside(layout, places) if of_jax else places
-    return sorted(places, key=lambda place: (place.start, place.depth)) if len(places) > 1 else places
+            places = _all_below(layout, places, of_jax)
+        else:
+            found: list[Place] = []
+            for place in places:
+                children, matches = layout.children(place), step.matches
+                siblings = len(children)
+                found += [child for child in children if matches(child.key, siblings)]
+            places = unwrapped(layout, found)
+        yield places
+
+
+def _all_below(layout: Layout, places: list[Place], wrappers: bool) -> list[Place]:
+    """The places and all below them, each once: what is below a place that was met was met too."""
+    met: dict[Place, None] = {}
+    pending = places[::-1]
+    while pending:
+        place = pending.pop()
+        if place not in met:
+            met[place] = None
+            pending += reversed(layout.children(place))
+    return [place for place in met if wrappers or not place.is_wrapper]
 
 
 def _inside(layout: Layout, places: list[Place]) -> list[Place]:
@@ -203,13 +235,15 @@ def _inside(layout: Layout, places: list[Place]) -> list[Place]:
 
 def elements_at(skeleton: Skeleton, steps: Sequence[PatternStep]) -> tuple[list[Pick], Sequence[PatternStep]]:
     """The elements that the last steps of a pattern take from the arrays that the others match; and the others."""
-    for count in range(1, len(steps) + 1):
-        if not steps[-count].is_index:
+    reached = list(places_by_step(skeleton.layout, steps))
+    for count in range(len(steps) - 1, -1, -1):
+        if not steps[count].is_index:
             break
-        places = [place for place in matching_places(skeleton.layout, steps[:-count]) if place.is_leaf]
+        places = [place for place in reached[count] if place.is_leaf]
         arrays = [place for place in places if getattr(skeleton.leaves[place.start], "shape", None)]
         if arrays:
-            return [_pick(skeleton, place, steps[-count:]) for place in arrays], steps[:-count]
+            arrays.sort(key=lambda place: place.start)
+            return [_pick(skeleton, place, steps[count:]) for place in arrays], steps[:count]
     return [], steps
 
 

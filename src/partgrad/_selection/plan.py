@@ -13,8 +13,9 @@ from .._marks import Place
 from .._trees import Elements, is_differentiable, shape_of
 
 # The purpose of a selection. For differentiation, marks count; for setting or querying marks, they do not; for reading
-# and editing, leaves without a derivative are chosen too if a selector takes the leaf itself.
-Purpose: TypeAlias = Literal["differentiate", "marks", "edit"]
+# and editing, leaves without a derivative are chosen too if a selector takes the leaf itself, and held ones if nothing
+# else is described. What is only shown may be held altogether.
+Purpose: TypeAlias = Literal["differentiate", "marks", "edit", "show"]
 Found: TypeAlias = dict[int, Elements]
 
 # The most elements that a kept plan may name.
@@ -97,6 +98,7 @@ class Plan:
         nodes: The nodes that the selector names or matches.
         thawed: The treedef of the tree with the marks of these leaves off; None if there are none.
         opened: The treedef of the tree with these marks open, by the level of the call, as far as it was asked for.
+        may_change: Whether the tree has nodes that a function may change in place; None until that was asked.
         asked: The functions that were searched for silent zeros of the watched leaves, by identity and flags.
     """
 
@@ -122,6 +124,7 @@ class Plan:
         self.watched = tuple(watched)
         self.thawed: Any = None
         self.opened: dict[int, Any] = {}
+        self.may_change: bool | None = None
         self.asked: dict[Hashable, weakref.ref[Any]] = {}
         self._considered = tuple(considered)
         self._differentiable = [is_differentiable(leaves[i]) for i in self._considered]

@@ -53,7 +53,7 @@ def path(pattern: "str | re.Pattern[str]") -> Selection:
         A selection, for any `wrt=`.
 
     Raises:
-        NoMatchError: If the text cannot be read as a path.
+        NoMatchError: When it is used, if the text cannot be read as a path or matches nothing.
 
     Example:
         >>> import re, partgrad as pg

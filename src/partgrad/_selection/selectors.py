@@ -7,27 +7,30 @@ gradient is the tree with None elsewhere. On a skeleton it says which, with plac
 from __future__ import annotations
 
 import math
-import re
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-from .._marks import Layout, Place, refuse_forgotten
-from .._message import at, listed
+from .._marks import Layout, Place
+from .._message import at
 from .._trees import common, is_differentiable, shape_of, without
 from ..errors import NoMatchError, SelectionError, SelectorTypeError
-from .advice import bools_in, no_path, not_a_selector, not_found
-from .callables import match_of
+from .advice import not_found, unreadable
+from .callables import Misfit, match_of
 from .choose import LEAF, Rules, leaves_in, nothing_selected, place_of, selected_in
+from .habits import is_node, may_mean_a_part
 from .intermediate import Intermediate
-from .masks import masked_places
+from .masks import bools_in, masked_places
+from .misreadings import false_everywhere, fits_nowhere, no_node_of, no_path, not_a_selector, path_is_text
 from .patterns import PatternStep, elements_at, matching_places, parse
 from .plan import Found, Match, Pick
+from .remedies import source_of
 from .skeletons import Skeleton, keep
 from .slots import Seen
+from .target import Target, items_of
 
 # What `wrt` accepts; a mask may be a tree of any class.
 Selector: TypeAlias = Callable[[Any], Any] | object
@@ -37,6 +40,13 @@ class Selection:
     """A selector: `each`, `path`, `of_type`, `matching` and `exclude` return one, and every `wrt=` becomes one.
 
     Selections combine with each other and with any other selector: `a | b`, `a & b`, `a - b`, `~a`.
+
+    Example:
+        >>> import partgrad as pg
+        >>> pg.path("layers[*].w") | "scale"
+        partgrad.path('layers[*].w') | partgrad.path('scale')
+        >>> (pg.path("layers[*].w") | "scale").paths({"layers": [{"w": 1.0}, {"w": 2.0}], "scale": 3.0})
+        ["['layers'][0]['w']", "['layers'][1]['w']", "['scale']"]
     """
 
     # Whether its match depends only on the skeleton (and on shapes, if it takes elements). Then selections that
@@ -44,8 +54,37 @@ class Selection:
     is_fixed: bool = True
     # Whether it is `None`, which must not ignore what only looks like a leaf.
     takes_everything = False
+    # Whether it is about marks, so that reading it ignores none.
+    is_about_marks = False
     # What it is called in an error.
     words: str
+
+    def __new__(cls, *_: Any, **__: Any) -> Selection:
+        """Refuse what is no selector of a kind."""
+        if cls is Selection:
+            raise SelectorTypeError(
+                "`partgrad.Selection` is the class of selectors, and makes none.",
+                "Expected one of the functions that do: each, path, of_type, matching, exclude.",
+                fix="write partgrad.path('**') for every leaf, or another selector.",
+            )
+        return super().__new__(cls)
+
+    def paths(self, tree: Any) -> list[str]:
+        """The paths of what it selects in a tree, as `partgrad.items` lists them.
+
+        Args:
+            tree: Any pytree.
+
+        Returns:
+            One path for each leaf or element.
+
+        Raises:
+            SelectionError: If it does not fit the tree.
+        """
+        return [path for path, _ in items_of(Target(tree, self, purpose="edit"))]
+
+    def __dir__(self) -> list[str]:
+        return ["paths", *dir(object)]
 
     def match(self, skeleton: Skeleton) -> Match:
         """What it says about a skeleton; equal matches make equal plans."""
@@ -55,9 +94,6 @@ class Selection:
     def rules(self) -> Rules:
         """What else matters when its leaves are chosen."""
         return Rules(self.words)
-
-    def __repr__(self) -> str:
-        return f"<selection {self.words}>"
 
     def __or__(self, other: Any) -> Selection:
         return _Union(self, as_selection(other))
@@ -90,6 +126,7 @@ class _Pair(Selection):
         self._first = first
         self._second = second
         self.is_fixed = first.is_fixed and second.is_fixed
+        self.is_about_marks = first.is_about_marks or second.is_about_marks
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -101,6 +138,10 @@ class _Pair(Selection):
     def words(self) -> str:  # type: ignore[override]
         """Both sides, as they were combined."""
         return f"({self._first.words} {self.symbol} {self._second.words})"
+
+    def __repr__(self) -> str:
+        sides = (f"({side!r})" if isinstance(side, _Pair) else repr(side) for side in (self._first, self._second))
+        return f" {self.symbol} ".join(sides)
 
     @property
     def rules(self) -> Rules:
@@ -158,11 +199,15 @@ class _Union(_Pair):
     symbol = "|"
 
     def _combined(self, skeleton: Skeleton, first: Match, second: Match) -> Match:
+        named = [*first.named, *second.named]
         for selection, match in ((self._first, first), (self._second, second)):
             found = self._found(skeleton, selection, match)
-            if not selected_in(skeleton, match, found):
+            selected = selected_in(skeleton, match, found, selection.rules)
+            if not selected and skeleton.purpose != "show":
                 raise nothing_selected(skeleton, list(found), Rules(selection.words))
-        return Match((*first.places, *second.places), None, (*first.named, *second.named))
+            # A side that is held altogether is read nevertheless.
+            named += match.places if skeleton.purpose == "edit" and all(map(skeleton.is_held, selected)) else ()
+        return Match((*first.places, *second.places), None, tuple(named))
 
     def _why_empty(self) -> str:
         return Rules("").reason
@@ -190,6 +235,9 @@ class _Difference(_Pair):
         """A complement is written as one."""
         return f"~{self._second.words}" if self._first is _EVERYTHING else super().words
 
+    def __repr__(self) -> str:
+        return f"partgrad.exclude({self._second!r})" if self._first is _EVERYTHING else super().__repr__()
+
     def _set(self, skeleton: Skeleton, first: Found, second: Found) -> Found:
         sizes = {i: math.prod(shape_of(skeleton.leaves[i])) for i in first if second.get(i) is not None}
         return {i: without(own, second[i], sizes.get(i, 0)) if i in second else own for i, own in first.items()}
@@ -206,6 +254,9 @@ class _Everything(Selection):
     takes_everything = True
     words = "None"
 
+    def __repr__(self) -> str:
+        return self.words
+
     @property
     def rules(self) -> Rules:
         """The caller refuses a tree without such leaves."""
@@ -215,6 +266,38 @@ class _Everything(Selection):
         """These leaves."""
         pairs = zip(skeleton.layout.leaves, skeleton.leaves, strict=True)
         return Match(tuple(place for place, leaf in pairs if is_differentiable(leaf)))
+
+
+class _Held(Selection):
+    """A selector of every floating or complex leaf that a mark holds.
+
+    It is for reading (`items`, `select`, `replace`, `mask`, `is_nondiff`, `summary`) and for `thaw`, alone or combined.
+    It describes leaves, so a transform and `partition` refuse it: name the leaves, or thaw them first.
+
+    Example:
+        >>> import partgrad as pg
+        >>> model = {"width": 1.0, "period": pg.NonDiff(2.0)}
+        >>> pg.items(model, pg.held)
+        [("['period']", 2.0)]
+        >>> pg.thaw(model, pg.held)
+        {'period': 2.0, 'width': 1.0}
+    """
+
+    is_about_marks = True
+    words = "partgrad.held"
+
+    def __repr__(self) -> str:
+        return self.words
+
+    @property
+    def rules(self) -> Rules:
+        """What is held depends on the tree alone."""
+        return Rules(self.words, "No mark holds any floating or complex leaf.", is_wide=True)
+
+    def match(self, skeleton: Skeleton) -> Match:
+        """These leaves."""
+        pairs = zip(skeleton.layout.leaves, skeleton.leaves, strict=True)
+        return Match(tuple(place for place, leaf in pairs if place.mark >= 0 and is_differentiable(leaf)))
 
 
 class CallableSelection(Selection):
@@ -233,6 +316,10 @@ class CallableSelection(Selection):
         name = "the lambda" if name == "<lambda>" else f"`{name}`"
         return f"each({name})" if self._everywhere else name
 
+    def __repr__(self) -> str:
+        text = _code(self._function)
+        return f"partgrad.each({text})" if self._everywhere else text
+
     @property
     def rules(self) -> Rules:
         """What it returns was pointed at, so it must be differentiable."""
@@ -240,106 +327,94 @@ class CallableSelection(Selection):
 
     def match(self, skeleton: Skeleton) -> Match:
         """What the function returns."""
-        return match_of(self._function, skeleton, everywhere=self._everywhere)
+        found = match_of(self._function, skeleton, everywhere=self._everywhere)
+        if isinstance(found, Misfit):
+            raise fits_nowhere(self._function, skeleton, found)
+        return found
 
 
-class Path(Selection):
-    """A path or a glob."""
+class _Made(Selection):
+    """A selection that a function makes of one object, and that is equal to another of an equal object."""
 
-    def __init__(self, pattern: str):
-        self._pattern = pattern
-        self._steps = parse(pattern)
-        self.words = repr(pattern)
+    maker = "path"
+
+    def __init__(self, of: Any):
+        self._of = of
+        self.words = repr(of)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Path) and self._pattern == other._pattern
+        return type(other) is type(self) and self._of == other._of
 
     def __hash__(self) -> int:
-        return hash(self._pattern)
+        return hash(self._of)
+
+    def __repr__(self) -> str:
+        return f"partgrad.{self.maker}({self.words})"
+
+
+class Path(_Made):
+    """A path or a glob."""
 
     def __reduce__(self) -> Any:
-        return Path, (self._pattern,)
+        return Path, (self._of,)
 
     def match(self, skeleton: Skeleton) -> Match:
         """The places that it leads to."""
         layout = skeleton.layout
-        steps: Sequence[PatternStep] = self._steps
+        try:
+            written = steps = self._steps(layout)
+        except NoMatchError as error:
+            raise unreadable(skeleton, self._of, error) from None
         places: list[Any] = matching_places(layout, steps)
         if not places:
             places, steps = elements_at(skeleton, steps)
         if not places:
             # As JAX writes it, a wrapper takes a step.
-            places, steps = matching_places(layout, self._steps, of_jax=True), self._steps
+            places, steps = matching_places(layout, written, of_jax=True), written
         if not places:
-            raise not_found(skeleton, self._pattern, self._steps)
+            raise not_found(skeleton, self._of, written)
         if any(step.is_wild for step in steps):
             return Match(tuple(places))
         if len(places) > 1:
             one, other = map(place_of, places[:2])
             raise SelectionError(
-                f"The path '{self._pattern}' names two leaves that differ only in the kind of a step.",
+                f"The path '{self._of}' names two leaves that differ only in the kind of a step.",
                 f"Found {at(one.path)} and {at(other.path)}.",
                 fix="use a callable, such as wrt=lambda m: m.the_part, which can tell them apart.",
             )
         return Match((places[0],), LEAF)
 
+    def _steps(self, layout: Layout) -> Sequence[PatternStep]:
+        # The path of a tree that is one leaf has no steps.
+        return () if not self._of and all(place.is_leaf for place in matching_places(layout, ())) else parse(self._of)
 
-class WholePath(Selection):
+
+class WholePath(_Made):
     """The leaves whose whole path a regular expression matches."""
-
-    def __init__(self, pattern: re.Pattern[str]):
-        self._pattern = pattern
-        self.words = repr(pattern)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WholePath) and self._pattern == other._pattern
-
-    def __hash__(self) -> int:
-        return hash(self._pattern)
 
     def match(self, skeleton: Skeleton) -> Match:
         """The leaves."""
-        places = tuple(place for place in skeleton.layout.leaves if self._pattern.fullmatch(place.path))
+        places = tuple(place for place in skeleton.layout.leaves if self._of.fullmatch(place.path))
         if not places:
-            raise no_path(skeleton, self._pattern)
+            raise no_path(skeleton, self._of)
         return Match(places)
 
 
-class OfType(Selection):
+class OfType(_Made):
     """Every leaf in the nodes of a class."""
 
-    def __init__(self, cls: type):
-        self._cls = cls
-        self.words = cls.__name__
+    maker = "of_type"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OfType) and self._cls is other._cls
-
-    def __hash__(self) -> int:
-        return hash(self._cls)
+    def __init__(self, of: type):
+        super().__init__(of)
+        self.words = of.__name__
 
     def match(self, skeleton: Skeleton) -> Match:
         """The nodes of the class."""
-        found = [place for place in skeleton.nodes if isinstance(place.value, self._cls)]
+        found = [place for place in skeleton.nodes if isinstance(place.value, self._of)]
         if not found:
-            refuse_forgotten(skeleton.leaves, skeleton.path)
-            are_leaves = any(isinstance(leaf, self._cls) for leaf in skeleton.leaves)
-            raise self._not_there(dict.fromkeys(type(place.value) for place in skeleton.nodes), are_leaves)
+            raise no_node_of(self._of, skeleton)
         return Match(tuple(found))
-
-    def _not_there(self, present: Iterable[type], are_leaves: bool) -> NoMatchError:
-        name, classes = self._cls.__name__, list(present)
-        details = [f"Classes of its nodes: {listed(cls.__name__ for cls in classes) or 'none'}."]
-        fix = "use one of these, or select the leaves by a path or a callable."
-        if are_leaves:
-            details.append("A class is that of a node; here it is that of a leaf.")
-            fix = "write partgrad.matching(lambda path, leaf: ...), which is asked about every leaf."
-        if any(
-            cls.__qualname__ == self._cls.__qualname__ and cls.__module__ == self._cls.__module__ for cls in classes
-        ):
-            details = [f"It has nodes of another class `{name}`: the class was defined anew after the tree was built."]
-            fix = f"build the tree again, with the new `{name}`."
-        return NoMatchError(f"The class {name} selects nothing: the tree has no node of it.", *details, fix=fix)
 
 
 class _Mask(Selection):
@@ -356,6 +431,9 @@ class _Mask(Selection):
 
     def __hash__(self) -> int:
         return hash((self._treedef, self._chosen))
+
+    def __repr__(self) -> str:
+        return repr(self._treedef.unflatten(self._chosen))
 
     def match(self, skeleton: Skeleton) -> Match:
         """The places under True."""
@@ -374,29 +452,65 @@ class Matching(Selection):
     def __init__(self, function: Callable[[str, Any], bool]):
         self._function = function
 
+    def __repr__(self) -> str:
+        return f"partgrad.matching({_code(self._function)})"
+
     def match(self, skeleton: Skeleton) -> Match:
         """The leaves for which it is true."""
-        leaves, places = skeleton.leaves, skeleton.layout.leaves
-        asked = [i for i, leaf in enumerate(leaves) if is_differentiable(leaf) and not skeleton.is_held(i)]
-        chosen = tuple([places[i] for i in asked if self._function(places[i].path, Seen(skeleton, i))])
+        inexact = [i for i, leaf in enumerate(skeleton.leaves) if is_differentiable(leaf)]
+        free = [i for i in inexact if not skeleton.is_held(i)]
+        chosen = self._chosen(skeleton, free)
+        if not chosen and skeleton.purpose in ("edit", "show"):
+            # What is only read may be held.
+            chosen = self._chosen(skeleton, [i for i in inexact if skeleton.is_held(i)])
         if not chosen:
-            raise NoMatchError(
-                f"The selector {self.words} selects nothing to differentiate.",
-                f"The function is false for all of the {len(asked)} leaves that it was asked about.",
-                f"Leaves: {skeleton.listed_leaves()}.",
-                fix="ask for path, leaf.shape or leaf.dtype; or leave `wrt` out, for all of these leaves.",
-            )
+            raise false_everywhere(self._function, skeleton, len(free))
         return Match(chosen)
+
+    def _chosen(self, skeleton: Skeleton, asked: Sequence[int]) -> tuple[Place, ...]:
+        places = skeleton.layout.leaves
+        try:
+            return tuple([places[i] for i in asked if self._function(places[i].path, Seen(skeleton, i))])
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            error.add_note(path_is_text(self._function, skeleton))
+            raise
+
+
+class _Misread(Selection):
+    """What is no selector, and may mean a part of the tree: the error says which."""
+
+    is_fixed = False
+    words = "`wrt`"
+
+    def __init__(self, wrt: Any):
+        self._wrt = wrt
+
+    def __repr__(self) -> str:
+        return repr(self._wrt)
+
+    def match(self, skeleton: Skeleton) -> Match:
+        """Raises the error."""
+        raise not_a_selector(self._wrt, skeleton)
+
+
+def _code(function: Any) -> str:
+    """A function as code: the source of a lambda, or its name."""
+    name = getattr(function, "__name__", None)
+    return source_of(function) or (repr(function) if name in (None, "<lambda>") else str(name))
 
 
 class Groups(Selection):
     """A dict of selectors: the gradient is a dict of their gradients."""
 
-    def __init__(self, selections: dict[str, Selection]):
+    def __init__(self, wrt: dict[str, Any]):
+        self._wrt = wrt
         # In the order in which JAX takes a dict apart.
-        self._selections = tuple(sorted(selections.items()))
-        self.is_fixed = all(own.is_fixed for own in selections.values())
+        self._selections = tuple(sorted((name, as_selection(own)) for name, own in wrt.items()))
+        self.is_fixed = all(own.is_fixed for _, own in self._selections)
         self.words = f"{{{', '.join(f'{name!r}: {own.words}' for name, own in self._selections)}}}"
+
+    def __repr__(self) -> str:
+        return repr(dict(self._selections))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Groups) and self._selections == other._selections
@@ -406,13 +520,26 @@ class Groups(Selection):
 
     def match(self, skeleton: Skeleton) -> Match:
         """What all of them say together, and each alone."""
-        groups = tuple((name, own.rules, own.match(skeleton)) for name, own in self._selections)
+        try:
+            groups = tuple((name, own.rules, own.match(skeleton)) for name, own in self._selections)
+        except NoMatchError:
+            if self._are_labels(skeleton):
+                raise not_a_selector(self._wrt) from None
+            raise
         matches = [match for _, _, match in groups]
         places = tuple(place for match in matches for place in match.places)
         return Match(places, None, tuple(place for match in matches for place in match.named), groups)
 
+    def _are_labels(self, skeleton: Skeleton) -> bool:
+        """Whether the keys are paths of the tree, and the values words."""
+        try:
+            return all(isinstance(own, str) and Path(name).match(skeleton) for name, own in self._wrt.items())
+        except SelectionError:
+            return False
+
 
 _EVERYTHING = _Everything()
+held: Selection = _Held()
 
 
 def as_selection(wrt: Any) -> Selection:
@@ -438,7 +565,9 @@ def as_selection(wrt: Any) -> Selection:
     if bools and all(bools):
         return _Mask(wrt)
     if type(wrt) is dict and wrt and not any(isinstance(own, bool | np.bool_) for own in wrt.values()):
-        return Groups({name: as_selection(own) for name, own in wrt.items()})
-    if callable(wrt) and not any(bools):
+        return Groups(wrt)
+    if callable(wrt) and not any(bools) and not is_node(wrt):
         return CallableSelection(wrt)
+    if not any(bools) and may_mean_a_part(wrt):
+        return _Misread(wrt)
     raise not_a_selector(wrt)

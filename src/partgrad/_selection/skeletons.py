@@ -89,6 +89,9 @@ class Skeleton:
             self.layout, self.holds_arrays = Layout(tree, treedef), True
             self.failure = error.with_traceback(None)
         self.typed = None if all(map(_is_exact, data)) else typed_treedef(treedef)
+        # A path tells the keys 1, True and an enum's 1 apart.
+        keys = itertools.chain.from_iterable(own for own in data if isinstance(own, list | tuple))
+        self.has_typed_keys = self.typed is not None and any(type(key) is not str for key in keys)
 
     @functools.cached_property
     def nodes(self) -> list[Place]:
@@ -285,7 +288,8 @@ def skeleton_of(tree: Any, treedef: Any, exactly: bool = False) -> Skeleton:
     # It is not there, or its auxiliary data cannot be compared.
     with contextlib.suppress(Exception):
         found = _skeletons[treedef]
-        is_same = not exactly or found.typed is None or found.typed == typed_treedef(treedef)
+        compares_types = found.typed is not None and (exactly or found.has_typed_keys)
+        is_same = not compares_types or found.typed == typed_treedef(treedef)
         if is_same and found.registrations == registrations():
             found.used = next(_clock)
             return found

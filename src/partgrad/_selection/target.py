@@ -9,15 +9,14 @@ import numpy as np
 
 from .._marks import alike, first_difference, refuse_forgotten, with_open_marks, without_marks
 from .._message import at
-from .._trees import Elements, flatten, put, reaches_array, take
+from .._trees import Elements, flatten, put, reaches_array, shape_of, take
 from ..errors import PartsError, SelectionError
 from .choose import choose
 from .plan import Plan, Purpose
-from .selectors import Selection
 from .skeletons import Bound, Skeleton, keep, skeleton_of
 
 
-def resolve(selection: Selection, skeleton: Skeleton, tree: Any, leaves: list[Any], purpose: Purpose) -> Plan:
+def resolve(selection: Any, skeleton: Skeleton, tree: Any, leaves: list[Any], purpose: Purpose) -> Plan:
     """The plan of a selection for a tree of this skeleton and these leaves.
 
     What the selection always says about a skeleton is looked up; a callable runs on every call, and the plan for its
@@ -51,7 +50,7 @@ def _kept(plans: dict[Hashable, Plan], key: Any, leaves: list[Any]) -> Plan | No
     return found if found is not None and found.fits(leaves) else None
 
 
-def _may_be_kept(plan: Plan, skeleton: Skeleton, selection: Selection) -> bool:
+def _may_be_kept(plan: Plan, skeleton: Skeleton, selection: Any) -> bool:
     """Whether a plan is right for every skeleton that compares equal, small, and keeps no array alive."""
     is_exact = plan.thawed is None or skeleton.typed is None
     return is_exact and plan.is_small and not (selection.is_fixed and reaches_array(selection))
@@ -118,7 +117,7 @@ class Target(Form):
 
     __slots__ = ("leaves", "skeleton", "tree")
 
-    def __init__(self, tree: Any, selection: Selection, position: "int | str" = 0, purpose: Purpose = "differentiate"):
+    def __init__(self, tree: Any, selection: Any, position: "int | str" = 0, purpose: Purpose = "differentiate"):
         self.tree = tree
         self.leaves, treedef = flatten(tree)
         self.skeleton = skeleton_of(tree, treedef, exactly=not selection.is_fixed)
@@ -178,6 +177,19 @@ class Target(Form):
                     "Expected leaves or nodes.",
                     fix="select the whole leaf; for single elements use grad, select, replace, ravel or stop_gradient.",
                 )
+
+
+def items_of(target: Target) -> list[tuple[str, Any]]:
+    """The selected leaves with their paths, and selected elements one by one."""
+    skeleton, pairs = target.skeleton, []
+    for i, elements in zip(target.plan.indices, target.plan.elements, strict=True):
+        leaf, path = target.leaves[i], skeleton.path(i)
+        if elements is None:
+            pairs.append((path, leaf))
+            continue
+        names = entry_names(path, shape_of(leaf), elements)
+        pairs += zip(names, leaf.reshape(-1)[elements.ravel()], strict=True)
+    return pairs
 
 
 def unflatten_part(treedef: Any, leaves: list[Any]) -> Any:

@@ -78,8 +78,11 @@ class Arguments:
         """
         by_primal = argnums is None and argnames is None and not _is_inside(wrt)
         if by_primal:
-            wrt = (None,) * len(primals) if wrt is None else wrt if isinstance(wrt, tuple) else (wrt,)
-            if len(wrt) != len(primals) and len(wrt) != 1:
+            if wrt is None:
+                wrt = (None,) * len(primals)
+            elif not isinstance(wrt, tuple):
+                wrt = (wrt,)
+            elif len(wrt) != len(primals):
                 fix = "write one selector for each primal, wrt=(selector, None), or one for the first alone, "
                 raise _wrong_number_of_selectors(wrt, range(len(primals)), f"{fix}wrt=selector.")
             argnums = tuple(range(len(wrt)))

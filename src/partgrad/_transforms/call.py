@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -127,11 +126,14 @@ class Call:
     ):
         self.f, self.args, self.kwargs, self.targets = f, args, kwargs, tuple(targets)
         self.shape = Shape(self.targets, is_tuple, inside)
-        self.level = 0
+        self.level, self.may_change = 0, False
         for target in self.targets:
-            if target.plan.thaw:
+            plan = target.plan
+            if plan.thaw:
                 self.level = next_level()
-        self.may_change = "flax.nnx" in sys.modules and may_change(self.targets)
+            if plan.may_change is None:
+                plan.may_change = may_change(target)
+            self.may_change = self.may_change or plan.may_change
 
     @property
     def selected(self) -> list[Any]:

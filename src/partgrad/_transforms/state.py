@@ -20,13 +20,11 @@ Changes = tuple[dict[int, Any], ...]
 _warned: set[type] = set()
 
 
-def may_change(targets: Sequence[Target]) -> bool:
+def may_change(target: Target) -> bool:
     """Whether an argument has a Variable of `flax.nnx`."""
     # Nobody can have one who has not imported it.
     nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and any(
-        isinstance(place.value, nnx.Variable) for target in targets for place in target.skeleton.nodes
-    )
+    return nnx is not None and any(isinstance(place.value, nnx.Variable) for place in target.skeleton.nodes)
 
 
 def changes_in(targets: Sequence[Target], before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Changes:
