@@ -188,9 +188,10 @@ def wrap_own_init(cls: Any) -> Callable[..., None]:
             else:
                 _store(self, kwargs)
         _refuse_undeclared(self)
-        # The `__init__` of a base class may have settled some fields already.
-        settled = _snapshot(self) if MARKS in self.__dict__ else None
-        settle(self, _partgrad_origin or settled)
+        if _partgrad_origin is None and MARKS in self.__dict__:
+            # The `__init__` of a base class has settled some fields already.
+            _partgrad_origin = _snapshot(self)
+        settle(self, _partgrad_origin)
 
     # A subclass of a class with a generated `__init__` may have one of its own.
     signature = inspect.signature(original)
