@@ -65,8 +65,8 @@ def field(
     Args:
         nondiff: Whether values of this field are traced, but never differentiated unless a selector names them. A
             field that a subclass declares again keeps the mark of its base, unless this or `static` is given.
-        static: Whether values of this field are Python data for the compiler, part of the tree's structure. Arrays
-            are refused: they have fields of their own.
+        static: Whether values of this field are Python data for the compiler, part of the tree's structure. An array
+            is held in the instance that it is given to, as if it had been marked by `NonDiff`.
         default: As in `dataclasses.field`.
         default_factory: As in `dataclasses.field`.
         init: As in `dataclasses.field`.

@@ -16,6 +16,7 @@ from typing import Any
 
 from jax.tree_util import GetAttrKey
 
+from .._trees import compared_exactly
 from ..errors import DataclassError
 from .cover import Cover, hold_part
 from .static import StaticData
@@ -29,6 +30,7 @@ _INTERNED = 1024
 _MARKING = frozenset({"nondiff", "static", "pytree_node"})
 
 
+@compared_exactly
 class Marks:
     """The marks of one instance: the names of the fields that are held, and of those that are static.
 
@@ -98,6 +100,8 @@ class Schema:
         self.hidden = frozenset(f.name for f in fields if not f.repr)
         self.static = tuple(f.name for f in fields if _is_static(f))
         self.nondiff = tuple(f.name for f in fields if f.metadata.get("nondiff", False))
+        # Those of which an instance holds arrays, unless `Diff` or `thaw` say otherwise.
+        self.declared = self.nondiff + self.static
         self.dynamic = tuple(n for n in self.names if n not in self.static)
         self.keys = tuple(map(GetAttrKey, self.dynamic))
         for name in self.nondiff:

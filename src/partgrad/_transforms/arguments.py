@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict
 
+from .._compat import cached_property
 from .._marks import refuse_forgotten
 from .._message import listed, near_misses
 from .._selection import Form, Intermediate, Selection, Target, as_selection
@@ -85,7 +86,7 @@ class Arguments:
             raise wrong_number_of_selectors(wrt, [*self._numbers, *self._names], fix)
         return tuple(map(as_selection, given))
 
-    @functools.cached_property
+    @cached_property
     def _parameters(self) -> list[inspect.Parameter] | None:
         parameters = parameters_of(self._f)
         return None if parameters is None else list(parameters.values())
