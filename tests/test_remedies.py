@@ -83,6 +83,19 @@ class Pair(NamedTuple):
     second: Any
 
 
+def rebuilt(state):
+    @pg.dataclass
+    class Versioned:
+        a: Any = pg.field(static=True)
+
+        def __setstate__(self, state):
+            self.__init__(a=state["a"])
+
+    new = object.__new__(Versioned)
+    new.__setstate__(state)
+    return new
+
+
 class Keyed:
     def __init__(self, data):
         self.data = data
@@ -290,6 +303,13 @@ ROWS = {
             pg.is_nondiff(pg.freeze({"r": Point(1.0, 2.0)}, "r.x"), "r.x"),
         ),
         [True, True],
+    ),
+    "a model of another version of its class": (
+        lambda: made("V", a=pg.field(static=True)).__setstate__(
+            object.__new__(made("V", a=pg.field(static=True))), {"a": 1}
+        ),
+        lambda: rebuilt({"a": 3.0}).a,
+        [3.0],
     ),
     "static and nondiff": (
         lambda: pg.field(static=True, nondiff=True),

@@ -182,11 +182,13 @@ def _refuse_options(cls: type, f: "dataclasses.Field[Any]") -> None:
             "Expected a field of partgrad.field or dataclasses.field.",
             fix=f"convert in __post_init__, which may assign: self.{f.name} = convert(self.{f.name}).",
         )
-    if not f.compare:
+    options = {"compare=False": not f.compare, f"hash={f.hash}": f.hash is not None}
+    idle = " and ".join(option for option, is_set in options.items() if is_set)
+    if idle:
         raise DataclassError(
-            f"The field `{cls.__name__}.{f.name}` sets compare=False.",
+            f"The field `{cls.__name__}.{f.name}` sets {idle}.",
             "Every field is compared: jax.jit would reuse a program that was compiled for another value of it.",
-            fix="leave compare=False out.",
+            fix=f"leave {idle} out.",
         )
 
 

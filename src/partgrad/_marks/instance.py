@@ -150,6 +150,30 @@ def _snapshot(instance: Any) -> Any:
     return copy
 
 
+def restore(self: Any, state: dict[str, Any]) -> None:
+    """Take what was pickled, if it fits the class as it is now: the `__setstate__` of an instance."""
+    schema: Schema = getattr(self, SCHEMA)
+    # Only an instance of a class without static fields has no marks of its own.
+    marks: Marks = state.get(MARKS, Marks((), (), True))
+    static = [name for name, _ in marks.static]
+    missing = [name for name in schema.names if name not in state and not hasattr(schema.cls, name)]
+    changed = {*marks.nondiff, *static} - set(schema.names)
+    if marks.regular:
+        changed |= set(static) ^ set(schema.static)
+    if (missing or changed) and _BUILDING not in state:
+        values = ", ".join(f"{name}=state[{name!r}]" for name in schema.names if name in state)
+        raise DataclassError(
+            f"A `{schema.cls.__name__}` was pickled when its class had other fields, or other static ones: "
+            f"{listed(sorted({*missing, *changed}))}.",
+            "Its marks would go to the wrong fields.",
+            fix=f"build it again from what was pickled: def __setstate__(self, state): self.__init__({values}), "
+            "in the class.",
+        )
+    if MARKS in state:
+        state = {**state, MARKS: schema.marks(marks.nondiff, marks.static, marks.covers)}
+    self.__dict__.update(state)
+
+
 def check_decorated(instance: Any) -> None:
     cls = type(instance)
     if SCHEMA not in cls.__dict__:
