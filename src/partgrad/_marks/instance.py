@@ -49,12 +49,13 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
                 continue
             values[name] = getattr(schema.cls, name)
         value, label, cover, given = values[name], schema.labels[name], before.cover(name), None
+        may_be_static = name in schema.static or name in before_static
         while isinstance(value, NonDiff | Diff | Static):
-            # The outermost wrapper was written last, so it decides.
-            given = given or type(value)
+            # The outermost wrapper was written last, so it decides; but what is static has no other mark.
+            given = Static if isinstance(value, Static) and given is not Diff else given or type(value)
+            may_be_static = may_be_static or isinstance(value, Static)
             cover = cover_of(value) if isinstance(value, NonDiff) else cover
             value = value.value
-        may_be_static = given is Static or name in schema.static or name in before_static
         # Whether an array is held because it is where static data may be; later it may be thawed.
         is_new = origin is None or name in before_static or name not in origin.__dict__
         # What was put in the place of an array, as `tree.map` does, is what the marks say.
