@@ -398,3 +398,21 @@ def test_classes_of_one_name():
     assert first != second
     with pytest.raises(errors.PartsError, match="a different structure"):
         pg.combine(pg.partition(first)[0], pg.partition(second)[1])
+
+
+@pytest.mark.parametrize("text", ["radius of the sphere", "1 +", "", "in metres (m)", "Array | NonDiff, held"])
+def test_an_annotation_may_be_a_sentence(text):
+    cls = pg.dataclass(type("Sphere", (), {"__annotations__": {"radius": text}}))
+    assert pg.grad(lambda s: s.radius**2)(cls(2.0)).radius == 4.0
+    assert repr(cls(pg.NonDiff(2.0))) == "Sphere(radius=NonDiff(2.0))"
+
+
+@pytest.mark.parametrize(
+    "options", [{"compare": False}, {"hash": False}, {"hash": True}, {"compare": False, "hash": True}]
+)
+@pytest.mark.parametrize("field", [pg.field, dataclasses.field])
+def test_options_that_would_leave_a_field_out_of_comparisons_are_refused(field, options):
+    words = " and ".join(f"{name}={value}" for name, value in options.items())
+    with pytest.raises(errors.DataclassError, match=f"(?s)sets {words}.*Fix: leave {words} out"):
+        pg.dataclass(type("Named", (), {"__annotations__": {"a": float}, "a": field(**options)}))
+    pg.dataclass(type("Named", (), {"__annotations__": {"a": float}, "a": field()}))

@@ -88,3 +88,20 @@ def test_masks_that_cannot_be_compared():
     tree = [Foreign(1.0, Aux()), 2.0]
     for _ in range(2):
         assert jax.tree.leaves(pg.partition(tree, [Foreign(True, Aux()), False])[0]) == [1.0]
+
+
+def test_a_model_is_not_equal_to_one_whose_arrays_were_donated():
+    gone, model = (Scaled(jnp.ones(2) + number) for number in (0.0, 1.0))
+    assert jax.jit(gone)(1.0).tolist() == [1.0, 1.0]
+    gone.a.delete()
+    assert jax.jit(model)(1.0).tolist() == [2.0, 2.0]
+    assert model != gone
+    assert gone == gone
+
+
+@pg.dataclass
+class Scaled:
+    a: jax.Array
+
+    def __call__(self, x):
+        return self.a * x

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
+from models import RBF
 from partgrad import NonDiff, Static, errors
 
 
@@ -176,3 +177,21 @@ def test_a_node_beside_a_held_leaf_of_its_own():
     assert (node.a, node.p, p) == (3.0, None, 2.0)
     p, node = pg.grad(f, wrt=lambda m: (m.p, m))(Model(2.0))
     assert (node.a, node.p, p) == (3.0, None, 2.0)
+
+
+def test_freezing_twice_is_freezing_once_for_a_dataclass_inside_a_module():
+    class Around(eqx.Module):
+        k: Any
+        c: Any
+
+    trees = [
+        Around(RBF({"x": 1.0, "n": 2}, 2.0), 3.0),
+        Around(RBF(1.0, 2.0), 3),
+        Around([RBF(1.0, [2.0, 3])], 3.0),
+        {"m": Around(RBF({"x": 1.0, "n": 2}, Around(1.0, 2)), 3.0)},
+    ]
+    for tree in trees:
+        paths = [path for path, _ in pg.items(tree)]
+        for wrt in (None, RBF, Around, lambda m: m, *paths):
+            once = pg.freeze(tree, wrt)
+            assert jax.tree.structure(pg.freeze(once, wrt)) == jax.tree.structure(once), (tree, wrt)

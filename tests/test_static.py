@@ -1,10 +1,15 @@
-"""Static: data for the compiler; arrays are refused."""
+"""Static: data for the compiler; an array is held."""
 
+import collections
 import copy
 import dataclasses
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import pickle
+import re
 from typing import Any
 
 import equinox as eqx
@@ -122,28 +127,225 @@ def test_nan_equals_itself_so_that_it_does_not_recompile():
     assert Static(float("nan")) == Static(float("nan"))
 
 
+@pg.dataclass
+class Tabulated:
+    table: object = pg.field(static=True)
+
+
 ARRAYS = {
     "jax": lambda: jnp.ones(2),
     "numpy": lambda: np.ones(2),
-    "deep": lambda: {"n": 2, "grid": [jnp.ones(2)]},
-    "model": lambda: RBF(jnp.ones(2), 2.0),
+    "ints": lambda: jnp.arange(2),
+    "bools": lambda: np.array([True, False]),
+    "key": lambda: jax.random.key(0),
+    "number": lambda: jnp.float32(2.0),
 }
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
-def test_an_array_is_refused_and_its_own_field_works(kind):
+def test_an_array_is_held(kind):
     value = ARRAYS[kind]()
-    path = {"deep": r".* at `\['grid'\]\[0\]`", "model": ".* at `variance`"}.get(kind, "")
-    for build in (Static, Tabulated):
-        with pytest.raises(pg.errors.StaticError, match=f"(?s)holds an array{path}.*nondiff=True.*tuple"):
-            build(value)
-    with pytest.raises(pg.errors.StaticError, match="(?s)holds a traced value.*nondiff=True"):
-        jax.jit(lambda value: Static(value).value)(value)
+    for wrapper in (Static(value), Static(Static(value)), Static(NonDiff(value)), NonDiff(Static(value))):
+        assert isinstance(wrapper, NonDiff)
+        assert wrapper.value is value
+    for model in (Tabulated(value), Tabulated(Static(value)), Tabulated(NonDiff(value)), Plain(1.0, Static(value))):
+        assert model.table is value
+        assert "table=NonDiff(" in repr(model)
+        assert jax.tree.leaves(model)[-1] is value
+
+    @jax.jit
+    def built_inside(value):
+        assert isinstance(Static(value), NonDiff)
+        return Tabulated(value), Static({"n": 2})
+
+    with jax.checking_leaks():
+        model, _ = built_inside(value)
+    assert jax.tree.structure(model) == jax.tree.structure(Tabulated(value))
 
 
 @pg.dataclass
-class Tabulated:
-    table: object = pg.field(static=True)
+class Plain:
+    w: Any
+    table: Any = 1.0
+
+
+@pg.dataclass
+class Table:
+    w: Any
+    table: Any = pg.field(static=True)
+
+
+@pg.dataclass(frozen=False)
+class Mutable:
+    w: Any
+    table: Any = pg.field(static=True, default="none")
+
+
+@pg.dataclass
+class OwnInit:
+    w: Any
+    table: Any = pg.field(static=True)
+
+    def __init__(self, w, table):
+        self.w, self.table = w, table
+
+
+@pg.dataclass
+class PostInit:
+    w: Any
+    table: Any = pg.field(static=True)
+    copied: Any = pg.field(static=True, init=False)
+
+    def __post_init__(self):
+        self.copied = self.table
+
+
+def total(m):
+    return (m.w * m.table).sum()
+
+
+TABLES = [Table, Mutable, OwnInit, PostInit]
+
+
+@pytest.mark.parametrize("cls", TABLES, ids=lambda cls: cls.__name__)
+def test_an_array_in_a_static_field_is_held_in_that_instance(cls):
+    model, other = cls(2.0, jnp.ones(3)), cls(2.0, 2 * jnp.ones(3))
+    f, traces = counted(total)
+    assert (f(model), f(other), f(model)) == (6.0, 12.0, 6.0)
+    assert len(traces) == 1
+    gradient = pg.grad(total)(model)
+    assert (gradient.w, gradient.table) == (3.0, None)
+    assert pg.grad(total, wrt="table")(model).tolist() == [2.0, 2.0, 2.0]
+    assert jax.grad(total)(cls(2.0, jnp.ones(3))).table.tolist() == [0.0, 0.0, 0.0]
+    assert pg.is_nondiff(model, "table") is True
+    assert [path for path, _ in pg.items(model)] == ["w"]
+    # Not the field of other instances.
+    named = cls(2.0, "name")
+    assert [len(jax.tree.leaves(m)) for m in (named, model)] == [1, 2 + (cls is PostInit)]
+
+
+@pytest.mark.parametrize("cls", TABLES, ids=lambda cls: cls.__name__)
+def test_an_array_in_a_static_field_stays_held(cls):
+    model = cls(2.0, jnp.ones(3))
+    structure = jax.tree.structure(model)
+    copies = {
+        "pickle": pickle.loads(pickle.dumps(model)),
+        "copy": copy.copy(model),
+        "deepcopy": copy.deepcopy(model),
+        "map": jax.tree.map(lambda leaf: leaf + 1, model),
+        "to bools": jax.tree.map(lambda leaf: True, model),
+        "jit": jax.jit(lambda m: m)(model),
+        "vmap": jax.vmap(lambda m: m)(cls(jnp.ones(2), jnp.ones((2, 3)))),
+        "scan": jax.lax.scan(lambda m, _: (m, None), cls(jnp.ones(()), jnp.ones(3)), length=2)[0],
+        "replace": dataclasses.replace(model, w=3.0),
+        "replace in jit": jax.jit(lambda m: dataclasses.replace(m, w=3.0))(model),
+        "replace array": dataclasses.replace(model, table=np.zeros(3)),
+        "replace bools": dataclasses.replace(jax.tree.map(lambda leaf: True, model), w=False),
+        "freeze and thaw": pg.thaw(pg.freeze(model, "w"), "w"),
+        "combine": pg.combine(*pg.partition(model)),
+    }
+    if cls is PostInit:
+        # It decides again, by what it is given.
+        del copies["replace bools"]
+    assert {name: jax.tree.structure(made) == structure for name, made in copies.items()} == dict.fromkeys(copies, True)
+    thawed = pg.thaw(model, "table")
+    assert repr(thawed).count("Diff([1., 1., 1.])") == 1 + (cls is PostInit)
+    assert pg.grad(total)(dataclasses.replace(thawed, w=1.0)).table.tolist() == [1.0, 1.0, 1.0]
+    assert pg.freeze(thawed, "table") == model
+
+
+def test_replace_makes_a_field_static_again_and_the_other_way_round():
+    model = Table(2.0, jnp.ones(3))
+    named = dataclasses.replace(model, table="name")
+    assert named == Table(2.0, "name")
+    assert dataclasses.replace(named, table=jnp.ones(3)) == model
+    assert dataclasses.replace(pg.thaw(model, "table"), table="name") == named
+    mutable = Mutable(2.0)
+    assert jax.tree.leaves(mutable) == [2.0]
+    mutable.table = jnp.ones(3)
+    assert pg.grad(total)(mutable).table is None
+    mutable.table = "name"
+    assert jax.tree.leaves(mutable) == [2.0]
+
+
+def test_diff_of_an_array_in_a_static_field_is_differentiated():
+    assert pg.grad(total)(Table(2.0, pg.Diff(jnp.ones(3)))).table.tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(errors.DataclassError, match="which is static"):
+        Table(2.0, pg.Diff("name"))
+
+
+def test_an_array_in_a_static_field_of_a_model_that_is_built_inside():
+    def loss(m):
+        return total(Table(m.w, m.table))
+
+    with pytest.raises(errors.HeldError, match="Table.table"):
+        pg.grad(loss, wrt="table")(Table(2.0, jnp.ones(3)))
+    assert jax.grad(lambda table: total(Table(2.0, table)))(jnp.ones(3)).tolist() == [0.0, 0.0, 0.0]
+
+
+class WithStaticArray(eqx.Module):
+    x: float
+    t: Any = eqx.field(static=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=True)
+class HasArray:
+    table: Any
+
+
+@jax.tree_util.register_pytree_node_class
+class Registered:
+    def __init__(self, x, aux):
+        self.x, self.aux = x, aux
+
+    def tree_flatten(self):
+        return (self.x,), self.aux
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children, aux)
+
+
+def objects(*values):
+    array = np.empty(len(values), object)
+    for number, value in enumerate(values):
+        array[number] = value
+    return array
+
+
+DEEPER = {
+    "dict": (lambda x: {"n": 2, "grid": [x]}, r"\['grid'\]\[0\]"),
+    "model": (lambda x: RBF(x, 2.0), "variance"),
+    "static field of a module": (lambda x: WithStaticArray(3.0, x), "t"),
+    "deeper": (lambda x: (1, [WithStaticArray(3.0, {"a": x})]), r"\[1\]\[0\]\.t\['a'\]"),
+    "auxiliary data": (lambda x: Registered(1.0, x), "aux"),
+    "a dataclass": (lambda x: HasArray(x), "table"),
+    "a partial": (lambda x: jax.tree_util.Partial(max, x), None),
+    "objects": (lambda x: objects(x, None), None),
+    "a model in a module": (lambda x: {"k": Table(1.0, x)}, r"\['k'\].table"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.parametrize("name", DEEPER)
+def test_an_array_deeper_inside_is_refused_when_the_instance_is_built(name):
+    make, path = DEEPER[name]
+    at = "" if path is None else f" at `{path}`"
+    for build in (Static, Tabulated, functools.partial(Table, 1.0)):
+        for array in (jnp.ones(2), np.ones(2)):
+            with pytest.raises(errors.StaticError, match=f"(?s)holds an array{at}.*field of its own.*tuple"):
+                build(make(array))
+        with pytest.raises(errors.StaticError, match=f"(?s)holds a traced value{at}"):
+            jax.jit(lambda x, build=build: jax.tree.leaves(build(make(x))))(jnp.ones(2))
+
+
+def test_the_remedies_for_an_array_inside_static_data_work():
+    f, traces = counted(lambda m: m.table.sum())
+    assert (f(Held(jnp.ones(2))), f(Held(2 * jnp.ones(2)))) == (2.0, 4.0)
+    assert len(traces) == 1
+    assert jax.tree.leaves({"n": Static(2), "grid": NonDiff(jnp.ones(2))})[0].tolist() == [1.0, 1.0]
+    f, traces = counted(lambda m: jnp.arange(5.0)[np.array(m.table["rows"])].sum())
+    assert f(Tabulated({"rows": tuple(np.array([1, 2]).tolist())})) == 3.0
 
 
 @pg.dataclass
@@ -151,13 +353,166 @@ class Held:
     table: jax.Array = pg.field(nondiff=True)
 
 
-def test_the_remedies_for_an_array_work():
-    f, traces = counted(lambda m: m.table.sum())
-    assert f(Held(jnp.ones(2))) == 2.0
-    assert f(Held(2 * jnp.ones(2))) == 4.0
-    assert len(traces) == 1
-    f, traces = counted(lambda m: jnp.arange(5.0)[np.array(m.table)].sum())
-    assert f(Tabulated(tuple(np.array([1, 2]).tolist()))) == 3.0
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    n: Any
+    note: str = dataclasses.field(default="", compare=False)
+
+
+class Tag(str):
+    pass
+
+
+def tagged(text, mark):
+    tag = Tag(text)
+    tag.mark = mark
+    return tag
+
+
+class Text(np.ndarray):
+    pass
+
+
+class Half(fractions.Fraction):
+    pass
+
+
+class Level(enum.IntEnum):
+    ONE = 1
+
+
+class Slotted:
+    __slots__ = ("a", "hidden")
+
+    def __init__(self, a, hidden):
+        self.a, self.hidden = a, hidden
+
+    def __eq__(self, other):
+        return self.a == other.a
+
+    def __hash__(self):
+        return hash(self.a)
+
+
+class Forgets(Slotted):
+    __slots__ = ()
+
+    def __reduce__(self):
+        return Forgets, (self.a, 0)
+
+
+def utc(hours):
+    zone = datetime.timezone(datetime.timedelta(hours=hours))
+    return datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC).astimezone(zone)
+
+
+def filled(first, second):
+    made = set()
+    for number in (first, second):
+        made.add(number)
+    return made
+
+
+RECORD = [("x", "i4"), ("y", "i4")]
+# Pairs that compare equal, or might be taken for equal, and that a function can tell apart.
+APART = {
+    "order of a dict": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "order of an OrderedDict": (collections.OrderedDict(a=1), collections.OrderedDict(a=True)),
+    "classes of dicts": (collections.OrderedDict(a=1), {"a": 1}),
+    "order of a set": (filled(0, 8), filled(8, 0)),
+    "a bool in a frozenset": (frozenset({1}), frozenset({True})),
+    "Decimal": (decimal.Decimal("1.0"), decimal.Decimal("1.000")),
+    "zeros of Decimal": (decimal.Decimal("0"), decimal.Decimal("-0")),
+    "subclass of Fraction": (fractions.Fraction(1, 2), Half(1, 2)),
+    "Fraction and float": (fractions.Fraction(1, 2), 0.5),
+    "fields of an array": (np.array([(1, 2)], RECORD), np.array([(1, 2)], RECORD[::-1])),
+    "fields of a dtype": (np.dtype(RECORD), np.dtype(RECORD[::-1])),
+    "titles of a dtype": (np.dtype([("x", "i4")]), np.dtype([(("title", "x"), "i4")])),
+    "byte order": (np.array([(1.5,)], [("x", "f4")]), np.array([(1.5,)], [("x", ">f4")])),
+    "strings of other widths": (np.array(["a"]), np.array(["a"], "U2")),
+    "subclass of an array": (np.array(["ab"]), np.array(["ab"]).view(Text)),
+    "objects in an array": (np.array([1, None], object), np.array([True, None], object)),
+    "NumPy and Python": (np.float64(1.0), 1.0),
+    "NumPy numbers": (np.int32(1), np.int64(1)),
+    "zones": (utc(0), utc(3)),
+    "zones of times": (datetime.time(1, tzinfo=datetime.UTC), datetime.time(1)),
+    "folds": (datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 1, fold=1)),
+    "a date": (datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1)),
+    "range": (range(0, 3, 2), range(0, 4, 2)),
+    "slice": (slice(1), slice(True)),
+    "zeros": (0.0, -0.0),
+    "zeros in a complex": (complex(0.0, 0.0), complex(0.0, -0.0)),
+    "zeros in a complex, real": (complex(0.0, 0.0), complex(-0.0, 0.0)),
+    "compare=False": (Noted(1, "ab"), Noted(1, "abcd")),
+    "a bool in a dataclass": (Noted((1,)), Noted((True,))),
+    "a zero in a dataclass": (Noted({"a": 0.0}), Noted({"a": -0.0})),
+    "str": ("a", Tag("a")),
+    "attributes of a str": (tagged("a", 1), tagged("a", 2)),
+    "bytes": (b"a", bytearray(b"a").decode()),
+    "enum": (Level.ONE, 1),
+    "slots": (Slotted(1, 2), Slotted(1, 3)),
+    "what pickle leaves out": (Forgets(1, 2), Forgets(1, 3)),
+    "order of a union": (int | str, str | int),
+    "generic": (list[int], list[bool]),
+    "patterns": (re.compile("a"), re.compile("a", re.ASCII)),
+    "a default": (collections.defaultdict(int, a=1), collections.defaultdict(float, a=1)),
+    "structures": (jax.tree.structure(Static(1)), jax.tree.structure(Static(True))),
+    "methods": (Metre(1.0).__eq__, Metre(1.0).__eq__),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_program_is_not_used_for_data_that_a_function_can_tell_apart(name):
+    first, second = APART[name]
+    f, traces = counted(lambda t: 0.0)
+    f(Static(first)), f(Static(second)), f(Static(first))
+    assert len(traces) == 2
+    assert Static({"a": [first]}) != Static({"a": [second]})
+    assert Table(1.0, first) != Table(1.0, second)
+    # As the leaf of a model that is the function itself, too.
+    if name not in ("order of a dict", "enum"):
+        assert Plain(1.0, {"a": first}) != Plain(1.0, {"a": second})
+
+
+@pytest.mark.parametrize("name", sorted(APART.keys() - {"methods", "order of a set"}))
+def test_a_copy_is_the_same(name):
+    for value in (value for value in APART[name] if not isinstance(value, Forgets)):
+        f, traces = counted(lambda t: 0.0)
+        f(Static(value)), f(Static(copy.deepcopy(value)))
+        assert len(traces) == 1
+        if name != "structures":
+            assert Static(pickle.loads(pickle.dumps(value))) == Static(value)
+
+
+def test_what_refers_to_itself_is_static():
+    first, second = Slotted(1, None), Slotted(1, None)
+    for own in (first, second):
+        own.hidden = [own]
+    assert Static(first) == Static(second)
+    second.hidden.append(2)
+    assert Static(first) == Static(first) != Static(second)
+
+
+class Cached(Noted):
+    @functools.cached_property
+    def square(self):
+        return self.n**2
+
+
+def test_what_an_object_computed_for_itself_does_not_compile_again():
+    used = Cached(3)
+    assert used.square == 9
+    assert Static(used) == Static(Cached(3)) != Static(Cached(4))
+
+
+def test_what_cannot_be_taken_apart_is_refused():
+    class Closed(Metre):
+        def __reduce__(self):
+            raise TypeError("closed")
+
+    with pytest.raises(errors.StaticError, match="(?s)holds Closed .*`copy` can take apart.*store the data"):
+        Static(Closed(1))
+    assert Static(Closed(1).length) == Static(1)
 
 
 def test_the_callers_container_may_change_afterwards():
@@ -189,8 +544,6 @@ def test_what_cannot_be_static_is_refused_where_it_is_built():
         assert words in str(caught.value)
     with pytest.raises(pg.errors.StaticError, match=r"`Static` holds Odd .* at `\['a'\]`, which cannot be static"):
         Static({"a": np.array(["x", Odd()], object)})
-    with pytest.raises(pg.errors.StaticError, match="keys can be sorted"):
-        Static({1: 2, "a": 3})
 
 
 def test_a_slice_is_static():

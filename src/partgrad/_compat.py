@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,19 @@ import jax
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
+
+# Python 3.11 has one lock for a cached property of all instances, and holds it while the property runs: a node of a
+# user that takes a lock of its own while it is flattened would stop all threads. From 3.12 on there is none.
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property(functools.cached_property):
+        """Threads that ask at once all compute the value, and get the first."""
+
+        def __get__(self, instance, owner=None):
+            return self if instance is None else vars(instance).setdefault(self.attrname, self.func(instance))
+
 
 # JAX has no class of its own for trees that do not match. Read on 0.10.2 and 0.12.
 _OF_STRUCTURES = ("structure", "pytree", "PyTree", "tree prefix", "custom node", "treedef")

@@ -1,8 +1,7 @@
 """last_nonfinite: the arguments of the first gradient that was not finite, and what is wrong with it."""
 
-import functools
-
 from .._check import GradientReport, check
+from .._compat import cached_property
 from .._transforms import Kept, forget, kept
 
 
@@ -20,7 +19,7 @@ class NonFiniteGradient:
         self.args, self.kwargs = call.arguments(call.arrays)
         self._call = call
 
-    @functools.cached_property
+    @cached_property
     def report(self) -> GradientReport:
         """What `check` says of the function at these arguments; made when it is asked for."""
         call = self._call

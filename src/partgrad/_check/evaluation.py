@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._compat import silent_callbacks
+from .._compat import cached_property, silent_callbacks
 from .._programs import (
     Chain,
     Operands,
@@ -100,12 +100,12 @@ class Own:
         """The outputs of both runs."""
         return [run[: len(self.plain)] for run in self.runs]
 
-    @functools.cached_property
+    @cached_property
     def gradients(self) -> list[Array]:
         """The gradient for each leaf; empty if there is no reverse derivative."""
         return [np.asarray(gradient) for gradient in self.runs[0][len(self.plain) :]]
 
-    @functools.cached_property
+    @cached_property
     def is_finite(self) -> bool:
         """Whether the value is finite."""
         return all(map(is_finite, self.plain))

@@ -1,7 +1,6 @@
 """One check of a function at one point: the questions, in order."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._compat import cached_property
 from .._display import status_of, tie_in_words, tied_paths
 from .._marks import Layout
 from .._programs import FOREIGN, Operands, raised_at
@@ -115,7 +115,7 @@ class _Examination:
         self._comparison: Comparison | None = None
         self.findings: list[Finding] = []
 
-    @functools.cached_property
+    @cached_property
     def _point(self) -> Point:
         program = self._program
         leaves = [widened(leaf) for leaf in program.leaves]

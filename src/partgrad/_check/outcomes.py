@@ -4,7 +4,6 @@ A function that is made of smooth operations can have a kink or a jump only wher
 outcomes of all selections are recorded at the point and at the probes beside it, in float64, and compared.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._compat import silent_callbacks
+from .._compat import cached_property, silent_callbacks
 from .._programs import EXTREMAL_WRITES, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
 from .evaluation import Leaves
 from .float64 import promoted
@@ -101,7 +100,7 @@ class Outcomes:
         reached = union(flow.outputs)
         return [crossing for number, crossing in enumerate(found) if reached >> number & 1]
 
-    @functools.cached_property
+    @cached_property
     def _jaxpr(self) -> Any:
         promote = promoted(self._program.numbered)
         with jax.enable_x64(True):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from .._compat import cached_property
 from .._double_where import double_where, is_double_where
 from .._intermediates import name_given
 from .._programs import (
@@ -115,7 +116,7 @@ class Program:
         self.missing = {"forward": error, "reverse": error}
         self.tangent = self.value_and_cotangent = None
 
-    @functools.cached_property
+    @cached_property
     def cotangent(self) -> ClosedJaxpr | None:
         """The reverse derivative: from the leaves and the cotangents of the outputs to the cotangents of the leaves."""
         if self.value_and_cotangent is None:
@@ -151,12 +152,12 @@ class Program:
 
         return numbered(*jaxpr_and_consts(self.jaxpr), list(leaves), change)
 
-    @functools.cached_property
+    @cached_property
     def numbered(self) -> ClosedJaxpr:
         """The function as one jaxpr without custom rules, whose equations carry their numbers."""
         return jax.make_jaxpr(lambda leaves: self.run(leaves, into_rules=True))(self.leaves)
 
-    @functools.cached_property
+    @cached_property
     def unwrapped(self) -> "Program":
         """The same function without `double_where`; this program itself if there is none in it."""
         if not any_equation(self.jaxpr.jaxpr, lambda equation: name_of(equation) in TRANSPARENT):
@@ -181,7 +182,7 @@ class Program:
         # JAX moves what every step of a loop computes alike out of the loop.
         return chain if not chain or self.value.knows(chain) else self._whole.get(id(chain[-1]), chain)
 
-    @functools.cached_property
+    @cached_property
     def _whole(self) -> dict[int, Chain]:
         return {id(chain[-1]): chain for chain in reversed(self.value.chains)}
 
@@ -197,22 +198,22 @@ class Program:
 
     # --- what flows where --------------------------------------------------------------------------------------------
 
-    @functools.cached_property
+    @cached_property
     def smooth(self) -> Dependence:
         """What the derivative of everything may depend on: one bit for each leaf."""
         return differentiably(self.jaxpr.jaxpr, self._bits())
 
-    @functools.cached_property
+    @cached_property
     def value(self) -> Dependence:
         """What the value of everything depends on: one bit for each leaf."""
         return by_value(self.jaxpr.jaxpr, self._bits())
 
-    @functools.cached_property
+    @cached_property
     def drawn(self) -> Dependence:
         """What depends on a random draw inside the function."""
         return of_draws(self.jaxpr.jaxpr)
 
-    @functools.cached_property
+    @cached_property
     def pulled(self) -> Dependence:
         """What depends on the cotangents in the reverse derivative."""
         assert self.cotangent is not None
@@ -244,7 +245,7 @@ class Program:
         mask = union(flow.into(chain)) if chain else 0
         return names[mask.bit_length() - 1] if mask else ""
 
-    @functools.cached_property
+    @cached_property
     def _named(self) -> tuple[list[str], Dependence]:
         """The names of values in the order of execution, and what depends on them: one bit for each."""
         names: dict[str, int] = {}

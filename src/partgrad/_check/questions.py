@@ -4,12 +4,12 @@ A direction moves all elements of a leaf, each in proportion to its size. Where 
 until the elements to blame are found, and asked again at a generic point nearby.
 """
 
-import functools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._compat import cached_property
 from .evaluation import Leaves, size_of
 from .float64 import wide_dtype, widened
 from .outcomes import Crossing
@@ -102,7 +102,7 @@ class Search:
             self._look(part, toward[turn])
             tick(done + 1, len(parts))
 
-    @functools.cached_property
+    @cached_property
     def near(self) -> Point:
         """A generic point nearby."""
         moved = [x + by for x, by in zip(self.point.leaves, self._shift, strict=True)]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._compat import cached_property
 from .evaluation import Exact, Leaves, Vector, size_of
 from .float64 import wide_dtype
 from .outcomes import Outcomes
@@ -112,12 +113,12 @@ class Point:
         """The same point of another program."""
         return Point(exact, self.leaves, self.weights, self.outcomes)
 
-    @functools.cached_property
+    @cached_property
     def start(self) -> Vector:
         """The outputs."""
         return self.exact.value(self.leaves, [np.zeros_like(leaf) for leaf in self.leaves], 0.0)
 
-    @functools.cached_property
+    @cached_property
     def gradient(self) -> Leaves | None:
         """The reverse derivative of the weighted sum of all outputs."""
         return self.exact.reverse(self.leaves, self.weights)
@@ -159,7 +160,7 @@ class Point:
         self._rounding = np.zeros(self.start.shape) if moves is None else _joined(moves)
         return True
 
-    @functools.cached_property
+    @cached_property
     def resolution(self) -> float:
         """Half a unit of float32 if a leaf has no more digits: what changes nearer than that changes at the point."""
         is_narrow = any(wide_dtype(leaf.dtype) != leaf.dtype for leaf in self.exact.program.leaves)

@@ -1,6 +1,5 @@
 """Which custom derivative rule is to blame: each rule is compared with the derivative of its function."""
 
-import functools
 import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from .._compat import cached_property
 from .._programs import (
     Chain,
     Operands,
@@ -78,7 +78,7 @@ class Rules:
             c for c in program.value.chains if is_custom_rule(c[-1]) and leaf in program.leaves_into(c, program.value)
         ]
 
-    @functools.cached_property
+    @cached_property
     def _blamed(self) -> list[Blame]:
         if not any(is_custom_rule(chain[-1]) for chain in self._program.smooth.chains):
             return []

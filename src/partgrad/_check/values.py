@@ -1,12 +1,12 @@
 """A function has one value: two runs, `jit`, differentiation and open marks must not change it."""
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from .._compat import cached_property
 from .._programs import FOREIGN, Chain, Operands, arriving, line, raised_at
 from .evaluation import Own, compiled
 from .finding import Finding
@@ -38,7 +38,7 @@ class Values:
     def __init__(self, own: Own):
         self._own = own
 
-    @functools.cached_property
+    @cached_property
     def _noise(self) -> list[Array] | None:
         program = self._own.program
         try:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
+from .._compat import cached_property
 from .._programs import (
     CALLS,
     CUSTOM_VJPS,
@@ -73,7 +74,7 @@ class Program:
         self._again, self.parts = again, parts
         self._made: dict[Hashable, Any] = {}
 
-    @functools.cached_property
+    @cached_property
     def _traced(self) -> tuple[Jaxpr, Operands]:
         # A custom rule may call a function under `double_where`, which shows when a derivative is traced.
         jaxpr, consts = jaxpr_and_consts(without_double_where(self._trace()))
@@ -85,12 +86,12 @@ class Program:
             return self._fast
         return self._own
 
-    @functools.cached_property
+    @cached_property
     def _own(self) -> ClosedJaxpr:
         jaxpr, consts = self._traced
         return jax.make_jaxpr(lambda *o: evaluate(jaxpr, [], [*consts, *o]))(*self.avals) if consts else closed(jaxpr)
 
-    @functools.cached_property
+    @cached_property
     def avals(self) -> list[Any]:
         """The shapes of the operands."""
         jaxpr, consts = self._traced
@@ -148,7 +149,7 @@ class Program:
         # After a derivative, the outputs are those of the forward passes of custom rules.
         return Program(lambda: closed, self._numbers, self.count), found[0]
 
-    @functools.cached_property
+    @cached_property
     def has_forward_pass(self) -> bool:
         """Whether values and tangents are computed in one pass, where no linear part is asked for."""
         return self._again is None and saves_in_loops(self._traced[0])

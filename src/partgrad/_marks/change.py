@@ -125,10 +125,9 @@ class _Visitor:
         owned = in_module and _is_plain(node)
         if is_whole and (is_named or passed) and not owned:
             return _bare(node), None
-        passed = passed or mark is not _FREE
         if schema_of(node) is not None:
-            return self._dataclass(place, passed, is_named), _FREE
-        return self._foreign(place, passed, in_module, is_named)
+            return self._dataclass(place, passed or mark is not _FREE, is_named), _FREE
+        return self._foreign(place, passed or mark is None, in_module, is_named)
 
     def _mark_of_leaf(self, number: int, mark: Any, passed: bool) -> Any:
         if number in self._changed:
@@ -156,7 +155,9 @@ class _Visitor:
         inside = in_module or not is_plain
         children, paths = [], set[KeyPath]()
         for below in self._layout.children(place):
-            new, mark = self.visit(below, _FREE, passed, inside, is_named)
+            # A mark that holds only a part passes nothing down to the rest.
+            is_covered = passed or below.mark == below.depth or bool(below.below)
+            new, mark = self.visit(below, _FREE, is_covered, inside, is_named)
             if inside and mark is not _FREE and _is_owned(new):
                 paths |= {(below.step,)} if mark is None else {(below.step, *path) for path in mark.held}
             else:

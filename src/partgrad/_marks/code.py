@@ -87,8 +87,8 @@ def compile_init(cls: Any, schema: Schema) -> Callable[..., None]:
 def _or_mark(annotation: Any) -> Any:
     try:
         return Union[(annotation, *WRAPPERS)]  # a string may be annotated, too
-    except TypeError:
-        # Not a type.
+    except (TypeError, SyntaxError, IndexError):
+        # Not a type; or a text that is no expression, or empty.
         return annotation
 
 

@@ -5,11 +5,13 @@ from typing import Any
 
 from jax.tree_util import keystr
 
+from .._trees import compared_exactly
 from .hold import CONCRETE, hold, hold_leaves
 
 KeyPath = tuple[Any, ...]
 
 
+@compared_exactly
 class Cover:
     """What a mark does to the leaves of its value, unless it simply holds all of them.
 

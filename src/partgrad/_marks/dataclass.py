@@ -33,6 +33,7 @@ from .instance import (
     mutable_hash,
     mutable_setattr,
     pdoc,
+    restore,
     treescope_repr,
     wrap_own_init,
 )
@@ -57,6 +58,8 @@ def field(
     default_factory: Any = dataclasses.MISSING,
     init: bool = True,
     repr: bool = True,
+    hash: bool | None = None,
+    compare: bool = True,
     kw_only: Any = dataclasses.MISSING,
     metadata: Mapping[Any, Any] | None = None,
 ) -> Any:
@@ -65,12 +68,14 @@ def field(
     Args:
         nondiff: Whether values of this field are traced, but never differentiated unless a selector names them. A
             field that a subclass declares again keeps the mark of its base, unless this or `static` is given.
-        static: Whether values of this field are Python data for the compiler, part of the tree's structure. Arrays
-            are refused: they have fields of their own.
+        static: Whether values of this field are Python data for the compiler, part of the tree's structure. An array
+            is held in the instance that it is given to, as if it had been marked by `NonDiff`.
         default: As in `dataclasses.field`.
         default_factory: As in `dataclasses.field`.
         init: As in `dataclasses.field`.
         repr: As in `dataclasses.field`.
+        hash: Refused, with `compare=False`, by `partgrad.dataclass`: every field is compared.
+        compare: As `hash`.
         kw_only: As in `dataclasses.field`.
         metadata: As in `dataclasses.field`; the keys `nondiff` and `static` are partgrad's.
 
@@ -97,6 +102,8 @@ def field(
         default_factory=default_factory,
         init=init,
         repr=repr,
+        hash=hash,
+        compare=compare,
         kw_only=kw_only,
         metadata={**(metadata or {}), **marks},
     )
@@ -221,6 +228,8 @@ def _decorate(cls: Any, options: dict[str, bool], repr: bool, eq: bool) -> type:
     generated: dict[str, Any] = {"__setattr__": frozen_setattr if options["frozen"] else mutable_setattr}
     if not options["frozen"]:
         generated["__delattr__"] = mutable_delattr
+    if not hasattr(cls, "__setstate__"):
+        generated["__setstate__"] = restore
     if repr:
         generated["__repr__"] = text_of
         generated["__treescope_repr__"] = treescope_repr

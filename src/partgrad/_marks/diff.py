@@ -61,7 +61,8 @@ def diff_refused(where: str, fix: str) -> DataclassError:
     )
 
 
-def _refuse(*_: Any) -> Any:
+def refuse_diff(*_: Any) -> Any:
+    """Raise for a `Diff` that is part of a tree or of static data."""
     raise diff_refused(
         "something other than a field of a partgrad.dataclass",
         "pass the value itself; partgrad.thaw(tree, wrt) removes marks that are there.",
@@ -69,4 +70,4 @@ def _refuse(*_: Any) -> Any:
 
 
 # Registered so that flattening one, as every call of JAX or partgrad does, raises.
-jax.tree_util.register_pytree_node(Diff, _refuse, _refuse)
+jax.tree_util.register_pytree_node(Diff, refuse_diff, refuse_diff)

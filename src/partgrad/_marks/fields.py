@@ -16,6 +16,7 @@ from typing import Any
 
 from jax.tree_util import GetAttrKey
 
+from .._trees import compared_exactly
 from ..errors import DataclassError
 from .cover import Cover, hold_part
 from .static import StaticData
@@ -29,6 +30,7 @@ _INTERNED = 1024
 _MARKING = frozenset({"nondiff", "static", "pytree_node"})
 
 
+@compared_exactly
 class Marks:
     """The marks of one instance: the names of the fields that are held, and of those that are static.
 
@@ -98,6 +100,8 @@ class Schema:
         self.hidden = frozenset(f.name for f in fields if not f.repr)
         self.static = tuple(f.name for f in fields if _is_static(f))
         self.nondiff = tuple(f.name for f in fields if f.metadata.get("nondiff", False))
+        # Those of which an instance holds arrays, unless `Diff` or `thaw` say otherwise.
+        self.declared = self.nondiff + self.static
         self.dynamic = tuple(n for n in self.names if n not in self.static)
         self.keys = tuple(map(GetAttrKey, self.dynamic))
         for name in self.nondiff:
@@ -178,11 +182,13 @@ def _refuse_options(cls: type, f: "dataclasses.Field[Any]") -> None:
             "Expected a field of partgrad.field or dataclasses.field.",
             fix=f"convert in __post_init__, which may assign: self.{f.name} = convert(self.{f.name}).",
         )
-    if not f.compare:
+    options = {"compare=False": not f.compare, f"hash={f.hash}": f.hash is not None}
+    idle = " and ".join(option for option, is_set in options.items() if is_set)
+    if idle:
         raise DataclassError(
-            f"The field `{cls.__name__}.{f.name}` sets compare=False.",
+            f"The field `{cls.__name__}.{f.name}` sets {idle}.",
             "Every field is compared: jax.jit would reuse a program that was compiled for another value of it.",
-            fix="leave compare=False out.",
+            fix=f"leave {idle} out.",
         )
 
 

@@ -14,7 +14,11 @@ C = TypeVar("C", bound=type)
 _CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.defaultdict, type(None))
 _LEAVES = (int, float, complex, str, bytes, np.ndarray, np.generic)
 
-_registered: list[type] = []
+# Py_TPFLAGS_IMMUTABLETYPE: whether a class takes no attributes.
+_IS_IMMUTABLE = 1 << 8
+# The attribute of a class that is registered: it goes along where cloudpickle sends the class.
+_REGISTERED = "_partgrad_nondiff"
+_registrations = 0
 # Whether a class holds its contents. A tree has few classes, but every layout asks about all nodes.
 _known: dict[type, bool] = {}
 _opened: dict[tuple[type, int], type] = {}
@@ -48,20 +52,23 @@ def register_nondiff(cls: C) -> C:
         >>> pg.grad(lambda t: t["w"] * t["norm"].mean, wrt="norm.mean")({"w": 3.0, "norm": Statistics(2.0)})
         Array(3., dtype=float32, weak_type=True)
     """
-    if not isinstance(cls, type) or cls in _CONTAINERS or issubclass(cls, _LEAVES) or jax.Array in cls.__mro__:
+    global _registrations
+    is_own = isinstance(cls, type) and cls not in _CONTAINERS and not cls.__flags__ & _IS_IMMUTABLE
+    if not is_own or issubclass(cls, _LEAVES) or jax.Array in cls.__mro__:
         raise ArgumentError(
             f"`partgrad.register_nondiff` got {cls!r:.60}.",
             "Expected a class of nodes of one's own, which is neither a plain container nor that of a leaf.",
             fix="hold an instance by partgrad.freeze(tree, wrt), or pass the class of the nodes.",
         )
-    _registered.append(cls)
+    setattr(cls, _REGISTERED, True)
+    _registrations += 1
     _known.clear()
     return cls
 
 
 def registrations() -> int:
     """How many classes have been registered: a structure that was laid out before is out of date."""
-    return len(_registered)
+    return _registrations
 
 
 def is_foreign_mark(node: Any) -> bool:
@@ -74,7 +81,7 @@ def is_foreign_mark(node: Any) -> bool:
 
 
 def _holds(cls: type) -> bool:
-    if is_wrapper_class(cls) or issubclass(cls, tuple(_registered)):
+    if is_wrapper_class(cls) or getattr(cls, _REGISTERED, False):
         return True
     # A node of a class of flax exists only where flax has been imported.
     variable, parameter = (_of_library("flax.nnx", name) for name in ("Variable", "Param"))

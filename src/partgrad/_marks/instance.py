@@ -11,9 +11,9 @@ import jax
 from wadler_lindig import TextDoc
 
 from .._message import listed, near_misses, word
-from .._trees import accepts, trees_equal
+from .._trees import accepts, is_array, trees_equal
 from ..errors import DataclassError
-from .cover import Cover, hold_part
+from .cover import hold_part
 from .diff import Diff, diff_refused
 from .fields import MARKS, SCHEMA, Marks, Schema
 from .hold import hold
@@ -48,45 +48,36 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
                     nondiff.append(name)
                 continue
             values[name] = getattr(schema.cls, name)
-        value, cover = values[name], before.cover(name)
-        is_static, is_nondiff = name in before_static or name in schema.static, name in before.nondiff
-        if value.__class__ in WRAPPERS:
-            value, is_static, is_nondiff, cover = _unwrapped(value, is_static, is_nondiff, cover, schema.labels[name])
-        if is_static:
+        value, label, cover, given = values[name], schema.labels[name], before.cover(name), None
+        may_be_static = name in schema.static or name in before_static
+        while isinstance(value, NonDiff | Diff | Static):
+            # The outermost wrapper was written last, so it decides; but what is static has no other mark.
+            given = Static if isinstance(value, Static) and given is not Diff else given or type(value)
+            may_be_static = may_be_static or isinstance(value, Static)
+            cover = cover_of(value) if isinstance(value, NonDiff) else cover
+            value = value.value
+        # Whether an array is held because it is where static data may be; later it may be thawed.
+        is_new = origin is None or name in before_static or name not in origin.__dict__
+        # What was put in the place of an array, as `tree.map` does, is what the marks say.
+        is_kept = given is None and not is_new and origin.__dict__[name] is value
+        if may_be_static and given is not NonDiff and not is_kept and not is_array(value):
+            if given is Diff:
+                fix = "pass the value itself, or declare the field without static=True."
+                raise diff_refused(f"`{label}`, which is static", fix)
             data = before_static.get(name)
             if data is None or data.constant is not value:
-                data = StaticData(value, f"`{schema.labels[name]}`")
+                data = StaticData(value, f"`{label}`")
             static.append((name, data))
             value = data.constant
-        elif is_nondiff:
+        elif given is not Diff and (given is not None or name in before.nondiff or (may_be_static and is_new)):
             nondiff.append(name)
             covers += [] if cover is None else [(name, cover)]
-            value = hold_part(value, cover, schema.labels[name])
+            value = hold_part(value, cover, label)
         values[name] = value
     marks = schema.marks(tuple(nondiff), tuple(static), tuple(covers))
     values.pop(MARKS, None)
     if marks is not schema.default:
         values[MARKS] = marks
-
-
-def _unwrapped(
-    value: Any, is_static: bool, is_nondiff: bool, cover: Cover | None, label: str
-) -> tuple[Any, bool, bool, Cover | None]:
-    """The plain value of a wrapped one, whether it is static, whether it is held, and the cover of its mark."""
-    is_diff = False
-    # The outermost wrapper was written last, so it decides.
-    while isinstance(value, NonDiff | Diff | Static):
-        if isinstance(value, Diff):
-            is_diff = True
-        elif isinstance(value, Static):
-            is_static = True
-        elif not is_diff:
-            is_nondiff, cover = True, cover_of(value)
-        value = value.value
-    if is_diff and is_static:
-        fix = "pass the value itself, or declare the field without static=True."
-        raise diff_refused(f"`{label}`, which is static", fix)
-    return value, is_static, is_nondiff and not is_diff, cover
 
 
 def _not_set(schema: Schema, name: str) -> DataclassError:
@@ -160,6 +151,30 @@ def _snapshot(instance: Any) -> Any:
     return copy
 
 
+def restore(self: Any, state: dict[str, Any]) -> None:
+    """Take what was pickled, if it fits the class as it is now: the `__setstate__` of an instance."""
+    schema: Schema = getattr(self, SCHEMA)
+    # Only an instance of a class without static fields has no marks of its own.
+    marks: Marks = state.get(MARKS, Marks((), (), True))
+    static = [name for name, _ in marks.static]
+    missing = [name for name in schema.names if name not in state and not hasattr(schema.cls, name)]
+    changed = {*marks.nondiff, *static} - set(schema.names)
+    if marks.regular:
+        changed |= set(static) ^ set(schema.static)
+    if (missing or changed) and _BUILDING not in state:
+        values = ", ".join(f"{name}=state[{name!r}]" for name in schema.names if name in state)
+        raise DataclassError(
+            f"A `{schema.cls.__name__}` was pickled when its class had other fields, or other static ones: "
+            f"{listed(sorted({*missing, *changed}))}.",
+            "Its marks would go to the wrong fields.",
+            fix=f"build it again from what was pickled: def __setstate__(self, state): self.__init__({values}), "
+            "in the class.",
+        )
+    if MARKS in state:
+        state = {**state, MARKS: schema.marks(marks.nondiff, marks.static, marks.covers)}
+    self.__dict__.update(state)
+
+
 def check_decorated(instance: Any) -> None:
     cls = type(instance)
     if SCHEMA not in cls.__dict__:
@@ -188,9 +203,10 @@ def wrap_own_init(cls: Any) -> Callable[..., None]:
             else:
                 _store(self, kwargs)
         _refuse_undeclared(self)
-        # The `__init__` of a base class may have settled some fields already.
-        settled = _snapshot(self) if MARKS in self.__dict__ else None
-        settle(self, _partgrad_origin or settled)
+        if _partgrad_origin is None and MARKS in self.__dict__:
+            # The `__init__` of a base class has settled some fields already.
+            _partgrad_origin = _snapshot(self)
+        settle(self, _partgrad_origin)
 
     # A subclass of a class with a generated `__init__` may have one of its own.
     signature = inspect.signature(original)
@@ -259,10 +275,11 @@ def frozen_hash(self: Any) -> int:
 def wrappers_of(instance: Any) -> dict[str, str]:
     """The wrappers around the values of fields that differ from the class's declaration, or that are held."""
     schema, marks = getattr(instance, SCHEMA), getattr(instance, MARKS)
-    static = frozenset(name for name, _ in marks.static) - frozenset(schema.static)
-    wrappers: dict[str, str] = dict.fromkeys(static, "Static")
-    wrappers |= dict.fromkeys(marks.nondiff, "NonDiff")
-    wrappers |= {name: "Diff" for name in schema.nondiff if name not in marks.nondiff and name not in static}
+    static = dict(marks.static)
+    wrappers = dict.fromkeys(static.keys() - frozenset(schema.static), "Static") | dict.fromkeys(
+        marks.nondiff, "NonDiff"
+    )
+    wrappers |= {name: "Diff" for name in schema.declared if name not in marks.nondiff and name not in static}
     return wrappers
 
 

@@ -4,14 +4,15 @@ Leaves are numbered as by `jax.tree.flatten`. `NonDiff` and `Static` wrappers ar
 """
 
 import dataclasses
-import functools
 import itertools
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
+from .._compat import cached_property
 from .._trees import paths
 from ..errors import DataclassError
 from .cover import Cover, KeyPath
@@ -138,7 +139,7 @@ class Place:
         while place.parent is not None:
             node = place.parent.value
             schema, name = schema_of(node), getattr(place.step, "name", None)
-            if schema is not None and name in schema.nondiff and name not in getattr(node, MARKS).nondiff:
+            if schema is not None and name in schema.declared and name not in getattr(node, MARKS).nondiff:
                 return True
             place = place.parent
         return False
@@ -158,15 +159,18 @@ class Layout:
 
     Attributes:
         root: The place of the tree itself.
-        is_asking: Whether a node is being flattened, so that its children have no paths yet.
     """
-
-    is_asking = False
 
     def __init__(self, tree: Any, treedef: Any = None):
         self.root = Place(tree, jax.tree.structure(tree) if treedef is None else treedef)
         # Not kept in the places: every layout would be a reference cycle, which keeps its leaves alive for a while.
         self._children: dict[Place, list[Place]] = {}
+        self._asking: set[int] = set()
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a node is being flattened in this thread, so that its children have no paths yet."""
+        return threading.get_ident() in self._asking
 
     def children(self, place: Place) -> list[Place]:
         """The places right below one."""
@@ -175,11 +179,12 @@ class Layout:
         found = self._children.get(place)
         if found is None and treedef is not None:
             found, start = [], place.start
-            self.is_asking = True
+            thread = threading.get_ident()
+            self._asking.add(thread)
             try:
                 entries = zip(treedef.children(), *_children(place.value), strict=False)
             finally:
-                self.is_asking = False
+                self._asking.discard(thread)
             for number, (own, step, value, mark) in enumerate(entries):
                 found.append(Place(value, own, place, step, mark, number, start))
                 start = found[-1].stop
@@ -195,12 +200,12 @@ class Layout:
             yield place
             pending += reversed(self.children(place))
 
-    @functools.cached_property
+    @cached_property
     def places(self) -> list[Place]:
         """All nodes and leaves, each node before its contents."""
         return list(self.within(self.root))
 
-    @functools.cached_property
+    @cached_property
     def leaves(self) -> list[Place]:
         """All leaves, by number."""
         return [place for place in self.places if place.is_leaf]

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 import itertools
 import operator
 import threading
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from .._compat import cached_property
 from .._marks import (
     Cover,
     Layout,
@@ -93,17 +93,17 @@ class Skeleton:
         keys = itertools.chain.from_iterable(own for own in data if isinstance(own, list | tuple))
         self.has_typed_keys = self.typed is not None and any(type(key) is not str for key in keys)
 
-    @functools.cached_property
+    @cached_property
     def nodes(self) -> list[Place]:
         """The places that are nodes, without wrappers."""
         return [place for place in self.layout.places if not place.is_leaf and not place.is_wrapper]
 
-    @functools.cached_property
+    @cached_property
     def _places(self) -> dict[int, Place]:
         """The places that are nodes, by the identity of the node."""
         return {id(place.value): place for place in reversed(self.layout.places) if not place.is_leaf}
 
-    @functools.cached_property
+    @cached_property
     def containers(self) -> list[tuple[Any, Any]]:
         """The lists and dicts of the tree, each with a copy."""
         containers = [place.value for place in self.nodes if type(place.value) in (list, dict)]

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._compat import cached_property
 from .._message import listed, near_misses
 from .._selection import Intermediate, Selection, Target, as_selection
 from .._trees import parameters_of
@@ -83,8 +84,8 @@ class Arguments:
             elif not isinstance(wrt, tuple):
                 wrt = (wrt,)
             elif len(wrt) != len(primals):
-                fix = "write one selector for each primal, wrt=(selector, None), or one for the first alone, "
-                raise _wrong_number_of_selectors(wrt, range(len(primals)), f"{fix}wrt=selector.")
+                fix = "write one selector for each primal, wrt=(selector, None), or wrt=selector for the first alone."
+                raise _wrong_number_of_selectors(wrt, range(len(primals)), fix)
             argnums = tuple(range(len(wrt)))
         arguments = cls(f, wrt, argnums, argnames, double_where)
         arguments.is_tuple, arguments._may_be_empty = True, by_primal
@@ -108,7 +109,7 @@ class Arguments:
             raise _wrong_number_of_selectors(wrt, [*self._numbers, *self._names], fix)
         return tuple(map(as_selection, given))
 
-    @functools.cached_property
+    @cached_property
     def _parameters(self) -> list[inspect.Parameter] | None:
         parameters = parameters_of(self._f)
         return None if parameters is None else list(parameters.values())

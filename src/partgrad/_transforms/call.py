@@ -154,8 +154,10 @@ class Call:
                 refuse_forgotten(target.leaves, target.skeleton.path, None)
                 fix = "store floats (1.0 for 1), name a held leaf with wrt=..., or choose another argument by argnums."
                 if any(isinstance(leaf, jax.Ref) for leaf in target.leaves):
-                    fix = "differentiate a copy with values in the place of references: jax.tree.map("
-                    fix += "lambda leaf: leaf[...] if isinstance(leaf, jax.Ref) else leaf, model)."
+                    fix = (
+                        "differentiate a copy with values in the place of references: jax.tree.map(lambda leaf: "
+                        "leaf[...] if isinstance(leaf, jax.Ref) else leaf, model)."
+                    )
                 raise NotDifferentiableError(
                     f"There is nothing to differentiate in argument {target.position}.",
                     "Expected a floating or complex leaf that is not held by a mark, got: "

@@ -45,7 +45,7 @@ def _prepared(
     double_where: bool,
     options: dict[str, Any],
 ) -> _Prepared:
-    fix = f"pass the function itself: partgrad.{{0}}(f, {'(x,), (v,)' if transform == 'jvp' else 'x'})."
+    fix = "pass the function itself, and its arguments beside it."
     refuse_uncallable(transform, f, "the function to differentiate", fix)
     if not isinstance(primals, tuple | list):
         raise ArgumentError(

@@ -11,6 +11,7 @@ from .elements import (
     without as without,
 )
 from .equality import trees_equal as trees_equal
+from .exact import compared_exactly as compared_exactly, exact_key as exact_key
 from .functions import accepts as accepts, parameters_of as parameters_of, refuse_uncallable as refuse_uncallable
 from .leaf import (
     describe as describe,

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .exact import exact_key
 from .leaf import is_differentiable, number_class, shape_of
 
 
@@ -32,8 +33,14 @@ def _leaves_equal(first: Any, second: Any) -> bool:
     if isinstance(first, jax.core.Tracer) or isinstance(second, jax.core.Tracer):
         return False
     if not (_is_array(first) and _is_array(second)):
-        alike = type(first) is type(second) or number_class(first) is number_class(second) is not None
-        return alike and bool(first == second) and _same_sign(first, second)
+        # JAX has numbers of its own.
+        kind = number_class(first)
+        if kind is None or kind is not number_class(second):
+            return bool(exact_key(first) == exact_key(second))
+        return bool(first == second) and _same_sign(first, second)
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in (first, second)):
+        # Donated; nothing is known of its values.
+        return False
     if shape_of(first) != shape_of(second) or first.dtype != second.dtype or _is_weak(first) is not _is_weak(second):
         return False
     if jax.dtypes.issubdtype(first.dtype, jax.dtypes.prng_key):
@@ -43,7 +50,11 @@ def _leaves_equal(first: Any, second: Any) -> bool:
 
 
 def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and number_class(leaf) is None
+    # A NumPy array of strings, objects or records is compared by what is in it.
+    is_other = isinstance(leaf, np.ndarray | np.generic) and not any(
+        jax.numpy.issubdtype(leaf.dtype, kind) for kind in (np.number, np.bool_)
+    )
+    return hasattr(leaf, "dtype") and number_class(leaf) is None and not is_other
 
 
 def _is_weak(leaf: Any) -> bool:
