@@ -1,10 +1,12 @@
 """How much work calls are, counted: runs of the function, and Python calls in partgrad."""
 
 import collections
+import functools
 import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import partgrad as pg
@@ -117,3 +119,66 @@ def test_each_structure_and_each_flag_is_asked():
     assert nested((MODEL,)) == 1.0
     with pytest.raises(pg.errors.HeldError):
         nested((MODEL, MODEL))
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Net:
+    """A node with an array in its structure, so that nothing of it is kept for the next call."""
+
+    def __init__(self, layers, table):
+        self.layers, self.table = layers, table
+
+    def tree_flatten_with_keys(self):
+        return ((jax.tree_util.GetAttrKey("layers"), self.layers),), self.table
+
+    @classmethod
+    def tree_unflatten(cls, table, children):
+        return cls(*children, table)
+
+
+TREES = {
+    "a structure that is not kept": lambda n: Net([jnp.array(float(i)) for i in range(n)], np.arange(2.0)),
+    "marked fields": lambda n: Net([Held(jnp.array(1.0), jnp.array(float(i))) for i in range(n)], np.arange(2.0)),
+    "a frozen node": lambda n: pg.freeze({"layers": [jnp.array(float(i)) for i in range(n)], "rest": 1.0}, "layers"),
+    "a plain dict": lambda n: {"layers": {f"w{i}": jnp.array(float(i)) for i in range(n)}, "rest": 1.0},
+    "a chain": lambda n: functools.reduce(lambda inner, i: {"w": float(i), "layers": inner}, range(n), 0.0),
+}
+NODE = lambda m: m["layers"] if isinstance(m, dict) else m.layers
+REQUESTS = {
+    "is_nondiff": lambda tree: pg.is_nondiff(tree, "layers.**"),
+    "items": lambda tree: pg.items(tree),
+    "mask": lambda tree: pg.mask(tree),
+    "partition, named": lambda tree: pg.partition(tree, NODE),
+    "partition and combine": lambda tree: pg.combine(*pg.partition(tree)),
+    "select": lambda tree: pg.select(tree, NODE),
+    "replace": lambda tree: pg.replace(tree, NODE, fn=lambda x: x),
+    "apply_updates": lambda tree: pg.apply_updates(tree, pg.partition(tree)[0]),
+    "ravel": lambda tree: pg.ravel(tree)[1].names,
+    "label": lambda tree: pg.label(tree, {"all": None}, default=0),
+    "freeze": lambda tree: pg.freeze(tree, "layers.**"),
+    "freeze a node": lambda tree: pg.freeze(tree, NODE),
+    "thaw": pg.thaw,
+    "stop_gradient": pg.stop_gradient,
+    "summary": lambda tree: str(pg.summary(tree)),
+    "show": lambda tree: str(pg.show(tree)),
+    "grad": lambda tree: pg.grad(total_of)(tree),
+    "grad, named": lambda tree: pg.grad(total_of, wrt=NODE)(tree),
+    "grad, a dict": lambda tree: pg.grad(total_of, wrt={"a": NODE})(tree),
+    "jvp": lambda tree: pg.jvp(total_of, (tree,), (pg.partition(tree)[0],)),
+    "unwrap": pg.unwrap,
+}
+
+
+def total_of(tree):
+    return jnp.asarray(jax.tree.leaves(NODE(tree))[0], float) ** 2
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("build", TREES.values(), ids=TREES)
+def test_work_grows_no_faster_than_the_tree(build, request_):
+    if build is TREES["a chain"] and request_ in (REQUESTS["summary"], REQUESTS["show"]):
+        pytest.skip("the paths of a chain, which they print, are together as long as the square of its depth")
+    few, many = build(15), build(60)
+    for tree in (few, many):
+        request_(tree)
+    assert total(lambda: request_(many)) <= 4.4 * total(lambda: request_(few))

@@ -36,7 +36,7 @@ def statuses(layout: Layout, leaves: Iterable[Any], plan: Plan) -> list[str]:
 
 def status_of(place: Place, leaf: Any) -> str:
     """The status of a leaf that is not differentiated."""
-    if place.mark >= 0:
+    if place.is_held:
         return "held by a mark"
     if is_differentiable(leaf):
         return "not selected"

@@ -153,7 +153,7 @@ class Grower:
             path = path.removesuffix(name)
             name = f"[{place.step.idx}..{last.step.idx}]"
             path += name
-        inner = self._unwrapped(place)
+        inner = self._layout.inside(place)
         if inner.is_leaf:
             i, leaf = inner.start, self._leaves[inner.start]
             some = self._elements[i]
@@ -169,14 +169,9 @@ class Grower:
         many = "" if last is place else f"{last.step.idx - place.step.idx + 1:,} x "
         return Twig(name, path, many + cls, counts=Counter(self.kinds[place.start : last.stop]))
 
-    def _unwrapped(self, place: Place) -> Place:
-        while place.is_wrapper and (below := self._layout.children(place)):
-            (place,) = below
-        return place
-
     def _inside(self, place: Place) -> "list[Twig | _Stretch]":
         """The contents of a node: runs of places, static fields, and rows for those that are omitted."""
-        place = self._unwrapped(place)
+        place = self._layout.inside(place)
         if place.is_leaf or place.is_wrapper:
             return []
         runs: list[_Stretch] = []

@@ -27,13 +27,12 @@ from .static import Static
 
 # The mark of a place: none, one that holds everything (None), or one that holds a part (a Cover).
 _FREE: Any = object()
-Route = tuple[int, ...]
 
 
-def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[Route] = ()) -> Any:
+def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[Place] = ()) -> Any:
     """The structure of a tree in which some leaves are held from now on, or no longer.
 
-    The nodes with the given routes are marked whole; all of their leaves are among the leaves. Where a node was marked
+    The given nodes are marked whole; all of their leaves are among the leaves. Where a node was marked
     and is held only in part from now on, its mark is passed down to the rest. A mark that is open stays open, unless it
     is changed.
     """
@@ -45,8 +44,9 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[R
         # Marks that are tried out here stop no gradients, and an open mark counts as a mark.
         tree = closed(treedef).unflatten(map(_placeholder, values))
     layout = Layout(tree, treedef)
-    after = [held if place.start in changed else place.mark >= 0 for place in layout.leaves]
-    visitor = _Visitor(layout, changed, after, list(map(is_differentiable, values)), frozenset(nodes))
+    after = [held if place.start in changed else place.is_held for place in layout.leaves]
+    named = frozenset((place.depth, place.start, place.stop) for place in nodes)
+    visitor = _Visitor(layout, changed, after, list(map(is_differentiable, values)), named)
     new = jax.tree.structure(_realized(*visitor.visit(layout.root, _FREE, False, False, False)))
     if is_open(treedef):
         old, layout = (Layout(each.unflatten(range(each.num_leaves))) for each in (treedef, new))
@@ -71,7 +71,7 @@ class _Visitor:
         changed: The leaves whose marks change.
         after: For each leaf, whether it is held in the end.
         differentiable: For each leaf, whether it can be differentiated.
-        named: The routes of the nodes that are marked whole.
+        named: The nodes that are marked whole: their depth, and the range of their leaves.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class _Visitor:
         changed: frozenset[int],
         after: list[bool],
         differentiable: list[bool],
-        named: frozenset[Route],
+        named: frozenset[tuple[int, int, int]],
     ):
         self._layout, self._changed, self._after = layout, changed, after
         self._differentiable, self._named = differentiable, named
@@ -101,7 +101,7 @@ class _Visitor:
         node, numbers = place.value, range(place.start, place.stop)
         if not passed and self._changed.isdisjoint(numbers):
             return node, mark
-        is_named = is_named or place.route in self._named
+        is_named = is_named or (place.depth, place.start, place.stop) in self._named
         if isinstance(node, NonDiff):
             if cover_of(node) is None and all(self._after[i] for i in numbers):
                 return node, mark

@@ -20,19 +20,20 @@ class Cover:
     `open` the paths of the leaves that a transform has opened, each with the level of the transform.
     """
 
-    __slots__ = ("held", "open")
+    __slots__ = ("_opened", "held", "open")
 
     def __init__(self, held: frozenset[KeyPath] | None, open: Iterable[tuple[KeyPath, int]] = ()):
         self.held = held
         self.open = frozenset(open)
+        self._opened = frozenset(path for path, _ in self.open)
 
     def holds(self, path: KeyPath) -> bool:
         """Whether a leaf is marked, open or not."""
-        return self.held is None or any(path[:length] in self.held for length in range(len(path) + 1))
+        return self.held is None or _has_beginning(self.held, path)
 
     def is_open(self, path: KeyPath) -> bool:
         """Whether a leaf is open; if a leaf has become a tree, all of that tree is."""
-        return any(path[: len(opened)] == opened for opened, _ in self.open)
+        return _has_beginning(self._opened, path)
 
     def stops(self, path: KeyPath) -> bool:
         """Whether gradients stop at a leaf."""
@@ -65,6 +66,11 @@ class Cover:
 
     def __reduce__(self) -> Any:
         return Cover, (self.held, tuple(self.open))
+
+
+def _has_beginning(paths: frozenset[KeyPath], path: KeyPath) -> bool:
+    """Whether a path, or one that leads on the way to it, is among others."""
+    return any(path[:length] in paths for length in range(len(path) + 1))
 
 
 WHOLE = Cover(None)

@@ -39,12 +39,13 @@ class Place:
         number: Which child of its parent it is.
         depth: How many places are above.
         mark: The depth of the lowest marked place from the root down to here, or -1.
+        foreign_mark: The lowest place above whose class holds its contents and cannot be taken off, or None.
         start, stop: The range of its leaves.
         is_leaf: Whether it is a leaf.
     """
 
     __slots__ = (
-        *("_text", "below", "depth", "is_leaf", "mark", "number"),
+        *("_text", "below", "depth", "foreign_mark", "is_leaf", "mark", "number"),
         *("parent", "start", "step", "stop", "treedef", "value"),
     )
 
@@ -69,6 +70,9 @@ class Place:
         self.below: frozenset[KeyPath] = _NOTHING
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.mark: int = -1 if parent is None else parent.mark
+        self.foreign_mark: Place | None = None if parent is None else parent.foreign_mark
+        if mark and parent is not None and is_foreign_mark(parent.value) and not is_wrapper_class(type(parent.value)):
+            self.foreign_mark = parent
         if parent is not None and (mark or parent.below):
             self._set_mark(mark, parent)
 
@@ -127,10 +131,9 @@ class Place:
             place = place.parent
 
     @property
-    def foreign_mark(self) -> "Place | None":
-        """The lowest place above whose class holds its contents and cannot be taken off; None if there is none."""
-        held = (place for place in self.above if is_foreign_mark(place.value))
-        return next((place for place in held if not is_wrapper_class(type(place.value))), None)
+    def is_held(self) -> bool:
+        """Whether a mark at this place or above holds all of it."""
+        return self.mark >= 0
 
     @property
     def is_released(self) -> bool:
@@ -191,6 +194,12 @@ class Layout:
             found = self._children.setdefault(place, found)
             place.treedef = None
         return found or []
+
+    def inside(self, place: Place) -> Place:
+        """What is in the wrappers at a place, if they hold something: a wrapper takes no step in a path."""
+        while place.is_wrapper and (below := self.children(place)):
+            (place,) = below
+        return place
 
     def within(self, place: Place) -> Iterator[Place]:
         """A place and all places below it, each node before its contents."""

@@ -88,7 +88,7 @@ def open_leaves(layout: Layout) -> dict[int, int]:
     """The open leaves, each with the highest level at which a mark above it was opened."""
     levels: dict[int, int] = {}
     for number, leaf in enumerate(layout.leaves):
-        for _, path, cover in _marks_above(leaf) if leaf.mark >= 0 else ():
+        for _, path, cover in _marks_above(leaf) if leaf.is_held else ():
             for opened_path, level in cover.open if cover is not None else ():
                 if path[: len(opened_path)] == opened_path:
                     levels[number] = max(level, levels.get(number, 0))

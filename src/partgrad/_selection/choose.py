@@ -145,7 +145,7 @@ def _plan(
     groups: dict[str, Plan] | None = None,
 ) -> Plan:
     is_thawing = skeleton.purpose != "marks"
-    thaw = [leaf.start for leaf in leaves if is_thawing and leaf.mark >= 0]
+    thaw = [leaf.start for leaf in leaves if is_thawing and leaf.is_held]
     # What becomes of a mark also depends on what else can be differentiated beside the named leaf.
     considered = range(len(skeleton.leaves)) if thaw else considered
     nodes = tuple(place for place in match.places if isinstance(place, Place) and not place.is_leaf)
@@ -156,7 +156,7 @@ def _plan(
         if match.containers is None:
             opened = {leaf.start for pick in match.named for leaf in _named(skeleton, place_of(pick)).leaves}
             named = [leaf for leaf in leaves if leaf.start in opened]
-        watched = [leaf.start for leaf in named if leaf.mark >= 0 or leaf.is_released]
+        watched = [leaf.start for leaf in named if leaf.is_held or leaf.is_released]
     plan = Plan(skeleton.leaves, indices, elements, considered, part, nodes, thaw, watched, groups)
     if thaw:
         plan.thawed = remarked(skeleton.tree, thaw, False)

@@ -1,5 +1,6 @@
 """Read and edit the selected leaves of a tree; nothing else changes, neither values nor key paths."""
 
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
@@ -171,7 +172,7 @@ def is_nondiff(tree: Any, wrt: Selector) -> bool:
         (True, False)
     """
     target = _whatever_marks(tree, wrt)
-    return all(target.skeleton.mark(i) >= 0 for i in target.plan.indices)
+    return all(target.skeleton.layout.leaves[i].is_held for i in target.plan.indices)
 
 
 def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
@@ -297,11 +298,11 @@ def _remarked(tree: T, wrt: Any, held: bool) -> T:
     if stays and wrt is not None and len(stays) == len(chosen):
         raise _not_thawed(layout.leaves[min(stays)])
     chosen -= set(stays)
-    routes = [place.route for place in target.plan.nodes if _is_whole(place, target.leaves, chosen)] if held else []
+    nodes = _whole(target, chosen) if held else []
     # `freeze` states explicitly what a mark does silently: the derivative of a leaf that is open here ends.
     leaves = [_stopped(leaf, held and i in chosen) for i, leaf in enumerate(target.leaves)]
     try:
-        skeleton = remarked(tree, chosen, held, routes)
+        skeleton = remarked(tree, chosen, held, nodes)
     except RecursionError as error:
         raise too_deep(tree) from error
     return cast(T, skeleton.unflatten(leaves))
@@ -316,8 +317,13 @@ def _not_thawed(place: Place) -> SelectionError:
     )
 
 
-def _is_whole(place: Place, leaves: list[Any], chosen: Collection[int]) -> bool:
-    return all(i in chosen or not is_differentiable(leaves[i]) for i in range(place.start, place.stop))
+def _whole(target: Target, chosen: Collection[int]) -> list[Place]:
+    """The nodes that were selected, all of whose differentiable leaves are chosen."""
+    left_out = itertools.accumulate(
+        (number not in chosen and is_differentiable(leaf) for number, leaf in enumerate(target.leaves)), initial=0
+    )
+    before = list(left_out)
+    return [place for place in target.plan.nodes if before[place.start] == before[place.stop]]
 
 
 def _whatever_marks(tree: Any, wrt: Any) -> Target:

@@ -109,7 +109,7 @@ def _code_of_item(skeleton: Skeleton, item: Any) -> str:
 
 def _kind_of_leaves(skeleton: Skeleton, wrt: Any) -> Reading | None:
     """A class or a dtype of leaves."""
-    free = [i for i, place in enumerate(skeleton.layout.leaves) if place.mark < 0]
+    free = [i for i, place in enumerate(skeleton.layout.leaves) if not place.is_held]
     leaves = {i: skeleton.leaves[i] for i in free if is_differentiable(skeleton.leaves[i])}
     detail = "A class is that of a node; here it is that of a leaf."
     if isinstance(wrt, type):

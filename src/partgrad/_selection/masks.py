@@ -23,7 +23,7 @@ def masked_places(mask: Layout, chosen: Sequence[bool], skeleton: Skeleton) -> l
     pending = [(mask.root, skeleton.layout.root)]
     while pending:
         place, there = pending.pop()
-        place, there = _inside_wrappers(mask, place), _inside_wrappers(skeleton.layout, there)
+        place, there = mask.inside(place), skeleton.layout.inside(there)
         if place.is_leaf:
             found += [there] * chosen[place.start]
             continue
@@ -39,12 +39,6 @@ def masked_places(mask: Layout, chosen: Sequence[bool], skeleton: Skeleton) -> l
                 raise _other_structure(skeleton.path(left_out.start), "True or False", "nothing")
         pending += [(child, below[step]) for step, child in reversed(entries.items())]
     return found
-
-
-def _inside_wrappers(layout: Layout, place: Place) -> Place:
-    while place.is_wrapper and (inside := layout.children(place)):
-        (place,) = inside
-    return place
 
 
 def _class_name(value: Any, other: Any) -> str:

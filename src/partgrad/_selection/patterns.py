@@ -227,10 +227,8 @@ def _all_below(layout: Layout, places: list[Place], wrappers: bool) -> list[Plac
 
 
 def _inside(layout: Layout, places: list[Place]) -> list[Place]:
-    """The places, and for a wrapper what it holds; nothing for one that holds no leaf."""
-    if not any(place.is_wrapper for place in places):
-        return places
-    return _inside(layout, [p for own in places for p in (layout.children(own) if own.is_wrapper else [own])])
+    """What is in the wrappers at some places; nothing for one that holds nothing."""
+    return [inside for place in places if not (inside := layout.inside(place)).is_wrapper]
 
 
 def elements_at(skeleton: Skeleton, steps: Sequence[PatternStep]) -> tuple[list[Pick], Sequence[PatternStep]]:

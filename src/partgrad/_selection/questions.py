@@ -83,7 +83,7 @@ def meant_by_function(skeleton: Skeleton, function: Callable[..., Any]) -> Readi
 def _answers(skeleton: Skeleton, function: Callable[..., Any], question: _Question) -> list[int] | None:
     """The free leaves of which a function says that they are meant; None if it does not answer such a question."""
     leaves = skeleton.layout.leaves
-    free = [i for i, place in enumerate(leaves) if place.mark < 0 and is_differentiable(skeleton.leaves[i])]
+    free = [i for i, place in enumerate(leaves) if not place.is_held and is_differentiable(skeleton.leaves[i])]
     if not free or not accepts(function, *question.given(leaves[free[0]], None)):
         return None
     found = []

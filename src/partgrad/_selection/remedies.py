@@ -33,7 +33,7 @@ def code_for(skeleton: Skeleton, places: Sequence[Place], tries: Iterable[str] =
     """
     leaves = skeleton.layout.leaves
     counted = [
-        i for i, leaf in enumerate(skeleton.leaves) if not free or (is_differentiable(leaf) and leaves[i].mark < 0)
+        i for i, leaf in enumerate(skeleton.leaves) if not free or (is_differentiable(leaf) and not leaves[i].is_held)
     ]
     inside = lambda some: {i for place in some for i in range(place.start, place.stop)}
     wanted = inside(places).intersection(counted)

@@ -297,7 +297,7 @@ class _Held(Selection):
     def match(self, skeleton: Skeleton) -> Match:
         """These leaves."""
         pairs = zip(skeleton.layout.leaves, skeleton.leaves, strict=True)
-        return Match(tuple(place for place, leaf in pairs if place.mark >= 0 and is_differentiable(leaf)))
+        return Match(tuple(place for place, leaf in pairs if place.is_held and is_differentiable(leaf)))
 
 
 class CallableSelection(Selection):

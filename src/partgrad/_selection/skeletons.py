@@ -152,11 +152,7 @@ class Skeleton:
 
     def is_held(self, leaf: int) -> bool:
         """Whether a mark keeps a leaf out of what is described."""
-        return self.purpose != "marks" and self.mark(leaf) >= 0
-
-    def mark(self, leaf: int) -> int:
-        """The depth of the lowest mark at or above a leaf, or -1."""
-        return self.layout.leaves[leaf].mark
+        return self.purpose != "marks" and self.layout.leaves[leaf].is_held
 
     def path(self, number: int) -> str:
         """The path of a leaf."""
@@ -168,7 +164,7 @@ class Skeleton:
         """The first leaves for an error message, each with its path, its type and whether a mark holds it."""
         places, leaves = self.layout.leaves, self.leaves if leaves is None else leaves
         described = (
-            " ".join(filter(None, [place.path, describe(leaf), "(held)" if place.mark >= 0 else ""]))
+            " ".join(filter(None, [place.path, describe(leaf), "(held)" if place.is_held else ""]))
             for place, leaf in zip(places, leaves, strict=True)
         )
         return listed(described, len(places)) or "none"
@@ -183,13 +179,7 @@ class Skeleton:
         if value is None:
             return None
         place = self._places.get(id(value)) or self._find_copy(value)
-        while place is not None and place.is_wrapper:
-            below = self._places.get(id(place.value.value))
-            if below is None and place.stop - place.start != 1:
-                # Static data, or a wrapper around no leaf, or around several that are not one node.
-                return place
-            place = below or self.layout.leaves[place.start]
-        return place
+        return None if place is None else self.layout.inside(place)
 
     def pick(self, slot: ElementSlot) -> Pick:
         """The elements that a slot stands for."""
