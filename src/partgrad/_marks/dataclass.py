@@ -1,4 +1,21 @@
-"""Dataclasses that are pytrees, whose marks belong to the fields of an instance."""
+"""Dataclasses that are pytrees, whose marks belong to the fields of an instance.
+
+The life of an instance, in order:
+
+1. `dataclass` reads what the class declares into a `Schema` (`fields.py`), generates `__init__`, flatten and unflatten
+   (`code.py`), and registers the class with JAX.
+2. `__init__` stores what it is given in `__dict__`. Where that is all (no wrapper, no static field, no tracer in a
+   field that the class holds), the instance is built, and its marks are the class's own.
+3. Otherwise `settle` (`instance.py`) decides for each field: a wrapper is taken off and becomes a mark, static data
+   becomes part of the marks, an array in a static field is held, and gradients stop at held tracers. The marks are one
+   `Marks` object in `__dict__`. Around a `__post_init__`, which sees plain values, this happens twice; after a
+   hand-written `__init__`, once.
+4. Flattening returns the fields that are not static, and the marks as auxiliary data, so a treedef keeps the marks.
+5. Unflattening stores children, static data and marks in a new `__dict__` and stops gradients at held tracers. It
+   decides nothing, takes any placeholder, and runs no code of the class.
+6. `dataclasses.replace` calls `__init__` with the old instance, under `ORIGIN`, whose marks a field keeps if it is
+   given no other. A pickle is checked against the class when it is loaded (`restore`).
+"""
 
 import copyreg
 import dataclasses
