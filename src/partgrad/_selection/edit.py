@@ -49,6 +49,22 @@ def select(tree: Any, wrt: Selector) -> Any:
 def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any], Any] | None = None) -> T:
     """Replace the values of the selected leaves; marks stay.
 
+    A leaf that is selected whole becomes the value, whatever its shape and dtype. Where elements are selected, the leaf
+    keeps its dtype and all other elements keep their bits:
+
+    - A value is written into an array of its own kind or a later one: bool, integer, float, complex. 1.5 or NaN into
+      integers and complex numbers into floats are errors.
+    - It is rounded to the digits of the leaf. Where it would lose more, it is an error: 300 into uint8, 1e300 into
+      float32.
+    - A traced value has no number to look at. It counts by its dtype: integers are written only into a dtype that holds
+      all of theirs; floats are rounded, and may become infinite; one that began as a Python number (a weak type) takes
+      the dtype of the leaf.
+    - An array of NumPy remains one, of its class, byte order and memory order, unless the value is traced, or of JAX
+      and JAX has its dtype. A traced value makes it an array of JAX, which without `jax_enable_x64` has no 64 bits: if
+      that would change elements that are not selected, it is an error.
+
+    `apply_updates` and what `ravel` returns write by the same rule.
+
     Args:
         tree: Any pytree.
         wrt: A selector, as in `select`.
@@ -63,7 +79,8 @@ def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any]
     Raises:
         SelectionError: If the selector does not fit the tree.
         PartsError: If `value` does not have the structure of the gradient.
-        ArgumentError: If there is neither a value nor a function, or both; or a function where a value belongs.
+        ArgumentError: If there is neither a value nor a function, or both; a function where a value belongs; or a
+            value that the dtype of the leaf does not hold.
 
     Example:
         >>> import partgrad as pg
@@ -80,10 +97,10 @@ def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any]
         )
     target = Target(tree, as_selection(wrt), purpose="edit")
     if fn is not None:
-        return target.with_values([fn(leaf) for leaf in target.selected])
+        return target.with_values([fn(leaf) for leaf in target.selected], checked=True)
     _refuse_function(value, target)
     template = target.shaped(target.selected)
-    return target.with_values(values_like(template, value, "The new value of `replace`"))
+    return target.with_values(values_like(template, value, "The new value of `replace`"), checked=True)
 
 
 def _refuse_function(value: Any, target: Target) -> None:
