@@ -11,7 +11,7 @@ import numpy as np
 
 from .._marks import Layout, alike, first_difference, united
 from .._message import at
-from .._trees import INTEGER, convert, describe, in_jax, is_known, kind_of, number_class, stays_numpy
+from .._trees import INTEGER, convert, describe, in_jax, is_known, kind_of, stays_numpy
 from ..errors import PartsError
 from .selectors import Selector, as_selection
 from .target import Target, unflatten_part
@@ -173,9 +173,9 @@ def _updated(leaf: Any, change: Any, path_of: Callable[[], str], wrt: Any = None
     # Integers have float0 as their derivative: nothing changes.
     if change is None or getattr(change, "dtype", None) == jax.dtypes.float0:
         return leaf
-    if leaf is None or not _is_number(leaf):
+    if leaf is None or kind_of(leaf) is None:
         raise _misfit(path_of(), "None" if leaf is None else f"None for {describe(leaf)}", describe(change), wrt)
-    if not _is_number(change):
+    if kind_of(change) is None:
         raise _misfit(path_of(), "an array, a number or None", describe(change), wrt)
     in_numpy = stays_numpy(leaf, change)
     old = leaf if in_numpy else in_jax(leaf, path_of)
@@ -191,13 +191,6 @@ def _updated(leaf: Any, change: Any, path_of: Callable[[], str], wrt: Any = None
     new = convert(new, old, path_of)
     # A number of NumPy stays one, and an array without dimensions an array.
     return np.asanyarray(new)[() if isinstance(leaf, np.generic) else ...] if in_numpy else jnp.asarray(new)
-
-
-def _is_number(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    if number_class(leaf) is not None:
-        return True
-    return isinstance(dtype, np.dtype) and bool(jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
 
 
 def _misfit(path: str, expected: str, found: str, wrt: Any = None) -> PartsError:

@@ -75,7 +75,8 @@ def grad(
             `stop_gradient` counts as unused.
         double_where: Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.
         nonfinite: `"report"` keeps the arguments of the first gradient that is not finite on the host, and says so on
-            standard error; `partgrad.last_nonfinite` returns them. Nothing is moved while all is well.
+            standard error; `partgrad.last_nonfinite` returns them. While all is well nothing is kept and, under
+            `jit`, nothing is moved; outside of it, each call waits for one bool.
 
     Returns:
         A plain Python function with the same arguments that returns the gradient. If `wrt` names a part, the gradient

@@ -39,7 +39,9 @@ def kind_of(value: Any) -> int | None:
     """The number of its kind for a number or an array of numbers; None for anything else."""
     number = number_class(value)
     dtype: Any = getattr(value, "dtype", None)
-    if isinstance(value, np.ndarray) and dtype.kind == "O" and all(type(one) is int for one in value.flat):
+    # For NumPy a timedelta is a signed integer.
+    dtype = dtype if isinstance(dtype, np.dtype) and dtype.kind not in "mM" else None
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O" and all(type(one) is int for one in value.flat):
         # Integers that no dtype holds.
         return INTEGER
     kinds = enumerate(_KINDS)
