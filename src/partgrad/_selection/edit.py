@@ -9,7 +9,17 @@ import numpy as np
 
 from .._marks import Place, remarked
 from .._message import at
-from .._trees import function_name, is_differentiable, shape_of, too_deep
+from .._trees import (
+    BOOL,
+    function_name,
+    is_differentiable,
+    kind_of,
+    refuse_uncallable,
+    shape_of,
+    take,
+    too_deep,
+    written,
+)
 from ..errors import ArgumentError, PartsError, SelectionError
 from .selectors import Selector, as_selection
 from .target import Target, entry_names, values_like
@@ -79,8 +89,8 @@ def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any]
     Raises:
         SelectionError: If the selector does not fit the tree.
         PartsError: If `value` does not have the structure of the gradient.
-        ArgumentError: If there is neither a value nor a function, or both; a function where a value belongs; or a
-            value that the dtype of the leaf does not hold.
+        ArgumentError: If there is neither a value nor a function, or both; a function where a value belongs, or
+            the reverse; or a value that the dtype of the leaf does not hold.
 
     Example:
         >>> import partgrad as pg
@@ -95,6 +105,9 @@ def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any]
             "Expected one of them.",
             fix="write partgrad.replace(tree, wrt, value), or partgrad.replace(tree, wrt, fn=function).",
         )
+    if fn is not None:
+        fix = "write partgrad.{0}(tree, wrt, value) for a value, or fn=function."
+        refuse_uncallable("replace", fn, "a function of a selected leaf", fix)
     target = Target(tree, as_selection(wrt), purpose="edit")
     if fn is not None:
         return target.with_values([fn(leaf) for leaf in target.selected], checked=True)
@@ -149,7 +162,7 @@ def items(tree: Any, wrt: Selector = None) -> list[tuple[str, Any]]:
             pairs.append((path, leaf))
             continue
         names = entry_names(path, shape_of(leaf), elements)
-        pairs += zip(names, leaf.reshape(-1)[elements.ravel()], strict=True)
+        pairs += zip(names, take(leaf, elements.ravel()), strict=True)
     return pairs
 
 
@@ -217,6 +230,7 @@ def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
     Raises:
         SelectionError: If the selector does not fit the tree.
         PartsError: If `when` is a tree that does not have the structure of the gradient.
+        ArgumentError: If `when` holds something else than bools.
 
     Example:
         >>> import jax, partgrad as pg
@@ -228,6 +242,13 @@ def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
         0.0 12.0
     """
     target = Target(tree, as_selection(wrt))
+    for one in jax.tree.leaves(when):
+        if kind_of(one) != BOOL:
+            raise ArgumentError(
+                f"`when` of `partgrad.stop_gradient` is {type(one).__name__} {written(one):.60}.",
+                "Expected a bool or an array of bools.",
+                fix="write a comparison, such as when=step < 100.",
+            )
     if jax.tree.structure(when) == jax.tree.structure(0):
         conditions = [when] * len(target.selected)
     else:

@@ -33,6 +33,7 @@ from .reach import (
     reaches_array as reaches_array,
 )
 from .writes import (
+    BOOL as BOOL,
     INTEGER as INTEGER,
     convert as convert,
     in_jax as in_jax,

@@ -48,6 +48,9 @@ def _window(shape: tuple[int, ...], elements: np.ndarray) -> tuple[tuple[slice, 
         first, last = int(axis[0]), int(axis[-1])
         beyond = axis[axis > first]
         slices.append(slice(first, last + 1, int(beyond.min()) - first if beyond.size else 1))
+    if math.prod(len(range(*own.indices(size))) for own, size in zip(slices, shape, strict=True)) != flat.size:
+        # As for a diagonal, whose window has a number for each entry of the leaf.
+        return None
     taken = np.ravel_multi_index(np.ix_(*(np.r_[own] for own in slices)), shape)
     return (tuple(slices), taken.shape) if np.array_equal(taken.ravel(), flat) else None
 

@@ -19,7 +19,7 @@ _KINDS: tuple[tuple[type, Any], ...] = (
     (float, jnp.floating),
     (complex, jnp.complexfloating),
 )
-INTEGER = 1
+BOOL, INTEGER = 0, 1
 
 
 def is_known(value: Any) -> bool:
