@@ -142,21 +142,21 @@ def _refused(value: Any, leaf: Any, path: str) -> ArgumentError:
     kind, given = kind_of(leaf), kind_of(value)
     own = str(leaf.dtype)
     other = str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
-    fix = f"give a value that {own} holds"
+    fix = f"give a value that {own} holds."
     if kind is not None and given is not None and given > kind:
         wider = np.dtype(_KINDS[given][0])
         wider = wider if isinstance(leaf, np.ndarray) else jax.dtypes.canonicalize_dtype(wider)
-        name = f"tree.astype({str(wider)!r})"
+        converted = f"tree.astype({str(wider)!r})"
         if path:
-            name = f"partgrad.replace(tree, {path!r}, fn=lambda x: x.astype({str(wider)!r}))"
-        fix += f", or convert the leaf first: {name}"
+            converted = f"partgrad.replace(tree, {path!r}, fn=lambda x: x.astype({str(wider)!r}))"
+        fix = f"give a value that {own} holds, or convert the leaf first: {converted}."
     elif not is_known(value):
-        fix += f", by value.astype({own!r})"
+        fix = f"give a value that {own} holds, by value.astype({own!r})."
     shown = f" {written(value):.60}" if is_known(value) and np.size(value) == 1 else ""
     return ArgumentError(
         f"{at(path)} cannot hold the new value{shown}.",
         f"Expected a value that fits {own}, got {other}.",
-        fix=f"{fix}.",
+        fix=fix,
     )
 
 
