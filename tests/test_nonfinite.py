@@ -1,5 +1,8 @@
 """`nonfinite="report"`: the arguments of the first gradient that is not finite are kept."""
 
+import datetime
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,3 +111,103 @@ def test_it_costs_a_reduction():
     f = lambda w: jnp.sum(jnp.tanh(w @ w) ** 2)
     flops = lambda g: jax.jit(g).lower(w).compile().cost_analysis()["flops"]
     assert flops(pg.grad(f, nonfinite="report")) < 1.02 * flops(pg.grad(f))
+
+
+def alive():
+    jax.effects_barrier()
+    gc.collect()
+    return len(jax.live_arrays())
+
+
+def calls():
+    g = pg.grad(lambda x: jnp.sum(jnp.tanh(x)), nonfinite="report")
+    return {
+        "eager": lambda x: g(x),
+        "value_and_grad": lambda x: pg.value_and_grad(lambda y: jnp.sum(jnp.tanh(y * x)), nonfinite="report")(x),
+        "vmap": lambda x: jax.vmap(g)(jnp.stack([x, x])),
+        "vmap of vmap": lambda x: jax.vmap(jax.vmap(g))(jnp.stack([x, x])[None]),
+        "vmap of jit": lambda x: jax.vmap(jax.jit(g))(jnp.stack([x, x])),
+        "second derivative": lambda x: jax.jacfwd(g)(x),
+        "scan": lambda x: jax.lax.scan(lambda carry, row: (carry, g(row)), 0.0, x[None]),
+        "jit": jax.jit(g),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", calls())
+def test_nothing_is_kept_alive_while_all_is_well(context):
+    call = calls()[context]
+    call(jnp.ones(5))
+    before = alive()
+    for number in range(20):
+        call(jnp.full(5, float(number)))
+    assert alive() == before
+
+
+@pytest.mark.parametrize("context", calls())
+@pytest.mark.parametrize("value", [1.0, jnp.nan])
+def test_no_tracer_leaks(context, value):
+    with jax.checking_leaks():
+        calls()[context](jnp.full(3, value))
+    assert (last() is None) == (value == 1.0)
+
+
+def test_an_eager_call_compiles_nothing_and_traces_the_function_once(compilations):
+    traced, given = [], [jnp.full(5, float(number)) for number in range(4)]
+    g = pg.grad(lambda x: (traced.append(1), jnp.sum(jnp.tanh(x)))[1], nonfinite="report")
+    g(given[0])
+    compilations[0] = 0
+    for x in given:
+        g(x)
+    assert (len(traced), compilations[0]) == (5, 0)
+
+
+LEAVES = {
+    "empty dict": {},
+    "timedelta": datetime.timedelta(1),
+    "timedelta of NumPy": np.timedelta64(1, "s"),
+    "timedeltas": np.array([1, 2], "m8[s]"),
+    "dates": np.array(["2020-01-01"], "M8[D]"),
+    "text": np.array(["a"]),
+    "objects": np.array([None]),
+    "string": np.str_("a"),
+    "key": jax.random.key(0),
+    "int": 3,
+}
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("value", [1.0, 0.0])
+def test_any_leaf_may_stand_beside_the_differentiated_ones(leaf, value):
+    f = lambda t, other: jnp.sum(jnp.sqrt(t["w"]))
+    pg.grad(f, nonfinite="report")({"w": jnp.full(2, value), "other": LEAVES[leaf]}, LEAVES[leaf])
+    found = last()
+    assert (found is None) == (value == 1.0)
+    if found is not None:
+        assert str(found.args[1]) == str(LEAVES[leaf])
+        assert not found.report.ok
+
+
+def test_a_tree_without_leaves_has_the_gradient_that_jax_says():
+    for tree in ((), {}, None):
+        assert pg.grad(lambda t: 1.0, nonfinite="report")(tree) == jax.grad(lambda t: 1.0)(tree)
+
+
+def writes(t, ref):
+    ref[...] = ref[...] + 1
+    return jnp.sum(jnp.sqrt(t["w"])) * ref[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("value", [1.0, 0.0])
+def test_references_are_written_once_and_kept_as_copies(wrap, value):
+    w, ref = {"w": jnp.full(2, value)}, jax.new_ref(jnp.zeros(2))
+    wrap(pg.grad(writes, nonfinite="report"))(w, ref)
+    wrap(pg.grad(lambda t: writes(t, ref), nonfinite="report"))(w)
+    assert ref[...].tolist() == [2.0, 2.0]
+    found = last()
+    assert (found is None) == (value == 1.0)
+    if found is not None:
+        assert found.args[1][...].tolist() == [1.0, 1.0]
+        assert {finding.operation for finding in found.report.findings if finding.severity == "error"} == {"sqrt"}
+        assert ref[...].tolist() == [2.0, 2.0]

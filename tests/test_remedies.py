@@ -210,7 +210,48 @@ def is_vector(leaf):
 
 
 # For each: what is wrong, what its remedy says to write, and the numbers that this gives.
+SHARED = jnp.arange(3.0)
+
 ROWS = {
+    "a number where a function belongs": (
+        lambda: pg.replace({"a": 1.0}, "a", fn=3.0),
+        lambda: pg.replace({"a": 1.0}, "a", 3.0)["a"],
+        [3.0],
+    ),
+    "a condition that is a number": (
+        lambda: pg.stop_gradient({"a": 1.0}, "a", when=30),
+        lambda: pg.stop_gradient({"a": 1.0}, "a", when=30 < 100)["a"],
+        [1.0],
+    ),
+    "a tie that is a word": (
+        lambda: pg.ravel({"a": SHARED, "b": SHARED}, tie="yes"),
+        lambda: float(pg.ravel({"a": SHARED, "b": SHARED}, tie=True)[1].size),
+        [3.0],
+    ),
+    "a value that is too large": (
+        lambda: pg.replace({"a": jnp.zeros(2, "uint8")}, "a[0]", 300),
+        lambda: float(pg.replace({"a": jnp.zeros(2, "uint8")}, "a[0]", 255)["a"][0]),
+        [255.0],
+    ),
+    "a fraction in integers": (
+        lambda: pg.replace({"a": jnp.array([1, 2])}, "a[0]", 1.5),
+        lambda: pg.replace(
+            pg.replace({"a": jnp.array([1, 2])}, "['a']", fn=lambda x: x.astype("float32")), "a[0]", 1.5
+        )["a"],
+        [1.5, 2.0],
+    ),
+    "a traced integer that may be too large": (
+        lambda: jax.jit(lambda x: pg.replace({"a": jnp.zeros(2, "uint8")}, "a[0]", x)["a"])(jnp.int32(3)),
+        lambda: jax.jit(lambda x: pg.replace({"a": jnp.zeros(2, "uint8")}, "a[0]", x.astype("uint8"))["a"])(
+            jnp.int32(3)
+        ),
+        [3.0, 0.0],
+    ),
+    "a traced value in an array of NumPy": (
+        lambda: jax.jit(lambda x: pg.replace({"a": np.array([0.1, 0.1])}, "a[0]", x)["a"])(0.5),
+        lambda: jax.jit(lambda x: pg.replace({"a": jnp.asarray(np.array([0.5, 0.1]))}, "a[0]", x)["a"][0])(0.5),
+        [0.5],
+    ),
     "an attribute that is a key": (
         lambda: pg.grad(lambda t: t["a"]["x"] ** 2 * t["b"], wrt=lambda t: t.a)(TREE),
         lambda: pg.grad(lambda t: t["a"]["x"] ** 2 * t["b"], wrt=lambda t: t["a"])(TREE)["x"],

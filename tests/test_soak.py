@@ -1,12 +1,14 @@
 """Memory, threads, transfers and JAX's strict modes: small shares of `tests/scripts/soak.py` and `tests/scripts/under.py`."""
 
 import concurrent.futures
+import gc
 import os
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import partgrad as pg
@@ -45,6 +47,72 @@ def test_sixteen_threads_share_transforms():
     with concurrent.futures.ThreadPoolExecutor(16) as threads:
         for outcome in threads.map(used_by_a_thread, range(48)):
             assert outcome == (True,) * 4
+
+
+def model_of(number):
+    return {"w": jnp.full((2, 3), float(number) + 1.0), "v": np.array([float(number), 2.0]), "n": number}
+
+
+def squares(m):
+    return jnp.sum(m["w"] ** 2) * m["v"][1]
+
+
+def fresh(number):
+    return lambda m: jnp.sum(jnp.where(m["w"] > 0, jnp.log(m["w"]), 0.0)) * float(number)
+
+
+# By name, a call with the number of the call.
+CALLS = {
+    "select": lambda i: pg.select(model_of(i), "w[0]"),
+    "replace": lambda i: pg.replace(model_of(i), "w[0,1]", float(i)),
+    "replace in NumPy": lambda i: pg.replace(model_of(i), "v[0]", jnp.float32(i)),
+    "apply_updates": lambda i: pg.apply_updates(model_of(i), {"w": jnp.ones((2, 3)), "v": np.ones(2), "n": None}),
+    "ravel": lambda i: (lambda vector, unravel: unravel(2 * vector))(*pg.ravel(model_of(i))),
+    "partition": lambda i: pg.combine(*pg.partition(model_of(i), "w")),
+    "freeze": lambda i: pg.thaw(pg.freeze(model_of(i), "w"), "w"),
+    "label": lambda i: pg.label(model_of(i), {"a": "w"}, default="b"),
+    "mask": lambda i: (pg.mask(model_of(i)), pg.items(model_of(i)), pg.is_nondiff(model_of(i), "w")),
+    "stop_gradient": lambda i: jax.grad(lambda m: squares(pg.stop_gradient(m, "w")), allow_int=True)(model_of(i)),
+    "summary": lambda i: str(pg.summary(model_of(i))),
+    "show": lambda i: pg.show(model_of(i)).svg(),
+    "grad": lambda i: pg.grad(squares, wrt="w[0]")(model_of(i)),
+    "nonfinite": lambda i: pg.value_and_grad(squares, nonfinite="report")(model_of(i)),
+    "nonfinite under vmap": lambda i: jax.vmap(pg.grad(jnp.sum, nonfinite="report"))(jnp.full((3, 2), float(i))),
+    "hessian": lambda i: pg.hessian(squares, wrt="w[0]")(model_of(i)),
+    "jvp": lambda i: pg.jvp(squares, (model_of(i),), (jnp.ones((2, 3)),), wrt="w"),
+    "vjp": lambda i: pg.vjp(squares, model_of(i), wrt="w")[1](1.0),
+    "linearize": lambda i: pg.linearize(squares, model_of(i), wrt="w")[1](jnp.ones((2, 3))),
+    "hvp": lambda i: pg.hvp(squares, wrt="w")(model_of(i), jnp.ones((2, 3))),
+    "double_where": lambda i: pg.grad(pg.double_where(fresh(1)), wrt="w")(model_of(i)),
+    "a fresh function": lambda i: pg.grad(pg.double_where(fresh(i)), wrt="w")(model_of(i)),
+    "safe": lambda i: jax.grad(lambda x: pg.safe.norm(x) + pg.safe.std(x))(jnp.full(3, float(i))),
+    "equality": lambda i: model_of(i)["w"].tolist() == pg.unwrap(model_of(i))["w"].tolist(),
+    "draw": lambda i: pg.draw(jax.random.normal, jax.random.key(i), (2,), gradient="fixed"),
+}
+
+
+# They give JAX a function that is new on each call, of which its caches, which are bounded, hold a few objects.
+NEW_TO_JAX = {"stop_gradient", "nonfinite under vmap", "hessian", "double_where", "a fresh function", "safe"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_no_call_keeps_arrays_or_objects(name):
+    def count():
+        jax.effects_barrier()
+        gc.collect()
+        return len(jax.live_arrays()), len(gc.get_objects())
+
+    # What is kept in bounded number is full by then.
+    for number in range(150):
+        CALLS[name](number % 100)
+    arrays, objects = count()
+    for number in range(300):
+        CALLS[name](number % 100)
+    later_arrays, later_objects = count()
+    assert later_arrays <= arrays
+    if name not in NEW_TO_JAX:
+        assert later_objects - objects < 100
 
 
 def test_nothing_is_sent_to_a_device_behind_the_back():

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from .._selection import Selection, Target, as_selection
+from .._trees import written
 from ..errors import ArgumentError
 from . import notebook
 from .drawing import drawn
@@ -115,7 +116,7 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
     Args:
         tree: Any pytree; its leaves may be tracers or `jax.ShapeDtypeStruct`.
         wrt: A selector. None selects every floating or complex leaf that no mark holds.
-        depth: The maximum number of levels drawn below the root.
+        depth: The maximum number of levels drawn below the root; None draws all that there is room for.
 
     Returns:
         The picture: text in a terminal; in a notebook an SVG or, if treescope is installed, treescope's view with
@@ -123,6 +124,7 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
 
     Raises:
         SelectionError: If the selector does not fit the tree.
+        ArgumentError: If `depth` is not a number of levels.
 
     Example:
         >>> import partgrad as pg
@@ -138,6 +140,12 @@ def show(tree: Any, wrt: Any = None, *, depth: int | None = None) -> Picture:
         ● differentiated 1   ■ held 1   · no derivative 1
         wrt=None differentiates 1 of 3 leaves, 1 of 3 entries, 4 B
     """
+    if depth is not None and (type(depth) is not int or depth < 0):
+        raise ArgumentError(
+            f"`depth` of `partgrad.show` is {type(depth).__name__} {written(depth):.60}.",
+            "Expected the number of levels below the root, an int of at least 0, or None.",
+            fix="write depth=2, or omit it.",
+        )
     selection = as_selection(wrt)
     target = Target(tree, selection, purpose="show")
     grower = Grower(target, depth)

@@ -112,7 +112,7 @@ class Summary:
 
     def _repr_html_(self) -> str:
         rows = [
-            [html.escape(path), html.escape(type), f"{symbol(status)} {html.escape(status)}", value]
+            [html.escape(path), html.escape(type), f"{symbol(status)} {html.escape(status)}", html.escape(value)]
             for path, type, status, value in self._cells()
         ]
         foot = "\n".join(

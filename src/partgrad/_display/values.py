@@ -4,10 +4,13 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from .._trees import dtype_of, hijax_type, is_array, is_differentiable, shape_of
+from .._trees import dtype_of, hijax_type, is_array, is_differentiable, kind_of, shape_of
 
+# How many numbers of an array are looked at at once.
+_CHUNK = 2**16
 _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -32,15 +35,50 @@ def value_of(leaf: Any) -> str:
         return ""
     if isinstance(leaf, jax.Array) and (leaf.is_deleted() or not leaf.is_fully_addressable):
         return "deleted" if leaf.is_deleted() else ""
+    if kind_of(leaf) is None or math.prod(shape_of(leaf)) == 0:
+        return ""
     if not is_differentiable(leaf):
-        is_number = shape_of(leaf) == () and not jax.dtypes.issubdtype(dtype_of(leaf), jax.dtypes.extended)
-        return str(np.asarray(leaf).item()) if is_number else ""
-    array = np.asarray(leaf)
-    array = array.astype(complex if np.iscomplexobj(array) else float)
-    if array.size == 1:
-        return f"{array.item():.4g}"
+        return _integer(np.asarray(leaf).item()) if shape_of(leaf) == () else ""
+    if math.prod(shape_of(leaf)) == 1:
+        return f"{np.asarray(leaf).astype(_wide(leaf)).item():.4g}"
     with np.errstate(all="ignore"):
-        return f"{array.mean():.3g} ± {array.std():.2g}" if array.size else ""
+        mean, spread = _on_device(leaf) if _is_far(leaf) else _on_host(np.asarray(leaf))
+    return f"{mean:.3g} ± {spread:.2g}"
+
+
+def _integer(number: int) -> str:
+    try:
+        return str(number)
+    except ValueError:
+        # Python writes no more than some thousand digits.
+        return f"{'-' * (number < 0)}1e{math.log10(abs(number)):.0f}"
+
+
+def _wide(leaf: Any) -> type:
+    return complex if np.iscomplexobj(leaf) else float
+
+
+def _is_far(leaf: Any) -> bool:
+    """Whether an array is large, and not in the memory of the host."""
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf.size > _CHUNK
+        and any(device.platform != "cpu" for device in leaf.devices())
+    )
+
+
+def _on_device(array: jax.Array) -> tuple[complex, float]:
+    wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    return jnp.mean(wide).item(), jnp.std(wide).item()
+
+
+def _on_host(array: np.ndarray) -> tuple[complex, float]:
+    """The mean and the spread, part by part, as a copy in double precision may take several times the memory."""
+    parts = lambda: np.nditer(
+        array, ["external_loop", "buffered"], op_dtypes=[_wide(array)], casting="unsafe", buffersize=_CHUNK
+    )
+    mean = sum(np.sum(part) for part in parts()) / array.size
+    return mean, np.sqrt(sum(np.sum(np.abs(part - mean) ** 2) for part in parts()) / array.size)
 
 
 def in_bytes(count: int) -> str:

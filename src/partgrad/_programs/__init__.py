@@ -123,7 +123,7 @@ from .primitives import (
     named as named,
 )
 from .quick import kept as kept, quick_jit as quick_jit
-from .recorded import Recorded as Recorded, host_copies as host_copies
+from .recorded import Recorded as Recorded, host_copies as host_copies, read as read
 from .rules import (
     LINEAR as LINEAR,
     STEERED as STEERED,

@@ -66,8 +66,8 @@ class Recorded:
         has_aux: Whether the function returns a pair, of which the first is differentiated.
 
     Attributes:
-        operands: The values of what the program reads, tracers where the call was traced: they are not kept apart from
-            this object, so that one program serves many calls.
+        operands: The values of what the program reads, those of references too, and tracers where the call was traced:
+            they are not kept apart from this object, so that one program serves many calls.
     """
 
     def __init__(
@@ -108,7 +108,9 @@ class Recorded:
         self._places = [int(n) for n, is_chosen in zip(numbers, chosen, strict=True) if is_chosen]
         self._paths = tuple(paths)
         self._name = getattr(function, "__name__", type(function).__name__)
-        self.operands: Operands = [*consts, *operands]
+        found: Operands = [*consts, *operands]
+        self._are_references = [isinstance(operand, jax.Ref) for operand in found]
+        self.operands = [read(operand) for operand in found]
 
     @property
     def operations(self) -> int:
@@ -133,7 +135,9 @@ class Recorded:
         """The call as a function of the differentiated leaves."""
 
         def replayed(leaves: Leaves) -> Any:
-            given = list(operands)
+            # The function may write to a reference, so it gets another one on every call.
+            pairs = zip(operands, self._are_references, strict=True)
+            given = [jax.new_ref(jnp.asarray(operand)) if is_one else operand for operand, is_one in pairs]
             for place, value in zip(self._places, leaves.values, strict=True):
                 given[place] = value
             consts, inputs = given[: self._count], given[self._count :]
@@ -143,6 +147,11 @@ class Recorded:
 
         replayed.__name__ = replayed.__qualname__ = self._name
         return replayed
+
+
+def read(value: Any) -> Any:
+    """The array that a reference refers to now, and any other value itself."""
+    return value[...] if isinstance(value, jax.Ref) else value
 
 
 def host_copies(operands: Sequence[Any]) -> Operands:

@@ -12,6 +12,7 @@ from jax import lax
 from .._compat import ordinary_custom_vjp, ordinary_name
 from .._message import listed, near_misses
 from .._programs import FIXED_DRAW, evaluate
+from .._trees import refuse_uncallable
 from ..errors import ArgumentError, DrawError
 from .sampler import Drawing, is_parameter
 
@@ -58,7 +59,8 @@ def draw(
         What the sampler returns.
 
     Raises:
-        ArgumentError: If the word is not one of the four, or `"score"` has no `log_prob`.
+        ArgumentError: If the sampler is not a function, the word is not one of the four, or `"score"` has no
+            `log_prob`.
         DrawError: When a derivative that `gradient` does not allow is traced; or if what `log_prob` returns is not the
             log-probability of the draw.
 
@@ -78,6 +80,7 @@ def draw(
             f"Expected one of {listed(map(repr, _WORDS))}.",
             fix=f"write gradient={near[0]!r}." if near else "write gradient='pathwise' for JAX's own derivative.",
         )
+    refuse_uncallable("draw", sampler, "a sampler", "write partgrad.{0}(jax.random.normal, key, gradient='pathwise').")
     drawing = Drawing(sampler, key, args, kwargs)
     if gradient == "pathwise":
         return drawing.run()

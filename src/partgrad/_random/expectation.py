@@ -140,7 +140,7 @@ def _with_score(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
         equation = chain[-1]
         tag = _tag_of(equation)
         if tag is not None:
-            scores.append(_score(tag, given))
+            scores.append(_score(tag, given).astype(float))
             body, body_consts = jaxpr_and_consts(custom_rule_body(equation))
             # Without the name: an outer expectation must not find it again.
             return run(body, body_consts, given, lambda _chain, named: named, wanted=_is_tag)
@@ -149,7 +149,7 @@ def _with_score(jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
         assert entered is not None
         *results, score = entered
         # A scan has stacked the tags of its steps.
-        scores.append(jnp.sum(score))
+        scores.append(jnp.sum(score).astype(float))
         return results
 
     outputs = run(jaxpr, consts, operands, rule, wanted=_is_tag)

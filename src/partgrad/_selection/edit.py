@@ -10,7 +10,15 @@ import numpy as np
 
 from .._marks import Place, remarked
 from .._message import at
-from .._trees import function_name, is_differentiable, too_deep
+from .._trees import (
+    BOOL,
+    function_name,
+    is_differentiable,
+    kind_of,
+    refuse_uncallable,
+    too_deep,
+    written,
+)
 from ..errors import ArgumentError, PartsError, SelectionError
 from .selectors import Selector, as_selection
 from .target import Target, items_of, values_like
@@ -50,6 +58,22 @@ def select(tree: Any, wrt: Selector) -> Any:
 def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any], Any] | None = None) -> T:
     """Replace the values of the selected leaves; marks stay.
 
+    A leaf that is selected whole becomes the value, whatever its shape and dtype. Where elements are selected, the leaf
+    keeps its dtype and all other elements keep their bits:
+
+    - A value is written into an array of its own kind or a later one: bool, integer, float, complex. 1.5 or NaN into
+      integers and complex numbers into floats are errors.
+    - It is rounded to the digits of the leaf. Where it would lose more, it is an error: 300 into uint8, 1e300 into
+      float32.
+    - A traced value has no number to look at. It counts by its dtype: integers are written only into a dtype that holds
+      all of theirs; floats are rounded, and may become infinite; one that began as a Python number (a weak type) takes
+      the dtype of the leaf.
+    - An array of NumPy remains one, of its class, byte order and memory order, unless the value is traced, or of JAX
+      and JAX has its dtype. A traced value makes it an array of JAX, which without `jax_enable_x64` has no 64 bits: if
+      that would change elements that are not selected, it is an error.
+
+    `apply_updates` and what `ravel` returns write by the same rule.
+
     Args:
         tree: Any pytree.
         wrt: A selector, as in `select`.
@@ -64,7 +88,8 @@ def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any]
     Raises:
         SelectionError: If the selector does not fit the tree.
         PartsError: If `value` does not have the structure of the gradient.
-        ArgumentError: If there is neither a value nor a function, or both; or a function where a value belongs.
+        ArgumentError: If there is neither a value nor a function, or both; a function where a value belongs, or
+            the reverse; or a value that the dtype of the leaf does not hold.
 
     Example:
         >>> import partgrad as pg
@@ -79,12 +104,15 @@ def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any]
             "Expected one of them.",
             fix="write partgrad.replace(tree, wrt, value), or partgrad.replace(tree, wrt, fn=function).",
         )
+    if fn is not None:
+        fix = "write partgrad.{0}(tree, wrt, value) for a value, or fn=function."
+        refuse_uncallable("replace", fn, "a function of a selected leaf", fix)
     target = Target(tree, as_selection(wrt), purpose="edit")
     if fn is not None:
-        return target.with_values([fn(leaf) for leaf in target.selected])
+        return target.with_values([fn(leaf) for leaf in target.selected], checked=True)
     _refuse_function(value, target)
     template = target.shaped(target.selected)
-    return target.with_values(values_like(template, value, "The new value of `replace`"))
+    return target.with_values(values_like(template, value, "The new value of `replace`"), checked=True)
 
 
 def _refuse_function(value: Any, target: Target) -> None:
@@ -193,6 +221,7 @@ def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
     Raises:
         SelectionError: If the selector does not fit the tree.
         PartsError: If `when` is a tree that does not have the structure of the gradient.
+        ArgumentError: If `when` holds something else than bools.
 
     Example:
         >>> import jax, partgrad as pg
@@ -204,6 +233,13 @@ def stop_gradient(tree: T, wrt: Selector = None, when: Any = True) -> T:
         0.0 12.0
     """
     target = Target(tree, as_selection(wrt))
+    for one in jax.tree.leaves(when):
+        if kind_of(one) != BOOL:
+            raise ArgumentError(
+                f"`when` of `partgrad.stop_gradient` is {type(one).__name__} {written(one):.60}.",
+                "Expected a bool or an array of bools.",
+                fix="write a comparison, such as when=step < 100.",
+            )
     if jax.tree.structure(when) == jax.tree.structure(0):
         conditions = [when] * len(target.selected)
     else:

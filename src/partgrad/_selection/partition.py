@@ -11,7 +11,7 @@ import numpy as np
 
 from .._marks import Layout, alike, first_difference, united
 from .._message import at
-from .._trees import describe, number_class
+from .._trees import INTEGER, convert, describe, in_jax, is_known, kind_of, stays_numpy
 from ..errors import PartsError
 from .selectors import Selector, as_selection
 from .target import Target, unflatten_part
@@ -165,7 +165,7 @@ def _updated_part(tree: T, updates: Any, wrt: Selector) -> T:
             values[number] = _updated(values[number], change, path_of, wrt)
         elif change is not None:
             raise _misfit("", "None at what is not selected", describe(change), wrt)
-    return cast(T, target.with_values(values))
+    return cast(T, target.with_values(values, checked=True))
 
 
 def _updated(leaf: Any, change: Any, path_of: Callable[[], str], wrt: Any = None) -> Any:
@@ -173,23 +173,24 @@ def _updated(leaf: Any, change: Any, path_of: Callable[[], str], wrt: Any = None
     # Integers have float0 as their derivative: nothing changes.
     if change is None or getattr(change, "dtype", None) == jax.dtypes.float0:
         return leaf
-    if leaf is None or not _is_number(leaf):
+    if leaf is None or kind_of(leaf) is None:
         raise _misfit(path_of(), "None" if leaf is None else f"None for {describe(leaf)}", describe(change), wrt)
-    if not _is_number(change):
+    if kind_of(change) is None:
         raise _misfit(path_of(), "an array, a number or None", describe(change), wrt)
-    old = jnp.asarray(leaf)
-    if jnp.shape(change) != old.shape:
-        raise _misfit(path_of(), f"shape {old.shape}", f"shape {jnp.shape(change)}", wrt)
-    with jax.numpy_dtype_promotion("standard"):
-        new = old + change
-    return new if new.dtype == old.dtype else new.astype(old.dtype)
-
-
-def _is_number(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    if number_class(leaf) is not None:
-        return True
-    return isinstance(dtype, np.dtype) and bool(jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
+    in_numpy = stays_numpy(leaf, change)
+    old = leaf if in_numpy else in_jax(leaf, path_of)
+    if np.shape(change) != old.shape:
+        raise _misfit(path_of(), f"shape {old.shape}", f"shape {np.shape(change)}", wrt)
+    if kind_of(old) == kind_of(change) == INTEGER and is_known(old) and is_known(change) and hasattr(leaf, "dtype"):
+        # Their sum is not taken in a dtype that it may exceed.
+        new = np.add(old, change, dtype=object)
+    else:
+        convert(change, old, path_of)
+        with np.errstate(all="ignore"), jax.numpy_dtype_promotion("standard"):
+            new = old + (np.asanyarray(change) if in_numpy else change)
+    new = convert(new, old, path_of)
+    # A number of NumPy stays one, and an array without dimensions an array.
+    return np.asanyarray(new)[() if isinstance(leaf, np.generic) else ...] if in_numpy else jnp.asarray(new)
 
 
 def _misfit(path: str, expected: str, found: str, wrt: Any = None) -> PartsError:

@@ -1,14 +1,16 @@
 """The selected leaves as one vector."""
 
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._trees import dtype_of, shape_of, tied
-from ..errors import PartsError
+from .._trees import convert, dtype_of, in_jax, is_known, shape_of, tied, written
+from ..errors import ArgumentError, PartsError
 from .selectors import Selector, as_selection
 from .target import Target, entry_names
 
@@ -31,7 +33,7 @@ class Unravel:
         self._own = [number for number, first in enumerate(self._first) if number == first]
         leaves = target.selected
         self._shapes = [shape_of(leaves[number]) for number in self._own]
-        self._dtypes = [dtype_of(leaves[number]) for number in self._own]
+        self._dtypes = {number: dtype_of(leaves[number]) for number in self._own}
         self._shardings = [_explicit(leaves[number]) for number in self._own]
         self.size = sum(map(math.prod, self._shapes))
 
@@ -53,7 +55,7 @@ class Unravel:
     def vector(self) -> jax.Array:
         """The vector of the tree that it was made for."""
         leaves = self._target.selected
-        selected = [_whole(jnp.asarray(leaves[number])) for number in self._own]
+        selected = [_whole(in_jax(leaves[number], functools.partial(self._path, number))) for number in self._own]
         if not selected:
             return jnp.zeros(0)
         with jax.numpy_dtype_promotion("standard"):
@@ -65,8 +67,10 @@ class Unravel:
 
         Raises:
             PartsError: If the vector has another length.
+            ArgumentError: If a leaf does not hold an entry, as `partgrad.replace` says.
         """
-        vector = jnp.asarray(vector)
+        # What SciPy gives has digits that JAX may lack, and a leaf of NumPy may have.
+        vector = vector if isinstance(vector, np.ndarray) else jnp.asarray(vector)
         if vector.shape != (self.size,):
             raise PartsError(
                 "The vector does not fit the selected entries.",
@@ -74,15 +78,27 @@ class Unravel:
                 fix="give one entry for each of `unravel.names`.",
             )
         values, start = {}, 0
-        for number, shape, dtype, sharding in zip(self._own, self._shapes, self._dtypes, self._shardings, strict=True):
-            piece = vector[start : start + math.prod(shape)]
-            if jnp.iscomplexobj(piece) and not jnp.issubdtype(dtype, jnp.complexfloating):
-                piece = piece.real
-            # A leaf of NumPy may have a precision that JAX does not have.
-            value = piece.astype(jax.dtypes.canonicalize_dtype(dtype)).reshape(shape)
+        for number, shape, sharding in zip(self._own, self._shapes, self._shardings, strict=True):
+            value = self._value(number, vector[start : start + math.prod(shape)]).reshape(shape)
             values[number] = value if sharding is None else jax.reshard(value, sharding)
             start += math.prod(shape)
-        return self._target.with_selected([values[first] for first in self._first])
+        return self._target.with_selected([values[first] for first in self._first], checked=True)
+
+    def _value(self, number: int, piece: Any) -> Any:
+        """A piece of a vector as the value of a selected leaf."""
+        dtype = self._dtypes[number]
+        is_real = not jnp.issubdtype(dtype, jnp.complexfloating)
+        if np.iscomplexobj(piece) and is_real and not (is_known(piece) and np.any(np.imag(piece))):
+            # The vector is complex because of another leaf.
+            piece = piece.real
+        if self._target.plan.elements[number] is not None:
+            return piece
+        # An array of NumPy may have a precision that JAX does not have.
+        like = np.empty((), jax.dtypes.canonicalize_dtype(dtype).newbyteorder("="))
+        return jnp.asarray(convert(piece, like, functools.partial(self._path, number)))
+
+    def _path(self, number: int) -> str:
+        return self._target.path(self._target.plan.indices[number])
 
 
 def _firsts(target: Target) -> list[int]:
@@ -102,8 +118,10 @@ def ravel(tree: Any, wrt: Selector = None, *, tie: bool = False) -> tuple[jax.Ar
     Args:
         tree: Any pytree.
         wrt: A selector. None selects every floating or complex leaf that no mark holds.
-        tie: Whether selected leaves that are one array (tied weights) have one set of entries, under the name of the
-            first, so that they stay equal. Under `jit` it cannot be seen that they are one.
+        tie: Whether selected leaves that are one object, a floating or complex array of JAX or NumPy (tied weights),
+            have one set of entries, under the name of the first, so that they stay equal. Leaves that are not selected
+            or that a mark holds, equal arrays that are two objects, Python numbers, and elements of leaves are not
+            tied; nor are the arguments of a function under `jit`, which are objects of their own.
 
     Returns:
         The pair `(vector, unravel)`. The vector has shape (n,) and the dtype to which the leaves promote.
@@ -113,6 +131,8 @@ def ravel(tree: Any, wrt: Selector = None, *, tie: bool = False) -> tuple[jax.Ar
 
     Raises:
         SelectionError: If the selector does not fit the tree.
+        ArgumentError: If `tie` is not a bool; or a number of an array of NumPy is too large for the dtype that JAX
+            has for it.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
@@ -125,13 +145,20 @@ def ravel(tree: Any, wrt: Selector = None, *, tie: bool = False) -> tuple[jax.Ar
         >>> pg.ravel({"encode": weight, "decode": weight}, tie=True)[1].names
         ("['decode'][0]", "['decode'][1]")
     """
+    if not isinstance(tie, bool):
+        raise ArgumentError(
+            f"`tie` is {written(tie):.60}.",
+            "Expected True or False.",
+            fix="write tie=True for one set of entries for each array, or omit it.",
+        )
     unravel = Unravel(Target(tree, as_selection(wrt)), tie)
     return unravel.vector, unravel
 
 
 def _explicit(leaf: Any) -> Any:
     """The sharding of an array that is split over explicit axes of a mesh, or None."""
-    sharding = getattr(jax.typeof(leaf), "sharding", None)
+    # JAX has no type for every array of NumPy.
+    sharding = getattr(jax.typeof(leaf), "sharding", None) if isinstance(leaf, jax.Array) else None
     mesh = getattr(sharding, "mesh", None)
     return sharding if mesh is not None and mesh.explicit_axes else None
 

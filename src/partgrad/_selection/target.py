@@ -1,5 +1,6 @@
 """Targets: a tree with what a selection selects of it. Selections are resolved, kept and applied here."""
 
+import functools
 import itertools
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from .._marks import alike, first_difference, refuse_forgotten, with_open_marks, without_marks
 from .._message import at
-from .._trees import Elements, flatten, put, reaches_array, shape_of, take
+from .._trees import Elements, flatten, overwrite, put, reaches_array, shape_of, take
 from ..errors import PartsError, SelectionError
 from .choose import choose
 from .plan import Plan, Purpose
@@ -128,6 +129,10 @@ class Target(Form):
         """Whether there are leaves, and none of them is differentiated."""
         return not self.plan.indices and bool(self.leaves)
 
+    def path(self, i: int) -> str:
+        """The path of a leaf."""
+        return self.skeleton.path(i)
+
     @property
     def selected(self) -> list[Any]:
         """The differentiated leaves or elements."""
@@ -136,24 +141,27 @@ class Target(Form):
         pairs = zip(self.plan.indices, self.plan.elements, strict=True)
         return [take(self.leaves[i], elements) for i, elements in pairs]
 
-    def _inserted(self, values: Iterable[Any]) -> list[Any]:
-        """The leaves with others in place of the differentiated ones."""
+    def _inserted(self, values: Iterable[Any], checked: bool = False) -> list[Any]:
+        """The leaves with others in place of the differentiated ones; values of a user are `checked`."""
         leaves = self.leaves.copy()
         if self.plan.is_whole:
             for i, value in zip(self.plan.indices, values, strict=True):
                 leaves[i] = value
             return leaves
         for i, elements, value in zip(self.plan.indices, self.plan.elements, values, strict=True):
-            leaves[i] = put(leaves[i], elements, value)
+            if checked and elements is not None:
+                leaves[i] = overwrite(leaves[i], elements, value, functools.partial(self.path, i))
+            else:
+                leaves[i] = put(leaves[i], elements, value)
         return leaves
 
-    def with_selected(self, values: Iterable[Any]) -> Any:
+    def with_selected(self, values: Iterable[Any], checked: bool = False) -> Any:
         """The tree with other values in the differentiated leaves; named marks are off."""
-        return self.thawed.unflatten(self._inserted(values))
+        return self.thawed.unflatten(self._inserted(values, checked))
 
-    def with_values(self, values: Iterable[Any]) -> Any:
+    def with_values(self, values: Iterable[Any], checked: bool = False) -> Any:
         """The tree with other values in the differentiated leaves, with its own marks."""
-        return self.treedef.unflatten(self._inserted(values))
+        return self.treedef.unflatten(self._inserted(values, checked))
 
     def with_opened(self, values: Iterable[Any], level: int) -> Any:
         """The tree with other values in the differentiated leaves; named marks are open at a level."""
@@ -188,7 +196,7 @@ def items_of(target: Target) -> list[tuple[str, Any]]:
             pairs.append((path, leaf))
             continue
         names = entry_names(path, shape_of(leaf), elements)
-        pairs += zip(names, leaf.reshape(-1)[elements.ravel()], strict=True)
+        pairs += zip(names, take(leaf, elements.ravel()), strict=True)
     return pairs
 
 

@@ -1,7 +1,8 @@
 """`nonfinite="report"`: keep the arguments of the first gradient that is not finite, and say so.
 
-Nothing leaves the device while all is well: the callback is in a branch. Under `jax.vmap` a branch would be taken for
-every member of the batch, so the batch is reduced to its first bad member beforehand.
+While all is well, nothing leaves the device under `jax.jit`, where the callback is in a branch, and one bool does in a
+call that nothing traces. Under `jax.vmap` a branch would be taken for every member of the batch, so the batch is
+reduced to its first bad member beforehand.
 """
 
 import functools
@@ -13,36 +14,54 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._programs import Operands, Recorded, host_copies
-from .._trees import is_array
+from .._programs import Operands, Recorded, host_copies, read
+from .._trees import is_array, is_known
 from .call import Call
 from .kept import Kept, keep
 
 
 def watch(call: Call, leaves: list[Any], gradients: Sequence[Any], has_aux: bool) -> None:
     """Keep the arguments of a call if a gradient is not finite."""
-    is_bad = functools.reduce(jnp.logical_or, [jnp.any(~jnp.isfinite(gradient)) for gradient in gradients])
+    if not gradients:
+        return
+    found_bad = [jnp.any(~jnp.isfinite(gradient)) for gradient in gradients]
+    is_bad = lax.stop_gradient(functools.reduce(jnp.logical_or, found_bad))
+    # Outside of `jit`, a program would be made on every call.
+    if is_known(is_bad) and not jax.device_get(is_bad):
+        return
     name = getattr(call.f, "__name__", type(call.f).__name__)
     program = Recorded(call, (leaves,), {}, [True] * len(leaves), call.paths, has_aux)
     operands = program.taken()
     found, treedef = jax.tree.flatten((tuple(call.args), call.kwargs))
     # Without the arrays, which may be tracers and are not to be kept alive.
-    others = [(is_array(leaf), None if is_array(leaf) else leaf) for leaf in found]
-    arrays = [leaf for leaf in found if is_array(leaf)]
+    others = [None if _has_value(leaf) else (leaf,) for leaf in found]
+    are_references = [isinstance(leaf, jax.Ref) for leaf in found]
+    arrays = [read(leaf) for leaf in found if _has_value(leaf)]
+    count = len(operands)
 
     def arguments(arrays: Operands) -> Any:
         rest = iter(arrays)
-        return treedef.unflatten([next(rest) if is_one else other for is_one, other in others])
+        leaves = [next(rest) if other is None else other[0] for other in others]
+        pairs = zip(leaves, are_references, strict=True)
+        return treedef.unflatten([jax.new_ref(jnp.asarray(leaf)) if is_one else leaf for leaf, is_one in pairs])
 
     def arrive(*values: Any) -> None:
         copies = host_copies(values)
-        keep(Kept(name, program, copies[: len(operands)], arguments, copies[len(operands) :]))
+        keep(Kept(name, program, copies[:count], arguments, copies[count:]))
 
-    _hand_over(arrive, lax.stop_gradient(is_bad), lax.stop_gradient([*operands, *arrays]))
+    _hand_over(arrive, is_bad, lax.stop_gradient([*operands, *arrays]))
+
+
+def _has_value(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, jax.Ref)
 
 
 def _hand_over(arrive: Callable[..., None], is_bad: Any, operands: Operands) -> None:
     """Call a function of the host with these values, if they are bad."""
+    if all(map(is_known, [is_bad, *operands])):
+        if jax.device_get(is_bad):
+            arrive(*operands)
+        return
 
     @custom_vmap
     def hand_over(is_bad: Any, operands: Operands) -> Any:
@@ -54,7 +73,7 @@ def _hand_over(arrive: Callable[..., None], is_bad: Any, operands: Operands) -> 
         is_each, are_batched = batched
         first = jnp.argmax(is_bad) if is_each else 0
         one = [value[first] if own else value for value, own in zip(operands, are_batched, strict=True)]
-        hand_over(jnp.any(is_bad), one)
+        _hand_over(arrive, jnp.any(is_bad), one)
         return is_bad, is_each
 
     hand_over(is_bad, operands)

@@ -106,7 +106,8 @@ _TEXTS = {
         `stop_gradient` counts as unused.""",
     "double_where": "Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.",
     "nonfinite": """`"report"` keeps the arguments of the first derivative that is not finite on the host, and says so
-        on standard error; `partgrad.last_nonfinite` returns them. Nothing is moved while all is well.""",
+        on standard error; `partgrad.last_nonfinite` returns them. While all is well nothing is kept and, under `jit`,
+        nothing is moved; outside of it, each call waits for one bool.""",
     "chunk_size": """How many columns (of `jacfwd` and `hessian`) or rows (of `jacrev`) to compute at once, one after
         another by `lax.map`, so that the temporaries are those of so many. None computes all of them at once, as JAX
         does.""",

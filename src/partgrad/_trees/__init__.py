@@ -34,3 +34,13 @@ from .reach import (
     reaches as reaches,
     reaches_array as reaches_array,
 )
+from .writes import (
+    BOOL as BOOL,
+    INTEGER as INTEGER,
+    convert as convert,
+    in_jax as in_jax,
+    is_known as is_known,
+    kind_of as kind_of,
+    overwrite as overwrite,
+    stays_numpy as stays_numpy,
+)

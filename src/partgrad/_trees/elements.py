@@ -7,11 +7,8 @@ None stands for the whole leaf.
 import math
 from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-
-from ..errors import PartsError
 
 Elements: TypeAlias = np.ndarray | None
 
@@ -32,6 +29,8 @@ def take(leaf: Any, elements: Elements) -> Any:
     """The elements of a leaf."""
     if elements is None:
         return leaf
+    # A matrix of NumPy has two dimensions whatever is taken.
+    leaf = np.asarray(leaf) if isinstance(leaf, np.matrix) else leaf
     window = _window(jnp.shape(leaf), elements)
     return leaf.reshape(-1)[elements] if window is None else leaf[window[0]].reshape(elements.shape)
 
@@ -49,32 +48,22 @@ def _window(shape: tuple[int, ...], elements: np.ndarray) -> tuple[tuple[slice, 
         first, last = int(axis[0]), int(axis[-1])
         beyond = axis[axis > first]
         slices.append(slice(first, last + 1, int(beyond.min()) - first if beyond.size else 1))
+    if math.prod(len(range(*own.indices(size))) for own, size in zip(slices, shape, strict=True)) != flat.size:
+        # As for a diagonal, whose window has a number for each entry of the leaf.
+        return None
     taken = np.ravel_multi_index(np.ix_(*(np.r_[own] for own in slices)), shape)
     return (tuple(slices), taken.shape) if np.array_equal(taken.ravel(), flat) else None
 
 
 def put(leaf: Any, elements: Elements, value: Any) -> Any:
-    """The leaf with other elements."""
+    """The leaf with other elements, as an array of JAX; a traced value has the dtype of the leaf there."""
     if elements is None:
         return value
-    if jnp.shape(value) != elements.shape:
-        raise PartsError(
-            "The new elements do not fit the selected ones.",
-            f"Expected shape {elements.shape}, got {jnp.shape(value)}.",
-            fix="give one value for each selected element, in their shape.",
-        )
-    if isinstance(leaf, np.ndarray) and not isinstance(value, jax.Array):
-        # It stays a NumPy array: a JAX array may have less precision.
-        new = leaf.astype(np.result_type(leaf, value))
-        new.reshape(-1)[elements] = value
-        return new
     new = jnp.asarray(leaf)
-    if jnp.iscomplexobj(value) and not jnp.iscomplexobj(new):
-        new = new.astype(jnp.result_type(new, value))
     window = _window(new.shape, elements)
     if window is None:
         return new.reshape(-1).at[elements].set(value, unique_indices=True).reshape(new.shape)
-    return new.at[window[0]].set(jnp.reshape(value, window[1]), unique_indices=True)
+    return new.at[window[0]].set(value.reshape(window[1]), unique_indices=True)
 
 
 def overlap(several: list[Elements]) -> bool:

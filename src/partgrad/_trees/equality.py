@@ -45,8 +45,17 @@ def _leaves_equal(first: Any, second: Any) -> bool:
         return False
     if jax.dtypes.issubdtype(first.dtype, jax.dtypes.prng_key):
         first, second = jax.random.key_data(first), jax.random.key_data(second)
+    if _subclass(first) is not _subclass(second):
+        return False
+    if not np.array_equal(np.ma.getmaskarray(first), np.ma.getmaskarray(second)):
+        return False
     first, second = np.asarray(first), np.asarray(second)
     return np.array_equal(first, second) and _same_sign(first, second)
+
+
+def _subclass(leaf: Any) -> type | None:
+    """The class of an array of NumPy that is not a plain one: a masked array, a matrix."""
+    return type(leaf) if isinstance(leaf, np.ndarray) and type(leaf) is not np.ndarray else None
 
 
 def _is_array(leaf: Any) -> bool:

@@ -4,6 +4,7 @@ import inspect
 from typing import Any
 
 from ..errors import ArgumentError
+from .leaf import written
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter] | None:
@@ -35,7 +36,7 @@ def refuse_uncallable(
     """Raise if what `partgrad.<wrapper>` was given cannot be called; `{0}` in the fix is the wrapper."""
     if not callable(found):
         raise ArgumentError(
-            f"`partgrad.{wrapper}` got {type(found).__name__} {found!r:.60}, which cannot be called.",
+            f"`partgrad.{wrapper}` got {type(found).__name__} {written(found):.60}, which cannot be called.",
             f"Expected {expected}.",
             fix=fix.format(wrapper),
         )

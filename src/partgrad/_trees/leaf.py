@@ -102,7 +102,10 @@ def number_class(leaf: Any) -> type | None:
 def is_array(value: Any) -> bool:
     """Whether a value is an array that JAX can carry as a leaf, a tracer included."""
     if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biufc" or bool(jnp.issubdtype(value.dtype, jnp.number))
+        # For NumPy a timedelta is a signed integer.
+        return value.dtype.kind in "biufc" or (
+            value.dtype.kind == "V" and bool(jnp.issubdtype(value.dtype, jnp.number))
+        )
     return isinstance(value, jax.Array)
 
 

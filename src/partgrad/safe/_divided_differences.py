@@ -1,5 +1,6 @@
 """Divided differences of a function at points that may be equal, or nearly so."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,16 +14,19 @@ _ROUNDING = 64
 
 
 class _Rule(NamedTuple):
-    """A rule of integration: weights, and the coordinates of each of its points by the corners of a simplex."""
+    """A rule of integration: weights, and the coordinates of each of its points by the corners of a simplex.
 
-    weights: np.ndarray
-    points: np.ndarray
+    They are numbers of Python, which leave float32 what it is.
+    """
+
+    weights: list[float]
+    points: list[list[float]]
 
 
 def _interval(nodes: int) -> _Rule:
     """Gauss and Legendre's rule for the mean over an interval."""
     x, weights = np.polynomial.legendre.leggauss(nodes)
-    return _Rule(weights / 2, np.stack([(1 - x) / 2, (1 + x) / 2], axis=1))
+    return _Rule((weights / 2).tolist(), np.stack([(1 - x) / 2, (1 + x) / 2], axis=1).tolist())
 
 
 def _triangle(centre: float, *orbits: tuple[float, float]) -> _Rule:
@@ -31,7 +35,7 @@ def _triangle(centre: float, *orbits: tuple[float, float]) -> _Rule:
     for weight, b in orbits:
         weights += [weight] * 3
         points += [(b, b, 1 - 2 * b), (b, 1 - 2 * b, b), (1 - 2 * b, b, b)]
-    return _Rule(np.array(weights) / 2, np.array(points))
+    return _Rule((np.array(weights) / 2).tolist(), np.array(points).tolist())
 
 
 _ROOT = np.sqrt(15)
@@ -121,7 +125,9 @@ def _at(fn: Function, points: jax.Array, order: int) -> jax.Array:
     """A function of arrays of shape (..., n), at arrays with more axes behind."""
     front, behind = range(order), range(-order, 0)
     moved = jnp.moveaxis(points, behind, front)
-    return jnp.moveaxis(jax.vmap(fn)(moved.reshape(-1, *moved.shape[order:])).reshape(moved.shape), front, behind)
+    # Without -1, which has no meaning for an empty array.
+    rows = moved.reshape(math.prod(moved.shape[:order]), *moved.shape[order:])
+    return jnp.moveaxis(jax.vmap(fn)(rows).reshape(moved.shape), front, behind)
 
 
 def _nonzero(gap: jax.Array) -> jax.Array:

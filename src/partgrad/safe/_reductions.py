@@ -230,7 +230,8 @@ def _moments(
 ) -> tuple[Operands, dict[str, Any]]:
     """Separate what may be traced from what may not."""
     given = {"a": a, "where": where, "mean": mean, "ddof": ddof, "correction": correction}
-    given = {name: operand(x) for name, x in given.items() if x is not None}
+    # Not without the operand itself, of which `jax.numpy` says what it is.
+    given = {name: operand(x) for name, x in given.items() if x is not None or name == "a"}
     traced = {name: x for name, x in given.items() if name in ("a", "where", "mean") or isinstance(x, jax.Array)}
     return traced, static | {name: x for name, x in given.items() if name not in traced}
 
@@ -300,7 +301,7 @@ def logsumexp(
         >>> print(jax.grad(safe.logsumexp)(jnp.array([-jnp.inf, 2.0])))
         [0. 1.]
     """
-    given = {name: operand(x) for name, x in {"a": a, "b": b, "where": where}.items() if x is not None}
+    given = {name: operand(x) for name, x in {"a": a, "b": b, "where": where}.items() if x is not None or name == "a"}
 
     def value(o: Operands) -> Any:
         return jax.scipy.special.logsumexp(**o, axis=axis, keepdims=keepdims, return_sign=return_sign)

@@ -72,7 +72,7 @@ def _only(chosen: jax.Array, x: Any) -> jax.Array:
     x = jnp.asarray(x)
     shape = np.broadcast_shapes(chosen.shape, x.shape)
     x = jnp.broadcast_to(x, shape)
-    if math.prod(chosen.shape) == 0:
+    if math.prod(shape) == 0:
         return x
     lanes = [axis for axis, n in enumerate(chosen.shape, len(shape) - chosen.ndim) if n > 1]
     front = jnp.moveaxis(jax.lax.stop_gradient(x), lanes, range(len(lanes)))
