@@ -31,6 +31,7 @@ def test_factories_of_marked_fields():
     assert Model(q=1.0).q == 1.0
 
 
+@pytest.mark.filterwarnings("ignore:A derivative ends")
 def test_post_init_under_an_init_by_hand_sees_held_plain_values():
     @pg.dataclass
     class Base:

@@ -1,6 +1,7 @@
 """A derivative that would end silently at a mark of a class is an error, and its remedies work."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import jax
@@ -72,6 +73,7 @@ def test_an_implicit_hold_raises_wherever_it_is(run):
     np.testing.assert_allclose(pg.grad(run(lambda m: loss(K(m.a, m.p))))(M).a, 30.0)
 
 
+@pytest.mark.filterwarnings("ignore:A derivative ends")
 @pytest.mark.parametrize("run", [lambda f: f, jax.jit, looped])
 def test_a_named_leaf_whose_mark_was_taken_off_ends_at_a_mark_of_its_class_with_an_error_too(run):
     for model in (K(M.a, pg.Diff(M.p)), pg.thaw(M, "p")):
@@ -190,3 +192,31 @@ def test_diff_of_a_sampled_parameter():
     density = lambda freq: numpyro.infer.util.log_density(model, (), {}, {"freq": freq})[0]
     truth = lambda freq: -0.5 * freq**2 - jnp.sum((jnp.sin(freq * TIMES) - DATA) ** 2)
     np.testing.assert_allclose(jax.grad(density)(1.5), jax.grad(truth)(1.5), rtol=1e-5)
+
+
+def test_a_model_that_is_built_of_what_is_differentiated_warns_once():
+    @pg.dataclass
+    class Sampled:
+        scale: jax.Array
+        period: jax.Array = pg.field(nondiff=True)
+
+    model = Sampled(jnp.float32(2.0), jnp.float32(3.0))
+    f = lambda m: m.scale * m.period**2
+    # A model that is passed arrives without a tangent in the field, and one built of values has none.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.grad(f)(model)
+        jax.jit(jax.grad(f))(model)
+        jax.grad(lambda m: f(dataclasses.replace(m, scale=m.scale * 2)))(model)
+        pg.grad(lambda m: f(dataclasses.replace(m, period=m.period * 2)), wrt="period")(model)
+        jax.grad(lambda s: f(Sampled(s, 3.0)))(2.0)
+        jax.grad(lambda p: f(Sampled(2.0, pg.Diff(p))))(3.0)
+        jax.grad(lambda p: f(Sampled(2.0, jax.lax.stop_gradient(p))))(3.0)
+        jax.grad(lambda p: f(Sampled(p, NonDiff(p))))(3.0)
+    potential = lambda parameters: f(Sampled(**parameters))
+    with pytest.warns(UserWarning, match=r"ends at `Sampled\.period`") as caught:
+        jax.jit(jax.grad(potential))({"scale": 2.0, "period": 3.0})
+    assert "partgrad.Diff(x)" in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert jax.grad(potential)({"scale": 2.0, "period": 3.0})["period"] == 0.0

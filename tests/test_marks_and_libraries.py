@@ -354,6 +354,7 @@ def test_a_selector_reads_the_static_data_of_its_own_tree():
         assert in_a_dict == chosen
 
 
+@pytest.mark.filterwarnings("ignore:A derivative ends")
 def test_what_is_held_stays_the_object_that_it_is():
     """Libraries map the identity over a tree, and look whether they find their leaves again (`eqx.tree_at` in diffrax)."""
     line = Line(jnp.float32(2.0), jnp.float32(1.0))

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 from typing import Any, NamedTuple
@@ -906,6 +907,14 @@ ROWS = {
         lambda: pg.value_and_grad(lambda m: (m(jnp.ones(2)), m), has_aux=True)(counting())[0][1].count[...],
         [1.0],
     ),
+    "a field that its class holds, of what is differentiated": (
+        lambda: jax.grad(lambda p: holding()(2.0, p).p ** 2)(3.0),
+        lambda: [
+            jax.grad(lambda p: holding()(2.0, pg.Diff(p)).p ** 2)(3.0),
+            jax.grad(lambda p: holding()(p, jax.lax.stop_gradient(p)).p ** 2)(3.0),
+        ],
+        [6.0, 0.0],
+    ),
     "a container in itself": (
         lambda: pg.grad(lambda t: 0.0)(endless()),
         lambda: pg.grad(lambda t: sum(t) ** 2)([1.0] * 3),
@@ -1092,6 +1101,10 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
+# A warning comes once for each class.
+NUMBERS = itertools.count()
+
+
 def counting():
     class Counting(nnx.Module):
         def __init__(self):
@@ -1102,6 +1115,11 @@ def counting():
             return jnp.sum(self.w[...] * x)
 
     return Counting()
+
+
+def holding():
+    cls = type(f"Holding{next(NUMBERS)}", (), {"__annotations__": {"a": Any, "p": Any}, "p": pg.field(nondiff=True)})
+    return pg.dataclass(cls)
 
 
 def endless():

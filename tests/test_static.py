@@ -274,6 +274,7 @@ def test_diff_of_an_array_in_a_static_field_is_differentiated():
         Table(2.0, pg.Diff("name"))
 
 
+@pytest.mark.filterwarnings("ignore:A derivative ends")
 def test_an_array_in_a_static_field_of_a_model_that_is_built_inside():
     def loss(m):
         return total(Table(m.w, m.table))

@@ -58,6 +58,11 @@ def is_batching() -> bool:
     return _current_trace() == "BatchTrace"
 
 
+def is_differentiated(value: Any) -> bool:
+    """Whether a value has a tangent right now, in `jvp`, `linearize` or `grad`, outside of `jit`."""
+    return type(value).__name__ in ("JVPTracer", "LinearizeTracer")
+
+
 def is_batched(value: Any) -> bool:
     """Whether `vmap` has an axis for a value."""
     return type(value).__name__ == "BatchTracer"

@@ -11,7 +11,7 @@ from typing import Any, Union
 
 from .cover import hold_part
 from .fields import MARKS, ORIGIN, Schema
-from .hold import CONCRETE, hold
+from .hold import CONCRETE, hold, hold_built
 from .instance import WRAPPERS, check_decorated, run_post_init, settle
 
 _SIMPLE = frozenset({int, str, bool, type(None)})
@@ -47,7 +47,7 @@ def compile_init(cls: Any, schema: Schema) -> Callable[..., None]:
     made = {n: f.default_factory for n, f in fields.items() if f.default_factory is not dataclasses.MISSING}
     stored = [name for name in fields if name in given or name in made]
 
-    namespace: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": WRAPPERS, "_partgrad_hold": hold}
+    namespace: dict[str, Any] = {"_partgrad_cls": cls, "_partgrad_wrappers": WRAPPERS, "_partgrad_hold": hold_built}
     namespace |= {"_partgrad_factory": FACTORY, "_partgrad_simple": {}, "_partgrad_simple_types": _SIMPLE}
     namespace |= {"_partgrad_settle": settle, "_partgrad_run_post_init": run_post_init}
     namespace["_partgrad_check_decorated"] = check_decorated

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from .._compat import is_differentiated
+from .._message import word
 from .._trees import flatten
 
 _Tracer = jax.core.Tracer
@@ -20,6 +23,9 @@ _held: dict[int, weakref.ref] = {}
 
 # Classes of concrete leaves. isinstance(value, jax.Array) is slow, and this runs for every marked leaf.
 CONCRETE: set[type] = {type(None), int, float, complex, bool, str, np.ndarray}
+
+# The fields about which `hold_built` has warned.
+_warned: set[str] = set()
 
 # The prefix of a mark's scope in the name stack of a traced equation; the label of the mark follows.
 HELD = "partgrad.held "
@@ -53,6 +59,26 @@ def hold(value: Any, label: str) -> Any:
         CONCRETE.add(value.__class__)
         return value
     return hold_leaves(value, label)
+
+
+def hold_built(value: Any, label: str) -> Any:
+    """`hold`, for a field of an instance that is being built: warns if a derivative ends there.
+
+    A model that is built of a parameter that is fitted or sampled has no gradient for it, and nothing else says so: a
+    sampler goes on, with errors that are too small. One that is passed to the function arrives without a tangent.
+    """
+    if is_differentiated(value) and label not in _warned and getattr(_running, "watch", None) is None:
+        _warned.add(label)
+        warnings.warn(
+            word(
+                f"A derivative ends at `{label}`, which its class holds, as an instance is built.",
+                "What the instance is built of has no gradient through this field, or only a part of it.",
+                fix="build it with partgrad.Diff(x) where the field is to be differentiated, and with "
+                "jax.lax.stop_gradient(x) where it is not.",
+            ),
+            stacklevel=3,
+        )
+    return hold(value, label)
 
 
 def _forget(key: int, _: weakref.ref) -> None:

@@ -16,7 +16,7 @@ from ..errors import DataclassError
 from .cover import hold_part
 from .diff import Diff, diff_refused
 from .fields import MARKS, SCHEMA, Marks, Schema
-from .hold import hold
+from .hold import hold_built
 from .nondiff import NonDiff, cover_of
 from .printing import Wrapped, document_of, rendered, text_of
 from .static import Static, StaticData
@@ -72,7 +72,7 @@ def settle(instance: Any, origin: Any = None, complete: bool = True) -> None:
         elif given is not Diff and (given is not None or name in before.nondiff or (may_be_static and is_new)):
             nondiff.append(name)
             covers += [] if cover is None else [(name, cover)]
-            value = hold_part(value, cover, label)
+            value = hold_built(value, label) if cover is None else hold_part(value, cover, label)
         values[name] = value
     marks = schema.marks(tuple(nondiff), tuple(static), tuple(covers))
     values.pop(MARKS, None)
@@ -99,7 +99,7 @@ def _settle_nondiff(schema: Schema, values: dict[str, Any]) -> bool:
                 nondiff += (name,)
         if value is Static or value.__class__ in WRAPPERS:
             return False
-        plain[name] = hold(value, schema.labels[name]) if name in nondiff else value
+        plain[name] = hold_built(value, schema.labels[name]) if name in nondiff else value
     values.update(plain)
     if nondiff is not schema.nondiff:
         values[MARKS] = schema.marks(tuple(n for n in schema.names if n in nondiff))
