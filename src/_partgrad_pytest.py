@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import pytest
+
+_NAME = "partgrad-gradients"
+
 
 def pytest_addoption(parser: Any) -> None:
     """Add `--gradients` and its options."""
@@ -17,10 +21,21 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption("--gradients-html", metavar="FILE", help="write the findings as a page")
 
 
-def pytest_configure(config: Any) -> None:
+# Before the root `conftest.py`, which may import the project, and the project JAX's transforms by name.
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: Any) -> None:
     """Begin to record, if an option asks for it."""
+    _record(early_config, early_config.known_args_namespace)
+
+
+def pytest_configure(config: Any) -> None:
+    """Begin to record now if the plugin was loaded late, as by a `conftest.py`."""
+    _record(config, config.option)
+
+
+def _record(config: Any, options: Any) -> None:
     names = ("gradients", "gradients_strict", "gradients_all", "gradients_search", "gradients_json", "gradients_html")
-    if any(config.getoption(name) for name in names):
+    if any(getattr(options, name) for name in names) and not config.pluginmanager.has_plugin(_NAME):
         from partgrad._audit.pytest_audit import Gradients
 
-        config.pluginmanager.register(Gradients(config), "partgrad-gradients")
+        config.pluginmanager.register(Gradients(config, options), _NAME)

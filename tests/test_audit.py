@@ -3,11 +3,16 @@
 import importlib
 import importlib.metadata
 import json
+import os
+import pickle
 import subprocess
 import sys
 import textwrap
+import threading
+import types
 import warnings
 
+import cloudpickle
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -16,7 +21,7 @@ import pytest
 from flax import nnx
 
 import partgrad as pg
-from partgrad._audit import Recorder, audited, data, from_project, joined, page, text
+from partgrad._audit import Recorder, audit, audited, data, from_project, joined, page, text
 
 HELPERS = """\
 import jax
@@ -202,7 +207,7 @@ def test_wrong_usage(project, arguments, said):
 # --- in this process -------------------------------------------------------------------------------------------------
 
 
-def recorded(tmp_path, run, **options):
+def recorded(tmp_path, run, show=lambda line: None, **options):
     """What an audit finds in what `run` differentiates; functions of this file are the project's."""
     settings = from_project(tmp_path, everything=True, **options)
     recorder = Recorder(settings)
@@ -212,7 +217,7 @@ def recorded(tmp_path, run, **options):
         jax.effects_barrier()
     finally:
         recorder.remove()
-    return audited(recorder.places, settings), settings
+    return audited(recorder, settings, show), settings
 
 
 def own(x):
@@ -324,20 +329,29 @@ def test_time_is_bounded(tmp_path, options, which):
     assert f"time for {which}" in result.left[0].reason
 
 
-def test_a_search_does_not_take_the_time_of_the_checks(tmp_path):
+@pytest.mark.parametrize("is_up", [True, False], ids=["no time to search", "time to search"])
+def test_a_search_does_not_take_the_time_of_the_checks(tmp_path, monkeypatch, is_up):
     """Everything is checked first; what there is no time to search is said, and nothing that was found is lost."""
+    passed = [0.0]
+    monkeypatch.setattr(audit, "time", types.SimpleNamespace(monotonic=lambda: passed[0]))
+
+    def show(line):
+        if is_up and "search" in line:
+            passed[0] = 1e6
 
     def run():
         jax.grad(broken)(jnp.zeros(2))
         jax.grad(own)(jnp.ones(2))
         jax.jvp(own, (jnp.ones(2),), (jnp.ones(2),))
 
-    result, settings = recorded(tmp_path, run, search=True, seconds=2.0)
+    result, settings = recorded(tmp_path, run, show, search=True, seconds=1e3, total=1e4)
     assert len(result.functions) == 2
     assert result.errors == 1
     # Once for each function, however it is differentiated.
-    assert len(result.searched) + sum(left.what == "searched" for left in result.left) == 2
-    assert "silence is no proof" in text(result, settings) or not result.searched
+    assert len(result.searched) == 2 * (not is_up)
+    assert [left.what for left in result.left] == ["searched"] * 2 * is_up
+    assert all("the time for all functions was up" in left.reason for left in result.left)
+    assert ("silence is no proof" in text(result, settings)) is not is_up
 
 
 def test_a_function_that_was_running_is_intended_by_its_name(tmp_path, monkeypatch):
@@ -394,10 +408,42 @@ def test_intended(tmp_path):
     assert "'other.py:1'" in text(result, settings)
 
 
-def test_settings_that_are_no_lists_are_refused(tmp_path):
-    (tmp_path / "pyproject.toml").write_text('[tool.partgrad.audit]\nintended = "model.py:3"\n')
-    with pytest.raises(pg.errors.ArgumentError, match=r"(?s)`intended`.*'model.py:3'.*intended = \["):
+@pytest.mark.parametrize(
+    ("written", "said", "corrected"),
+    [
+        ('[tool.partgrad.audit]\nintended = "model.py:3"', "`intended`.*'model.py:3'", 'intended = ["model.py:3"]'),
+        ("[tool.partgrad.audit]\nskip = [1]", "`skip`.*list of strings", 'skip = ["legacy.*"]'),
+        ("[tool.partgrad.audit]\npackages = true", "`packages`.*list of strings", 'packages = ["package"]'),
+        ("[tool.partgrad.audit]\nintended = {a = 1}", "`intended`.*list of strings", 'intended = ["model.py:42"]'),
+        ("[tool.partgrad.audit]\nintendet = []", "no key `intendet`", "intended"),
+        ("[tool.partgrad.audit]\nskips = []", "no key `skips`", "skip"),
+        ("[tool.partgrad.audit]\nzzz = []", "no key `zzz`", "take it out"),
+        ("[tool.partgrad]\naudit = 3", "`tool.partgrad.audit`.*is 3", "[tool.partgrad.audit]"),
+        ("[tool]\npartgrad = []", r"`tool.partgrad`.*is \[\]", "[tool.partgrad.audit]"),
+        ("tool = 3", "`tool`.*is 3", "[tool.partgrad.audit]"),
+        ("[tool.partgrad.audti]\nskip = []", "no key `audti`", "[tool.partgrad.audit]"),
+        ("[tool.partgrad.audit", "cannot be read", "TOML"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused(tmp_path, written, said, corrected):
+    (tmp_path / "pyproject.toml").write_text(written + "\n")
+    with pytest.raises(pg.errors.ArgumentError, match=f"(?s){said}.*Fix: ") as caught:
         from_project(tmp_path)
+    fix = str(caught.value).split("Fix: ")[1]
+    assert corrected in fix
+    if fix.startswith(("write intended =", "write skip =", "write packages =")):
+        line = fix.removeprefix("write ").removesuffix(".")
+        (tmp_path / "pyproject.toml").write_text(f"[tool.partgrad.audit]\n{line}\n")
+        from_project(tmp_path)
+
+
+@pytest.mark.slow
+def test_settings_of_the_wrong_kind_are_wrong_usage(project):
+    (project / "pyproject.toml").write_text("[tool.partgrad.audit]\nintendet = []\n")
+    for done in (run(project, "pytest", "--gradients"), run(project, "partgrad", "audit", "script.py")):
+        said = done.stdout + done.stderr
+        assert ("Fix: write intended" in said, "INTERNALERROR" in said, "Traceback" in said) == (True, False, False)
+        assert done.returncode in (2, 4)
 
 
 def test_what_is_skipped(tmp_path):
@@ -449,6 +495,164 @@ def test_in_another_folder_it_says_what_was_passed_over(tmp_path):
         jax.grad(own)(jnp.ones(2))
     finally:
         recorder.remove()
-    said = text(audited(recorder.places, settings), settings)
+    said = text(audited(recorder, settings), settings)
     assert "own" in said
     assert f"not written below {tmp_path / 'elsewhere'}" in said
+
+
+# --- where gradients hide --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["one process", "xdist"])
+def test_transforms_that_were_imported_by_name_before(project, workers):
+    (project / "early.py").write_text("from jax import grad\nfrom jax import value_and_grad as both\n")
+    (project / "conftest.py").write_text("import helpers, early\n")
+    (project / "test_suite.py").write_text(
+        "import jax.numpy as jnp\nimport early, helpers\n"
+        "def test_one():\n    early.grad(helpers.length)(jnp.zeros(2))\n"
+        "def test_other():\n    early.both(lambda x: jnp.sum(helpers.log_of_positive(x)))(jnp.zeros(2))\n"
+    )
+    report = project / "found.json"
+    done = run(project, "pytest", "-q", *workers, f"--gradients-json={report}")
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert lines_of(json.loads(report.read_text())) == {(f"helpers.py:{LENGTH}", "nan"), (f"helpers.py:{LOG}", "nan")}
+
+
+def test_transforms_that_a_module_has_imported(tmp_path, monkeypatch):
+    module = types.ModuleType("early")
+    module.__file__, module.derivative, original = str(tmp_path / "early.py"), jax.grad, jax.grad
+    monkeypatch.setitem(sys.modules, "early", module)
+    result, _ = recorded(tmp_path, lambda: module.derivative(broken)(jnp.zeros(2)))
+    assert result.errors == 1
+    assert module.derivative is jax.grad is original
+
+
+def test_threads_at_once(tmp_path):
+    count = 6
+    functions, barrier = [_scaled(factor) for factor in range(1, count + 1)], threading.Barrier(count)
+
+    def differentiate(f):
+        barrier.wait()
+        jax.grad(f)(jnp.ones(2))
+
+    def run():
+        threads = [threading.Thread(target=differentiate, args=(f,)) for f in functions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    out = sys.stdout
+    result, _ = recorded(tmp_path, run)
+    assert sys.stdout is out
+    assert sorted(name for name, _, _ in result.functions) == [f"{__name__}.scaled_{n}" for n in range(1, count + 1)]
+    assert result.left == []
+
+
+def _scaled(factor):
+    def scaled(x):
+        return jnp.sum(factor * x**2)
+
+    scaled.__qualname__ = f"scaled_{factor}"
+    return scaled
+
+
+HIDDEN = """\
+import atexit, os, sys
+import jax, jax.numpy as jnp
+
+def length(x):
+    return jnp.sqrt(jnp.sum(x**2))
+
+def take():
+    jax.grad(length)(jnp.zeros(2))
+
+"""
+HIDES = {
+    "another folder": "os.chdir('/')\ntake()\n",
+    "at exit": "atexit.register(take)\n",
+    "at exit, by a decorator": "@atexit.register\ndef last():\n    take()\n",
+    "at exit, after another": "atexit.register(take)\natexit.register(lambda: print('first'))\n",
+    "at exit, after an error": "atexit.register(take)\nraise SystemExit(3)\n",
+    "beside an error at exit": "atexit.register(take)\natexit.register(lambda: 1 / 0)\n",
+    "in a thread": "import threading\nt = threading.Thread(target=take)\nt.start()\nt.join()\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HIDES)
+def test_where_a_script_hides_gradients(tmp_path, how):
+    (tmp_path / "script.py").write_text(HIDDEN + HIDES[how])
+    report = tmp_path / "found.json"
+    done = run(tmp_path, "partgrad", "audit", f"--json={report}", "script.py")
+    assert lines_of(json.loads(report.read_text())) == {("script.py:5", "nan")}, done.stderr
+    assert done.returncode == (3 if "raise" in HIDES[how] else 1)
+    assert done.stdout == "first\n" * ("first" in HIDES[how])
+    assert ("ZeroDivisionError" in done.stderr) is ("1 / 0" in HIDES[how])
+
+
+@pytest.mark.slow
+def test_a_handler_that_is_taken_back_does_not_run(tmp_path):
+    (tmp_path / "script.py").write_text(HIDDEN + "atexit.register(take)\natexit.unregister(take)\n")
+    assert "no function" in run(tmp_path, "partgrad", "audit", "script.py").stderr
+
+
+CHILDREN = {
+    "subprocess": "import subprocess\nsubprocess.run([sys.executable, '-c', 'pass'])\n",
+    "a command": "import subprocess\nsubprocess.run(f'{sys.executable} -c pass', shell=True)\n",
+    "spawn": "import multiprocessing\nif __name__ == '__main__':\n"
+    "    p = multiprocessing.get_context('spawn').Process(target=print)\n    p.start()\n    p.join()\n",
+    "a pool": "import multiprocessing\nif __name__ == '__main__':\n"
+    "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n        pool.map(abs, [1])\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", CHILDREN)
+def test_other_processes_are_listed(tmp_path, how):
+    (tmp_path / "script.py").write_text(HIDDEN + CHILDREN[how])
+    report = tmp_path / "found.json"
+    done = run(tmp_path, "partgrad", "audit", f"--json={report}", "script.py")
+    (left,) = json.loads(report.read_text())["not_checked"]
+    assert left["where"].startswith("script.py:"), done.stderr
+    assert left["reason"] == "the gradients that another process takes are not recorded"
+    assert left["reason"] in done.stderr
+
+
+def test_other_commands_are_not_listed(tmp_path):
+    result, _ = recorded(tmp_path, lambda: subprocess.run(["true"], check=True))
+    assert result.left == []
+
+
+def test_a_transform_can_be_pickled_while_it_is_recorded(tmp_path):
+    def run():
+        for name in TRANSFORMS:
+            transform = getattr(jax, name, None)
+            if transform is not None:
+                assert pickle.loads(pickle.dumps(transform)) is transform
+        sent = cloudpickle.loads(cloudpickle.dumps(jax.grad(own)))
+        assert sent(jnp.ones(2)).tolist() == [2.0, 2.0]
+
+    recorded(tmp_path, run)
+
+
+@pytest.mark.slow
+def test_without_the_folder_in_the_path(tmp_path):
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "helpers.py").write_text(HELPERS)
+    (tmp_path / "script.py").write_text("import helpers, sys\nprint(sys.path)\n")
+    path = os.pathsep.join([str(library), *filter(None, [os.environ.get("PYTHONPATH")])])
+    said = [
+        subprocess.run(
+            [sys.executable, "-P", *command, "script.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for command in ([], ["-m", "partgrad", "audit"])
+    ]
+    assert said[0] == said[1]

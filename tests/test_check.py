@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from partgrad.errors import ArgumentError, CheckError, NoMatchError
+from partgrad.errors import ArgumentError, CheckError, NoMatchError, NotDifferentiableError
 
 quiet = lambda f, wrt=None, **options: pg.check(f, wrt, progress=False, **options)
 
@@ -111,10 +111,65 @@ def test_a_typo_in_the_selector():
         quiet(loss, "skale")(POINT)
 
 
-@pytest.mark.parametrize("options", [{"directions": 0}, {"directions": True}, {"directions": 2.0}, {"progress": "yes"}])
-def test_options_that_are_none(options):
-    with pytest.raises(ArgumentError, match="Fix"):
-        pg.check(loss, **options)
+WRONG = {
+    "directions": [0, True, 2.0, "3", None],
+    "progress": ["yes"],
+    "seed": [-1, 1.5, "0", None, True, jax.random.key(0)],
+    "search": ["yes", None, -1, -1.0, float("nan"), (1,)],
+    "intended": [3, None, [3], {"a": 1}, (None,), ("x", 2.0)],
+    "bounds": [3.0, (1.0,), [0.0, 1.0], (0.0, 1.0, 2.0), ("a", None), ({"x": "a"}, None), "ab"],
+    "has_aux": ["no", 1, None],
+    "forward": ["no", 1, None],
+    "exhaustive": ["no", 1, None],
+    "argnums": ["x", 1.5, (0, "x"), None.__class__],
+    "argnames": [3, (3,), 1.5],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_options_of_the_wrong_kind(name, value):
+    beside = {"search": True} if name == "bounds" else {}
+    with pytest.raises(ArgumentError, match=f"(?s){name}.*Expected.*Fix: ") as caught:
+        pg.check(loss, **{name: value}, **beside)
+    fix = str(caught.value).split("Fix: ")[1]
+    written = re.search(rf"{name}=(\(.*?\)|[^\s,.]+(?:\.\d+)?)", fix)
+    right = {name: eval(written[1])} if written and name not in ("argnums", "argnames") else {}
+    pg.check(loss, **right, **beside)
+
+
+@pytest.mark.parametrize("search", [False, np.False_])
+def test_bounds_are_for_a_search(search):
+    with pytest.raises(ArgumentError, match="Fix: write search=True"):
+        pg.check(loss, bounds=(0.0, None), search=search)
+    pg.check(loss, bounds=(0.0, None), search=True)
+
+
+RIGHT = {
+    "directions": [1, np.int64(2)],
+    "seed": [0, np.uint8(3)],
+    "search": [np.True_, 0, 0.5, np.float32(0.5), 1],
+    "intended": [jnp.sin, "x", ["x", jnp.sin], {"x"}, (name for name in "x")],
+    "has_aux": [np.False_],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in RIGHT.items() for value in values])
+def test_options_of_other_right_kinds(name, value):
+    assert quiet(lambda x: jnp.sin(x), **{name: value})(0.3).verdict == "ok"
+
+
+@pytest.mark.parametrize("bounds", [(jnp.zeros(3), None), (None, {"x": np.ones((2, 2)), "scale": 3.0})])
+def test_bounds_of_another_shape(bounds):
+    with pytest.raises(ArgumentError, match=r"(?s)Expected.*Fix"):
+        quiet(loss, search=True, bounds=bounds)(POINT)
+
+
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_whether_a_leaf_may_be_inconclusive_is_a_bool(value):
+    with pytest.raises(ArgumentError, match="Fix: write allow_inconclusive=True"):
+        quiet(loss)(POINT).raise_if_failed(allow_inconclusive=value)
+    with pytest.raises(ArgumentError, match="Fix: write allow_inconclusive=True"):
+        pg.testing.assert_gradients(loss, POINT, allow_inconclusive=value)
 
 
 def test_what_cannot_be_checked():
@@ -201,3 +256,24 @@ def test_a_gradient_that_exists_only_where_values_are_known():
     report = quiet(largest)({"x": jnp.arange(4.0), "start": -jnp.inf})
     assert not report.ok
     assert quiet(largest, "x")({"x": jnp.arange(4.0), "start": -jnp.inf}).ok
+
+
+UNMOVABLE = {
+    "more digits than JAX has": np.ones(2, np.longdouble),
+    "complex with more": np.ones(2, np.clongdouble),
+    "another order of bytes": np.ones(2, ">f4"),
+    "a masked array": np.ma.masked_array([1.0, 2.0], [0, 1]),
+    "a shape": jax.ShapeDtypeStruct((2,), jnp.float32),
+}
+
+
+@pytest.mark.parametrize("name", UNMOVABLE)
+def test_a_leaf_that_cannot_be_moved(name):
+    f = lambda p: jnp.sum(p["x"] ** 2)
+    tree = {"odd": UNMOVABLE[name], "x": jnp.ones(2)}
+    with pytest.raises(NotDifferentiableError, match=r"cannot check `\['odd'\]`") as caught:
+        quiet(f)(tree)
+    fix = re.search(r"Fix: leave it out: wrt=(.*)\.$", str(caught.value))[1]
+    assert quiet(f, eval(fix, {"partgrad": pg}))(tree).ok
+    with pytest.raises(NotDifferentiableError, match=r"cannot check the tree itself.*\n.*\n.*build it in the function"):
+        quiet(lambda x: x.sum())(UNMOVABLE[name])

@@ -9,6 +9,8 @@ import typing
 from typing import Any
 
 import cloudpickle
+import jax
+import jax.numpy as jnp
 import pytest
 
 import partgrad as pg
@@ -120,3 +122,103 @@ def test_a_class_from_another_process(tmp_path):
     )
     run = subprocess.run([sys.executable, "-c", program, str(tmp_path / "model")], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.slow
+def test_cloudpickle_takes_transformed_functions_to_another_process(tmp_path):
+    def guarded(x):
+        return jnp.where(x > 0, jnp.log(x), 0.0).sum()
+
+    def read(x):
+        return (x * x[jnp.array([7])]).sum()
+
+    def drawn(x):
+        key = jax.random.key(0)
+        heads = lambda key, x: pg.draw(
+            jax.random.bernoulli, key, x, gradient="score", log_prob=jax.scipy.stats.bernoulli.logpmf
+        )
+        return pg.expectation(lambda key, x: jnp.where(heads(key, x), 3.0, 1.0), samples=7)(key, jax.nn.sigmoid(x[0]))
+
+    expected = pg.expectation(lambda key, x: x.sum() * jax.random.normal(key), samples=3)
+    functions = {
+        "double_where": jax.grad(pg.double_where(guarded)),
+        "an option": pg.grad(guarded, double_where=True),
+        "consistent_indexing": jax.grad(pg.consistent_indexing(read)),
+        "both": pg.grad(pg.consistent_indexing(read), double_where=True),
+        "a draw": jax.grad(drawn),
+        "expectation": lambda x: jax.grad(expected, argnums=1)(jax.random.key(1), x),
+        "a decorator": pg.grad(double_where=True)(guarded),
+        "hvp": lambda x: pg.hvp(pg.double_where(guarded))(x, x),
+        "check": lambda x: pg.check(pg.double_where(guarded), progress=False)(x).to_dict()["verdict"],
+    }
+    x = jnp.array([0.0, 0.5])
+    # Those that have run, and so hold programs, are sent too.
+    own = {name: str(function(x)) for name, function in functions.items()}
+    path = tmp_path / "functions.pickle"
+    path.write_bytes(cloudpickle.dumps(functions))
+    program = (
+        "import pickle, sys, jax.numpy as jnp; x = jnp.array([0.0, 0.5])\n"
+        "print({name: str(f(x)) for name, f in pickle.load(open(sys.argv[1], 'rb')).items()})"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(own), done.stderr
+
+
+@jax.custom_vjp
+def _wrong(x):
+    return jnp.sin(x)
+
+
+_wrong.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (3 * ct,))
+_X = jnp.array([0.0, 0.5])
+_CHECKED = {
+    "a rule": lambda x: _wrong(x).sum(),
+    "a local rule": lambda x: _local(x).sum(),
+    "a NaN": lambda x: jnp.where(x > 0, jnp.log(x), 0.0).sum(),
+    "an index": lambda x: x[jnp.array([7])].sum(),
+    "ties": lambda x: jnp.max(x * 0),
+    "a branch": lambda x: float(x[0]) * x.sum(),
+    "a draw": lambda x: jax.random.gamma(jax.random.key(0), x + 1).sum(),
+    "none": lambda x: jnp.sin(x).sum(),
+}
+
+
+def _local(x):
+    own = jax.custom_vjp(lambda x: jnp.sin(x))
+    own.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (3 * ct,))
+    return own(x)
+
+
+_COPIES = [lambda value: pickle.loads(pickle.dumps(value)), copy.copy, copy.deepcopy]
+
+
+@pytest.mark.parametrize("name", _CHECKED)
+def test_reports_are_data(name):
+    report = pg.check(_CHECKED[name], progress=False, intended=("nothing",))(_X)
+    for copied in (make(report) for make in _COPIES):
+        assert str(copied) == str(report)
+        assert copied._repr_html_() == report._repr_html_()
+        assert copied.to_dict() == report.to_dict()
+        assert copied.findings == report.findings
+        assert copied.ok is report.ok
+    for finding in report.findings:
+        for copied in (make(finding) for make in _COPIES):
+            assert (copied, copied.message, copied.where) == (finding, finding.message, finding.where)
+
+
+@pytest.mark.parametrize("make", _COPIES)
+def test_summaries_and_selections_are_data(make):
+    tree = {"a": _X, "d": NonDiff(2.0), "n": 3, "model": Plain(_X, 2.0)}
+    for shown in (pg.summary(tree), pg.summary(tree, "a"), pg.show(tree)):
+        assert str(make(shown)) == str(shown)
+    for selector in (pg.intermediate("h"), pg.path("a") | "d", pg.of_type(dict) & pg.exclude("a")):
+        assert repr(make(selector)) == repr(selector)
+    with pytest.raises(pg.errors.CheckError) as caught:
+        pg.testing.assert_gradients(_CHECKED["a NaN"], _X)
+    assert str(make(caught.value)) == str(caught.value)
+
+
+@pg.dataclass
+class Plain:
+    a: Any
+    p: Any = pg.field(nondiff=True)

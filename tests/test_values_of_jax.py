@@ -150,6 +150,15 @@ class TestHijax:
         np.testing.assert_allclose(jax.jit(pg.grad(self.loss, wrt=lambda m: m["q"]))(tree), 2 * X)
         assert pg.grad(self.loss, wrt="s")(tree).shape == (3,)
 
+    def test_a_check_checks_the_others(self):
+        tree = self.tree()
+        for wrt in (None, "q", {"a": "q", "b": "s"}):
+            refused(lambda wrt=wrt: pg.check(self.loss, wrt)(tree), TypeError, "cannot check `['q']`")
+        others = pg.exclude(pg.path("['q']"))
+        assert pg.check(self.loss, others, progress=False)(tree).ok
+        built = lambda s: self.loss({"q": Box(s), "s": s})
+        assert pg.check(built, progress=False)(X).ok
+
     def test_what_reads_and_shows_trees_takes_it(self):
         tree = self.tree()
         assert pg.partition(tree)[0]["q"] is tree["q"]

@@ -53,11 +53,6 @@ def is_staging() -> bool:
     return _current_trace() == "DynamicJaxprTrace"
 
 
-def is_batching() -> bool:
-    """Whether operations are being batched immediately, rather than recorded and transposed first."""
-    return _current_trace() == "BatchTrace"
-
-
 def is_differentiated(value: Any) -> bool:
     """Whether a value has a tangent right now, in `jvp`, `linearize` or `grad`, outside of `jit`."""
     return type(value).__name__ in ("JVPTracer", "LinearizeTracer")

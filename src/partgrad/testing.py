@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._check import check
+from ._transforms import refuse_options
 from ._trees import parameters_of
 from .errors import ArgumentError
 
@@ -45,7 +46,7 @@ def assert_gradients(
         **kwargs: Its keyword arguments.
 
     Raises:
-        ArgumentError: If the function has a parameter with the name of an option.
+        ArgumentError: If the function has a parameter with the name of an option, or an option is not valid.
         CheckError: If a leaf is in error, or inconclusive. It is an `AssertionError` and shows the table of the report.
 
     Example:
@@ -78,6 +79,7 @@ def assert_gradients(
                 "Expected names that say which of the two is meant.",
                 fix=f"give the function its own beforehand, `functools.partial(f, {name}=...)`, in a lambda.",
             )
+    refuse_options({"allow_inconclusive": allow_inconclusive})
     check(f, **options, progress=False)(*args, **kwargs).raise_if_failed(allow_inconclusive=allow_inconclusive)
 
 

@@ -149,6 +149,18 @@ def inner_of(closed):
     return [e.params["jaxpr"].jaxpr for e in closed.jaxpr.eqns if e.primitive.name in ("jit", "pjit")]
 
 
+def tangents_are_seen(transform):
+    """Whether a value has a tangent, and one behind a `stop_gradient` and one under `jit` inside have none to see."""
+    seen = []
+
+    def f(x):
+        seen.extend(map(compat.is_differentiated, (x, jax.lax.stop_gradient(x))))
+        return x**2
+
+    transform(f)(2.0)
+    return seen == [True, False]
+
+
 PIECES = {
     "speaks_of_structures": (
         "JAX says in other words that two trees do not match; read the new ones into `_OF_STRUCTURES`.",
@@ -166,9 +178,9 @@ PIECES = {
         "The trace that `jax.jit` runs is no longer called DynamicJaxprTrace.",
         lambda: traced_inside(jax.jit) == (True, False),
     ),
-    "is_batching": (
-        "The trace that `jax.vmap` runs is no longer called BatchTrace.",
-        lambda: traced_inside(jax.vmap) == (False, True),
+    "is_differentiated": (
+        "The tracers of `jvp` and of `linearize` are no longer called JVPTracer and LinearizeTracer.",
+        lambda: all(map(tangents_are_seen, (jax.grad, jax.jacfwd, lambda f: lambda x: jax.linearize(f, x)[0]))),
     ),
     "is_batched": (
         "The tracer that `jax.vmap` makes is no longer called BatchTracer.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._check import GradientReport, check
-from .recorder import Place, Point, last_line
+from .recorder import Place, Point, Recorder, last_line
 from .settings import Settings
 
 # What a person writes on a line whose findings are intended.
@@ -69,9 +69,9 @@ class _OutOfTime(Exception):
     """A check took as long as it may."""
 
 
-def audited(places: Sequence[Place], settings: Settings, show: Callable[[str], object] = lambda line: None) -> Audited:
+def audited(recorder: Recorder, settings: Settings, show: Callable[[str], object] = lambda line: None) -> Audited:
     """Check every function that was recorded, and then search near their points, as long as there is time."""
-    audit = _Audit(settings, show)
+    audit, places = _Audit(settings, show), recorder.places
     audit.check(places)
     if settings.search:
         audit.search(places)
@@ -79,6 +79,8 @@ def audited(places: Sequence[Place], settings: Settings, show: Callable[[str], o
         # The audit was run in another folder than the project's.
         why = f"it is not written below {settings.root}"
         audit.left += [Left("checked", name, file, why) for name, file in settings.elsewhere.items()]
+    why = "the gradients that another process takes are not recorded"
+    audit.left += [Left("checked", how, settings.line(*where), why) for where, how in recorder.children.items()]
     causes, unmatched = _gathered(audit.found, settings, audit.used)
     unmatched += [("skip", glob) for glob in settings.skip if glob not in settings.matched]
     return Audited(_listed(audit.functions), causes, audit.left, unmatched, audit.searched)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import pytest
 
+from ..errors import ArgumentError
 from .audit import Audited, Cause, Left, audited, joined
 from .page import page
 from .recorder import Recorder
@@ -19,21 +20,23 @@ _KEY = "partgrad_gradients"
 class Gradients:
     """Records while tests run, checks when they have run, and adds a section to the summary."""
 
-    def __init__(self, config: pytest.Config):
-        option = config.getoption
-        for file in filter(None, (option("gradients_json"), option("gradients_html"))):
+    def __init__(self, config: pytest.Config, options: Any):
+        for file in filter(None, (options.gradients_json, options.gradients_html)):
             if not Path(file).absolute().parent.is_dir():
                 raise pytest.UsageError(
                     f"there is no folder {str(Path(file).absolute().parent)!r} to write {file!r} to"
                 )
         self._config = config
-        self._settings = from_project(
-            Path(config.rootpath),
-            everything=option("gradients_all"),
-            search=option("gradients_search"),
-            seconds=option("gradients_seconds"),
-            total=option("gradients_total"),
-        )
+        try:
+            self._settings = from_project(
+                Path(config.rootpath),
+                everything=options.gradients_all,
+                search=options.gradients_search,
+                seconds=options.gradients_seconds,
+                total=options.gradients_total,
+            )
+        except ArgumentError as error:
+            raise pytest.UsageError(str(error)) from None
         self._recorder = Recorder(self._settings)
         self._results: list[Audited] = []
         self._recorder.install()
@@ -58,7 +61,7 @@ class Gradients:
         """Check what was recorded."""
         jax.effects_barrier()
         self._recorder.remove()
-        result = audited(self._recorder.places, self._settings, self._show)
+        result = audited(self._recorder, self._settings, self._show)
         output = getattr(self._config, "workeroutput", None)
         if output is not None:
             output[_KEY] = json.dumps(result)

@@ -6,13 +6,19 @@ callback brings their values out when the compiled program runs.
 
 import copy
 import functools
+import multiprocessing.process
+import os
+import subprocess
+import sys
+import threading
+import types
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from .._programs import Operands, Recorded, host_copies
+from .._programs import Operands, Recorded, host_copies, is_users
 from .origin import Origin, caller, origin_of
 from .program import Conditions, distance, recorded
 from .settings import Settings
@@ -22,6 +28,8 @@ _POINTS = 3
 # How many calls are looked at before they become ever fewer, as looking takes a trace.
 _FIRST = 16
 _FORWARD = frozenset({"jvp", "jacfwd", "linearize"})
+# How many seconds a thread waits for another one that traces: what is traced may itself wait for this thread.
+_PATIENCE = 20.0
 
 
 class Point(NamedTuple):
@@ -80,6 +88,7 @@ class Recorder:
     Attributes:
         places: What was differentiated.
         running: What is running now, such as the name of a test.
+        children: The lines that start other Python processes, in which nothing is recorded, and how.
     """
 
     def __init__(self, settings: Settings):
@@ -87,9 +96,16 @@ class Recorder:
         self._known: dict[Any, Place] = {}
         # How many calls were seen where they are traced; compiled programs do not count theirs.
         self._calls: Counter[Any] = Counter()
-        self._originals: dict[str, Any] = {}
-        self._is_busy = False
+        # Of a module or a class, by the name of the attribute.
+        self._originals: dict[tuple[Any, str], Any] = {}
+        # Whatever is traced holds the lock: it redirects what the whole process prints.
+        self._lock, self._own = threading.Lock(), threading.local()
         self.running = ""
+        self.children: dict[tuple[str, int], str] = {}
+
+    def __reduce__(self) -> Any:
+        # A function that was differentiated is sent to another process, in which nothing is recorded.
+        return Recorder, (self._settings,)
 
     @property
     def places(self) -> list[Place]:
@@ -97,29 +113,50 @@ class Recorder:
         return list(self._known.values())
 
     def install(self) -> None:
-        """Stand in for JAX's transforms."""
+        """Stand in for JAX's transforms, also where a module of the user's has imported them already."""
+        loaded = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
+        modules = [module for module in loaded if is_users(str(vars(module).get("__file__") or "<"))]
         for name, wrap in _WRAPPERS.items():
-            self._originals[name] = getattr(jax, name)
-            setattr(jax, name, wrap(self, name, self._originals[name]))
+            original = getattr(jax, name)
+            standing_in = wrap(self, name, original)
+            # So that it can be pickled.
+            standing_in.__module__, standing_in.__qualname__ = "jax", name
+            self._replace(jax, name, standing_in)
+            for module in modules:
+                for own in [own for own, value in vars(module).items() if value is original]:
+                    self._replace(module, own, standing_in)
+        self._replace(subprocess.Popen, "__init__", _starting(self, "subprocess", subprocess.Popen.__init__))
+        process = multiprocessing.process.BaseProcess
+        self._replace(process, "start", _starting(self, "multiprocessing", process.start))
+
+    def _replace(self, place: Any, name: str, value: Any) -> None:
+        self._originals[place, name] = getattr(place, name)
+        setattr(place, name, value)
 
     def remove(self) -> None:
         """Put JAX's transforms back."""
-        for name, original in self._originals.items():
-            setattr(jax, name, original)
+        for (place, name), original in self._originals.items():
+            setattr(place, name, original)
         self._originals = {}
+
+    def see_child(self, how: str, command: Any) -> None:
+        """Remember which line of the project starts another Python process."""
+        where = caller()
+        if where[0] and self._originals and (how == "multiprocessing" or _is_python(command)):
+            self.children.setdefault(where, how)
 
     def see(
         self, transform: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any], argnums: Any, has_aux: bool
     ) -> None:
         """Keep a function, if it is the project's own."""
         # What is traced here may differentiate other functions, which were seen when it ran.
-        if self._is_busy or not self._originals:
+        if getattr(self._own, "is_busy", False) or not self._originals:
             return
-        self._is_busy = True
+        self._own.is_busy = True
         try:
             self._see(transform, function, args, kwargs, argnums, has_aux)
         finally:
-            self._is_busy = False
+            self._own.is_busy = False
 
     def _see(self, transform: str, function: Any, args: Any, kwargs: Any, argnums: Any, has_aux: bool) -> None:
         origin = origin_of(function, self._settings.is_audited)
@@ -132,16 +169,21 @@ class Recorder:
         )
         numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
         key = (origin, where, transform, numbers, (shapes, jax.config.jax_enable_x64))
-        self._calls[key] += 1
-        if self._calls[key] > _FIRST and self._calls[key] & (self._calls[key] - 1):
+        if not self._lock.acquire(timeout=_PATIENCE):
+            self._place(key, None, transform).reason = "another thread was being traced"
             return
         try:
+            self._calls[key] += 1
+            if self._calls[key] > _FIRST and self._calls[key] & (self._calls[key] - 1):
+                return
             program = recorded(function, args, kwargs, numbers, has_aux)
+            place = self._place(key, program.keyed, transform)
         except Exception as error:
             # Whatever it is, the function itself has just run: it is said in the report, and no reason to stop.
             self._place(key, None, transform).reason = f"it cannot be traced: {last_line(error)}"
             return
-        place = self._place(key, program.keyed, transform)
+        finally:
+            self._lock.release()
         operands = program.taken()
         if any(isinstance(operand, jax.core.Tracer) for operand in operands):
             jax.debug.callback(functools.partial(place.arrive, program), *operands)
@@ -218,6 +260,24 @@ def _of_tangents(recorder: Recorder, name: str, original: Callable[..., Any]) ->
         return result
 
     return transform
+
+
+def _starting(recorder: Recorder, how: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """For what starts another process."""
+
+    @functools.wraps(original)
+    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.see_child(how, args[0] if args else kwargs.get("args"))
+        return original(self, *args, **kwargs)
+
+    return start
+
+
+def _is_python(command: Any) -> bool:
+    """Whether a command of `subprocess` runs Python, as far as its first word tells."""
+    words = [command] if isinstance(command, str | bytes | os.PathLike) else list(command or ())[:1]
+    first = os.fsdecode(words[0]) if words and isinstance(words[0], str | bytes | os.PathLike) else ""
+    return os.path.basename(first.split(" ")[0].strip("'\"")).lower().startswith(("python", "pypy"))
 
 
 _WRAPPERS: dict[str, Callable[[Recorder, str, Any], Any]] = {

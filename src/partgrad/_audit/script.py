@@ -1,17 +1,21 @@
 """`python -m partgrad audit`: a script or a module runs as it would by itself, and then its gradients are checked."""
 
 import argparse
+import atexit
+import contextlib
 import importlib.util
 import json
+import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from .._programs import is_users
 from ..errors import PartgradError
 from .audit import Audited, audited
 from .page import page
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     recorder = Recorder(settings)
     status = _run(recorder, target, rest, given.module)
-    result = audited(recorder.places, settings, _progress())
+    result = audited(recorder, settings, _progress())
     return _report(result, settings, given, status)
 
 
@@ -68,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _is_module(name: str) -> bool:
     path = list(sys.path)
-    sys.path.insert(0, str(Path.cwd()))
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -81,14 +86,17 @@ def _run(recorder: Recorder, target: str, rest: Sequence[str], is_module: bool) 
     """Run the script as Python does, and return its exit status."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = [target, *rest]
-    sys.path[0] = str(Path.cwd() if is_module else Path(target).resolve().parent)
+    # With `python -P` it is an entry of PYTHONPATH.
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd() if is_module else Path(target).resolve().parent)
     recorder.install()
     try:
-        if is_module:
-            runpy.run_module(target, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(target, run_name="__main__")
-        jax.effects_barrier()
+        with _handlers_at_exit():
+            if is_module:
+                runpy.run_module(target, run_name="__main__", alter_sys=True)
+            else:
+                # As the interpreter does: the script may change the folder.
+                runpy.run_path(os.path.abspath(target), run_name="__main__")
     except SystemExit as stop:
         return _status_of(stop.code)
     except BaseException as error:
@@ -99,9 +107,39 @@ def _run(recorder: Recorder, target: str, rest: Sequence[str], is_module: bool) 
         traceback.print_exception(type(error), error, frames or error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     finally:
+        jax.effects_barrier()
         recorder.remove()
         sys.argv, sys.path[:] = argv, path
     return 0
+
+
+@contextlib.contextmanager
+def _handlers_at_exit() -> Iterator[None]:
+    """Run at the end what the user's code registers with `atexit` meanwhile, as it may take gradients too."""
+    module: Any = atexit
+    register, unregister, handlers = module.register, module.unregister, list[tuple[Any, Callable[[], Any]]]()
+
+    def registering(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_users(sys._getframe(1).f_code.co_filename):
+            return register(function, *args, **kwargs)
+        handlers.append((function, lambda: function(*args, **kwargs)))
+        return function
+
+    def unregistering(function: Any) -> None:
+        handlers[:] = [handler for handler in handlers if handler[0] != function]
+        unregister(function)
+
+    module.register, module.unregister = registering, unregistering
+    try:
+        yield
+    finally:
+        while handlers:
+            try:
+                handlers.pop()[1]()
+            except BaseException:
+                # As the interpreter does.
+                traceback.print_exc()
+        module.register, module.unregister = register, unregister
 
 
 def _status_of(code: Any) -> int:

@@ -2,16 +2,20 @@
 
 import dataclasses
 import fnmatch
+import json
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .._message import near_misses
 from .._programs import is_users
 from ..errors import ArgumentError
 
-_KEYS = ("intended", "skip", "packages")
+_EXAMPLES = {"intended": '"model.py:42"', "skip": '"legacy.*"', "packages": '"package"'}
+_KEYS = tuple(_EXAMPLES)
+_TABLES = ("tool", "partgrad", "audit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,16 +77,44 @@ def _is_below(file: str, root: Path) -> bool:
 def from_project(root: Path, **options: Any) -> Settings:
     """The settings for a project, with `[tool.partgrad.audit]` of its `pyproject.toml`."""
     file = root / "pyproject.toml"
-    found: Mapping[str, Any] = {}
-    if file.is_file():
-        found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("partgrad", {}).get("audit", {})
+    found = _table(file) if file.is_file() else {}
     for key, value in found.items():
-        if key not in _KEYS or not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if key not in _KEYS:
+            near = near_misses(key, _KEYS)
+            raise ArgumentError(
+                f"[tool.partgrad.audit] of {file} has no key `{key}`.",
+                f"Expected some of {', '.join(_KEYS)}.",
+                fix=f"write {near[0]}." if near else "take it out.",
+            )
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ArgumentError(
                 f"`{key}` in [tool.partgrad.audit] of {file} is {value!r:.60}.",
-                f"Expected lists of strings by the names {', '.join(_KEYS)}.",
-                fix='write intended = ["model.py:42"].',
+                "Expected a list of strings.",
+                fix=f"write {key} = [{json.dumps(value) if isinstance(value, str) else _EXAMPLES[key]}].",
             )
     packages = (*found.get("packages", ()), *options.pop("packages", ()))
     intended, skip = (tuple(found.get(key, ())) for key in ("intended", "skip"))
     return Settings(root, intended=intended, skip=skip, packages=packages, **options)
+
+
+def _table(file: Path) -> Mapping[str, Any]:
+    """What a project says about the audit."""
+    try:
+        found: Any = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArgumentError(f"{file} cannot be read: {error}.", fix="correct it; it is to be TOML in UTF-8.") from None
+    for number, name in enumerate(_TABLES):
+        found = found.get(name, {})
+        if not isinstance(found, dict):
+            table = ".".join(_TABLES[: number + 1])
+            raise ArgumentError(
+                f"`{table}` in {file} is {found!r:.60}.", "Expected a table.", fix=f"write [{'.'.join(_TABLES)}]."
+            )
+        near = [own for own in near_misses(_TABLES[-1], found) if name == "partgrad" and "audit" not in found]
+        if near:
+            raise ArgumentError(
+                f"[tool.partgrad] of {file} has no key `{near[0]}`.",
+                "Expected `audit`.",
+                fix="write [tool.partgrad.audit].",
+            )
+    return found

@@ -3,17 +3,17 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec
 
 import jax
 import numpy as np
 
-from .._selection import Target
-from .._transforms import Arguments, Call
+from .._message import at, listed
+from .._transforms import Arguments, Call, refuse_options
 from .._trees import describe, flatten, refuse_uncallable
-from ..errors import ArgumentError
-from .examine import Options, examine, is_rounding_products, refuse_tracers
+from ..errors import ArgumentError, NotDifferentiableError
+from .examine import Options, examine, is_rounding_products, refuse_tracers, with_new_arguments
 from .finding import Finding as Finding
 from .intended import Meant
 from .progress import Progress
@@ -50,7 +50,7 @@ def check(
         f: A function from any pytrees to an array or a tree of arrays. If there are several outputs, a random weighted
             sum of them is differentiated.
         wrt: A selector. None selects every floating or complex leaf that no mark holds. For several arguments a tuple
-            of selectors.
+            of selectors. `partgrad.intermediate("h")`, alone or in a dict of selectors, is a value inside the function.
         argnums: Which arguments, by position; the first one if neither this nor `argnames` is given.
         argnames: Which arguments, by name.
         has_aux: Whether `f` returns a pair of the value to differentiate and auxiliary data, which is ignored.
@@ -75,9 +75,9 @@ def check(
         leaf and has `verdict`, `ok`, `findings`, `rows`, `cost` and `raise_if_failed()`.
 
     Raises:
-        SelectionError: When called, if the selector does not fit the argument.
-        ArgumentError: If an option is not valid; or, when called, inside a transformation or if `f` returns nothing
-            that has a derivative.
+        SelectionError: When called, if the selector does not fit the argument, or there is nothing to check.
+        ArgumentError: If an option is not valid; or, when called, inside a transformation, or if `f` returns nothing
+            that has a derivative, or no pair with `has_aux=True`.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
@@ -90,46 +90,117 @@ def check(
         [('nan', ("['x']",)), ('zero', ("['old']",)), ('zero', ("['scale']",))]
     """
     refuse_uncallable("check", f)
-    if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:
-        raise ArgumentError(
-            f"`directions` is {directions!r:.80}.", "Expected an int of at least 1.", fix="omit it (it is 3)."
-        )
+    _refuse_options(has_aux, forward, intended, exhaustive, search, bounds, seed, directions)
     if any(isinstance(leaf, float | complex | np.ndarray | jax.Array) for leaf in jax.tree.leaves(wrt)):
         raise ArgumentError(
             f"`check` got {describe(wrt)} as its selector, which looks like a value to differentiate.",
             "Expected a function, and then a selector or nothing.",
             fix="write partgrad.check(f)(x): the check is a function of the arguments of f.",
         )
-    arguments = Arguments(f, wrt, argnums, argnames)
+    name, is_searched = getattr(f, "__name__", type(f).__name__), _is_searched(search)
+    arguments = Arguments(with_new_arguments(f), wrt, argnums, argnames)
     shown = Progress(progress)
     meant = (intended,) if isinstance(intended, str) or callable(intended) else tuple(intended)
-    options = Options(exhaustive, seed, directions, has_aux, forward, meant)
+    options = Options(name, exhaustive, seed, directions, has_aux, forward, meant)
 
     # Not `__dict__`: a model with __call__ keeps its parameters there.
     @functools.wraps(f, updated=())
     def checked(*args: Any, **kwargs: Any) -> GradientReport:
-        refuse_tracers(f, flatten((args, kwargs))[0])
-        targets = arguments.targets(args, kwargs)
-        Call(f, args, kwargs, targets).refuse_empty()
+        refuse_tracers(name, flatten((args, kwargs))[0])
         with shown, _undisturbed():
-            report = examine(f, args, kwargs, targets, options, shown)
-            if search is False:
+            call = arguments.call_to_check(args, kwargs, of_values=True)
+            if not call.selected:
+                raise NotDifferentiableError(
+                    f"`check` of `{name}` has nothing to check: no argument that is selected has a leaf.",
+                    "Expected at least one floating or complex leaf.",
+                    fix="name the arguments by argnums or argnames; without them it is the first.",
+                )
+            _refuse_unmovable(call)
+            report = examine(call, options, shown)
+            if not is_searched:
                 return report
             # Not every check needs it.
             from .nearby import with_nearby
 
-            def at_others(moved: list[Target]) -> GradientReport:
-                there, named = list(args), dict(kwargs)
-                for target in moved:
-                    place: Any = named if isinstance(target.position, str) else there
-                    place[target.position] = target.tree
-                return examine(f, tuple(there), named, moved, options, shown)
-
-            of_selected = Call(f, args, kwargs, targets)
-            seconds = math.inf if search is True else float(search)
-            return with_nearby(report, of_selected, targets, has_aux, bounds, seed, seconds, at_others, shown.tick)
+            again = lambda moved: examine(call.at(moved), options, shown)
+            seconds = math.inf if isinstance(search, bool | np.bool_) else float(search)
+            return with_nearby(report, call, has_aux, bounds, seed, seconds, again, shown.tick)
 
     return checked
+
+
+def _refuse_unmovable(call: Call) -> None:
+    """Raise if a differentiated leaf is no array of numbers, such as an object of a hijax class."""
+    paths = [path for path, leaf in zip(call.paths, call.selected, strict=True) if not _is_movable(leaf)]
+    if paths:
+        first, *rest = paths
+        others = " | ".join((f"partgrad.path({first!r})", *map(repr, rest)))
+        raise NotDifferentiableError(
+            f"`check` cannot check {listed(map(at, paths))}.",
+            "Expected arrays of JAX's dtypes and Python numbers, which finite differences can move.",
+            fix=f"leave it out: wrt=partgrad.exclude({others})."
+            if first and len(paths) < len(call.paths)
+            else "make an array in it the argument, and build it in the function.",
+        )
+
+
+def _is_movable(leaf: Any) -> bool:
+    try:
+        jax.typeof(leaf)
+    except (TypeError, ValueError):
+        return False
+    return _is_number(leaf)
+
+
+def _refuse_options(
+    has_aux: Any, forward: Any, intended: Any, exhaustive: Any, search: Any, bounds: Any, seed: Any, directions: Any
+) -> None:
+    """Raise if an option has a value that it cannot have."""
+    refuse_options({"has_aux": has_aux, "forward": forward, "exhaustive": exhaustive})
+    is_whole = lambda value: isinstance(value, int | np.integer) and not isinstance(value, bool)
+    is_meant = lambda value: isinstance(value, str) or callable(value)
+    is_several = isinstance(intended, Iterable) and not isinstance(intended, Mapping)
+    is_time = isinstance(search, bool | np.bool_) or (isinstance(search, int | float | np.number) and search >= 0)
+    is_pair = isinstance(bounds, tuple) and len(bounds) == 2
+    rules: tuple[tuple[str, Any, Any, str, str], ...] = (
+        (
+            "directions",
+            directions,
+            is_whole(directions) and directions > 0,
+            "an int of at least 1",
+            "omit it (it is 3)",
+        ),
+        ("seed", seed, is_whole(seed) and seed >= 0, "an int of at least 0", "omit it (it is 0)"),
+        ("search", search, is_time, "a bool, or the seconds that it may take", "write search=True, or search=10.0"),
+        (
+            "intended",
+            intended,
+            is_meant(intended) or (is_several and all(map(is_meant, intended))),
+            "functions, names, lines as `file.py:42` or paths of leaves: one, or a sequence of them",
+            "write intended=('model.py:42',)",
+        ),
+        (
+            "bounds",
+            bounds,
+            bounds is None or (is_pair and all(map(_is_number, jax.tree.leaves(bounds)))),
+            "a pair of a lower and an upper bound: None, a number, or a tree like the gradient",
+            "write bounds=(0.0, None) for what is not negative",
+        ),
+        ("bounds", bounds, bounds is None or _is_searched(search), "`search` beside it", "write search=True as well"),
+    )
+    for name, value, is_right, expected, fix in rules:
+        if not is_right:
+            found = f"{type(value).__name__} {value!r:.60}"
+            raise ArgumentError(f"`{name}` is {found}.", f"Expected {expected}.", fix=f"{fix}.")
+
+
+def _is_searched(search: Any) -> bool:
+    """No seconds are a search, too: what is left out is said."""
+    return bool(search) or not isinstance(search, bool | np.bool_)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | complex | np.ndarray | np.number | jax.Array)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from .._programs import (
     jaxpr_and_consts,
     kept,
     quick_jit,
+    reclosing,
 )
 from .float64 import exactly, leaves_jax, promoted, widened
 from .noise import REFUSALS, rounding_noise
@@ -118,8 +119,9 @@ class Own:
 
 def compiled(jaxpr: ClosedJaxpr) -> Callable[[Operands, Operands], Operands]:
     """A function of the constants and operands of a jaxpr without custom rules."""
-    body = jaxpr_and_consts(jaxpr)[0]
-    return kept("run", [jaxpr], lambda: quick_jit(functools.partial(evaluate, body)))
+    closed = reclosing(jaxpr_and_consts(jaxpr)[0])
+    run = lambda consts, operands: evaluate(*jaxpr_and_consts(closed(consts)), operands)
+    return kept("run", [jaxpr], lambda: quick_jit(run))
 
 
 def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
@@ -167,19 +169,21 @@ class Exact:
         given = {} if runs_on is None else {"runs_on": runs_on, "rule": _without_callbacks}
         value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
         is_complex = any(self._is_complex)
+        # Not `self`, which has the arguments: what is compiled is kept.
+        leaves_of = functools.partial(_leaves_of, self._inputs)
         outputs = np.zeros(sum(self.sizes))
         gradient = np.zeros(sum(int(np.prod(shape)) * (1 + c) for shape, c in self._inputs))
         wide = lambda vector: vector.astype(jnp.complex128 if is_complex else jnp.float64)
 
         def of_value(consts: Any, moved: Any, other: Any, weights: Any) -> Any:
-            return wide(_joined(value(consts[_VALUE], self._leaves_of(moved)))), wide_real(gradient)
+            return wide(_joined(value(consts[_VALUE], leaves_of(moved)))), wide_real(gradient)
 
         def of_forward(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
-            tangents = forward(consts[_FORWARD], [*self._leaves_of(point), *self._leaves_of(direction)])
+            tangents = forward(consts[_FORWARD], [*leaves_of(point), *leaves_of(direction)])
             return wide(_joined(tangents)), wide_real(gradient)
 
         def of_reverse(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
-            pulled = reverse(consts[_REVERSE], [*self._leaves_of(point), *weights])
+            pulled = reverse(consts[_REVERSE], [*leaves_of(point), *weights])
             return wide(outputs), _as_real(pulled)
 
         branches = [
@@ -187,14 +191,6 @@ class Exact:
             for jaxpr, branch in zip(self._jaxprs, (of_value, of_forward, of_reverse), strict=True)
         ]
         return quick_jit(lambda which, *operands: lax.switch(which, branches, *operands))
-
-    def _leaves_of(self, vector: Any) -> Leaves:
-        """The leaves of a vector: passing one operand is much faster than passing hundreds."""
-        parts = lax.split(vector, [int(np.prod(shape)) * (1 + is_complex) for shape, is_complex in self._inputs])
-        return [
-            lax.complex(part[::2], part[1::2]).reshape(shape) if is_complex else part.reshape(shape)
-            for part, (shape, is_complex) in zip(parts, self._inputs, strict=True)
-        ]
 
     def _called(self, which: int, point: Vector, other: Vector, weights: Leaves) -> tuple[Vector, Vector]:
         consts = [[] if jaxpr is None else jaxpr_and_consts(jaxpr)[1] for jaxpr in self._jaxprs]
@@ -224,10 +220,10 @@ class Exact:
             # Callbacks to Python cannot run at many points at once.
             return _without_callbacks(chain, operands)
 
-        value = _of_constants(self._jaxprs[_VALUE], rule=rule)
+        value, leaves_of = _of_constants(self._jaxprs[_VALUE], rule=rule), functools.partial(_leaves_of, self._inputs)
 
         def of_value(which: Any, consts: Any, moved: Any, point: Any, weights: Any) -> Any:
-            at = lambda vector: _joined(value(consts[_VALUE], self._leaves_of(vector)))
+            at = lambda vector: _joined(value(consts[_VALUE], leaves_of(vector)))
             return jax.vmap(at, axis_name=_BOTH)(jnp.stack([moved, point]))[0], jnp.zeros(0)
 
         changed, own, staged = copy.copy(self), self._run, quick_jit(of_value)
@@ -294,9 +290,8 @@ def _of_constants(jaxpr: ClosedJaxpr | None, **how: Any) -> Callable[[Operands, 
     """A jaxpr in float64 as a function of its constants and its operands; of nothing if there is none."""
     if jaxpr is None:
         return lambda consts, operands: []
-    body = jaxpr_and_consts(jaxpr)[0]
-    x64 = bool(jax.config.jax_enable_x64)
-    return lambda consts, operands: promoted(ClosedJaxpr(body, list(consts)), x64=x64, **how)(*operands)
+    closed, x64 = reclosing(jaxpr_and_consts(jaxpr)[0]), bool(jax.config.jax_enable_x64)
+    return lambda consts, operands: promoted(closed(consts), x64=x64, **how)(*operands)
 
 
 def _without_callbacks(chain: Chain, operands: Operands) -> Operands | None:
@@ -339,6 +334,15 @@ def _unit(jaxpr: Jaxpr) -> float:
 def size_of(values: Array) -> Array:
     """The size of each number; nothing for one that is not finite, which stays where it is."""
     return np.where(np.isfinite(values), np.abs(values), 0.0)
+
+
+def _leaves_of(inputs: list[tuple[tuple[int, ...], bool]], vector: Any) -> Leaves:
+    """The leaves of a vector: passing one operand is much faster than passing hundreds."""
+    parts = lax.split(vector, [int(np.prod(shape)) * (1 + is_complex) for shape, is_complex in inputs])
+    return [
+        lax.complex(part[::2], part[1::2]).reshape(shape) if is_complex else part.reshape(shape)
+        for part, (shape, is_complex) in zip(parts, inputs, strict=True)
+    ]
 
 
 def _vector(leaves: Leaves) -> Vector:

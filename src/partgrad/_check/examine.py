@@ -1,6 +1,7 @@
 """One check of a function at one point: the questions, in order."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ from .._display import status_of, tie_in_words, tied_paths
 from .._marks import Layout
 from .._programs import FOREIGN, Operands, raised_at
 from .._selection import Target
-from .._transforms import Call
-from .._trees import describe, paths
+from .._transforms import INSIDE, Call, first_of_pair
+from .._trees import describe
 from ..errors import ArgumentError
 from .compare import Comparison, compared_eagerly
 from .draws import draws, has_implicit_draw
@@ -44,8 +45,9 @@ _STEPS = 4
 
 
 class Options(NamedTuple):
-    """What is compared, and how much of it."""
+    """What is compared, and how much of it; the function has the name."""
 
+    name: str
     exhaustive: bool
     seed: int
     directions: int
@@ -54,38 +56,30 @@ class Options(NamedTuple):
     intended: tuple[Meant, ...]
 
 
-def examine(
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    targets: list[Target],
-    options: Options,
-    progress: Progress,
-) -> GradientReport:
+def examine(call: Call, options: Options, progress: Progress) -> GradientReport:
     """Check a call of a function, and report."""
-    of_selected = Call(_with_new_arguments(f), args, kwargs, targets)
-    differentiated = lambda output: differentiable(output[0] if options.has_aux else output)
-    outputs = lambda leaves: differentiated(of_selected(list(leaves)))
-    leaves = list(map(jnp.asarray, of_selected.selected))
+    differentiated = lambda output: differentiable(first_of_pair(output) if options.has_aux else output)
+    outputs = lambda leaves: differentiated(call(list(leaves)))
+    leaves = list(map(jnp.asarray, call.selected))
     progress.expect(_STEPS)
     plain, again = outputs(leaves), outputs(leaves)
-    refuse_tracers(f, plain)
+    refuse_tracers(options.name, plain)
     if not plain:
         raise ArgumentError(
-            f"`{_name(f)}` returns nothing that has a derivative.",
+            f"`{options.name}` returns nothing that has a derivative.",
             "Expected at least one floating or complex array among its outputs.",
             fix="return the number to differentiate; integers have no derivative.",
         )
     generator = np.random.default_rng(options.seed)
     weights = _weights(plain, generator)
     try:
-        program = Program(outputs, leaves, _paths(targets), forward=options.forward)
+        program = Program(outputs, leaves, _paths(call), forward=options.forward)
     except CONCRETIZATION as error:
         gradient = _eager_gradient(outputs, leaves, cotangents_of(weights, plain))
-        return _report(f, targets, gradient, [untraceable(error)], [ERROR] * len(leaves), {})
+        return _report(options.name, call, gradient, [untraceable(error)], [ERROR] * len(leaves), {})
     except jax.errors.UnexpectedTracerError as error:
         found = [no_reverse(None, error)]
-        return _report(f, targets, [], found, [ERROR] * len(leaves), {})
+        return _report(options.name, call, [], found, [ERROR] * len(leaves), {})
     progress.tick("traced")
     own = Own(program, plain, weights)
     try:
@@ -93,16 +87,16 @@ def examine(
     except jax.errors.JaxRuntimeError as error:
         # What fails when it runs would fail again, and print its traceback again.
         found = [no_reverse(program, error)]
-        return _report(f, targets, [], found, [ERROR] * len(leaves), {"function": 2})
+        return _report(options.name, call, [], found, [ERROR] * len(leaves), {"function": 2})
     progress.tick("values")
     examination = _Examination(own, options, generator, progress)
-    if of_selected.level:
-        held = differentiated(of_selected.with_marks_held(leaves))
+    if call.level:
+        held = differentiated(call.with_marks_held(leaves))
         examination.findings += with_open_marks(plain, held)
     examination.run(again)
     findings, verdicts = examination.concluded()
     cost = {"function": 4, "derivative": 2, "finite differences": examination.evaluations}
-    return _report(f, targets, own.gradients, findings, verdicts, cost)
+    return _report(options.name, call, own.gradients, findings, verdicts, cost)
 
 
 class _Examination:
@@ -247,24 +241,21 @@ def _tells_part_of(zero: Finding, other: Finding) -> bool:
     return other.leaves == zero.leaves and other.kind in ("mismatch", "precision") and is_same and not is_milder
 
 
-def refuse_tracers(f: Callable[..., Any], values: list[Any]) -> None:
+def refuse_tracers(name: str, values: list[Any]) -> None:
     """Raise if a value is a tracer."""
     if any(isinstance(value, jax.core.Tracer) for value in values):
         raise ArgumentError(
-            f"`check` of `{_name(f)}` was called inside `jit`, `grad`, `vmap` or another transformation.",
+            f"`check` of `{name}` was called inside `jit`, `grad`, `vmap` or another transformation.",
             "Expected concrete values, in the arguments and in what the function closes over: a check runs the "
             "function and looks at numbers.",
             fix="check the function outside, before it is transformed.",
         )
 
 
-def _name(f: Callable[..., Any]) -> str:
-    return getattr(f, "__name__", type(f).__name__)
-
-
-def _with_new_arguments(f: Callable[..., Any]) -> Callable[..., Any]:
+def with_new_arguments(f: Callable[..., Any]) -> Callable[..., Any]:
     """The function with arguments rebuilt for each run: some, such as `equinox.nn.State`, can be used only once."""
 
+    @functools.wraps(f, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(lambda leaf: leaf, (args, kwargs))
         return f(*args, **kwargs)
@@ -289,31 +280,32 @@ def _eager_gradient(outputs: Callable[[Operands], Operands], leaves: Operands, c
         return []
 
 
-def _paths(targets: list[Target]) -> list[str]:
+def _paths(call: Call) -> list[str]:
     """The paths of the differentiated leaves; with several arguments, each begins with the argument."""
-    return [_begun(targets, target, target.skeleton.path(i)) for target in targets for i in target.plan.indices]
+    return [_begun(call, target, i) for target in call.targets for i in target.plan.indices]
 
 
-def _begun(targets: list[Target], target: Target, path: str) -> str:
-    if len(targets) == 1:
+def _begun(call: Call, target: Target, number: int) -> str:
+    path = call.path(target, number)
+    if target.position == INSIDE or sum(one.position != INSIDE for one in call.targets) == 1:
         return path
     position = target.position if isinstance(target.position, str) else f"args[{target.position}]"
     return f"{position}{'' if not path or path.startswith('[') else '.'}{path}"
 
 
 def _report(
-    f: Callable[..., Any],
-    targets: list[Target],
+    name: str,
+    call: Call,
     gradient: list[Any],
     findings: list[Finding],
     verdicts: list[str],
     cost: dict[str, int],
 ) -> GradientReport:
     rows, number = [], 0
-    for target in targets:
+    for target in call.targets:
         chosen = frozenset(target.plan.indices)
         for index, (place, leaf) in enumerate(zip(Layout(target.tree).leaves, target.leaves, strict=True)):
-            path = _begun(targets, target, paths.write(place.steps))
+            path = _begun(call, target, index)
             if index not in chosen:
                 rows.append(LeafRow(path, describe(leaf), status_of(place, leaf), None))
                 continue
@@ -322,9 +314,9 @@ def _report(
             status = "inconclusive" if verdict == INCONCLUSIVE else "checked"
             rows.append(LeafRow(path, describe(leaf), status, size, dead, verdict))
             number += 1
-    ties = (tie_in_words(paths) for target in targets for paths in tied_paths(target))
+    ties = (tie_in_words(paths) for target in call.targets for paths in tied_paths(target))
     notes = (*["matrix products at the highest precision"] * is_rounding_products(), *ties)
-    return GradientReport(_name(f), tuple(rows), tuple(findings), cost, notes)
+    return GradientReport(name, tuple(rows), tuple(findings), cost, notes)
 
 
 def is_rounding_products() -> bool:

@@ -38,6 +38,10 @@ class Rule:
     name: str
     functions: tuple[Callable[..., Any], ...] = dataclasses.field(default=(), compare=False, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # They may be local functions, which cannot be pickled.
+        return {**self.__dict__, "functions": ()}
+
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
@@ -131,6 +135,10 @@ class Finding:
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     chain: Chain = dataclasses.field(default=(), compare=False, repr=False)
     intended: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Equations of JAX can be neither pickled nor copied.
+        return {**self.__dict__, "chain": ()}
 
     @property
     def where(self) -> str:

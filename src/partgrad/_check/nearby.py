@@ -19,6 +19,7 @@ from .._selection import Target
 from .._transforms import Call
 from ..errors import ArgumentError
 from .finding import Finding
+from .program import differentiable
 from .report import GradientReport
 
 # At most so many of the points that were reached are checked, and so many of one operation.
@@ -32,8 +33,7 @@ Check = Callable[[list[Target]], GradientReport]
 
 def with_nearby(
     report: GradientReport,
-    of_selected: Call,
-    targets: list[Target],
+    call: Call,
     has_aux: bool,
     bounds: Any,
     seed: int,
@@ -45,8 +45,7 @@ def with_nearby(
 
     Args:
         report: The report on the given point.
-        of_selected: The function of the differentiated leaves.
-        targets: What is differentiated of its arguments.
+        call: The function of the differentiated leaves.
         has_aux: Whether it returns auxiliary data too.
         bounds: A pair of lower and upper bounds, or None.
         seed: For the search.
@@ -54,18 +53,18 @@ def with_nearby(
         check: From the arguments at another point to the report on it.
         tick: Called now and then with what was done.
     """
-    leaves = [leaf for target in targets for leaf in target.selected]
-    outputs = lambda *values: _floats(of_selected(list(values)), has_aux)
+    leaves, without_aux = call.selected, call.without_aux(has_aux)
+    outputs = lambda *values: differentiable(without_aux(list(values)))
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
     end = time.monotonic() + seconds
     try:
         with silent_callbacks():
-            found = points_near(program, leaves, _bounds(bounds, targets, leaves), generator, seconds, tick)
+            found = points_near(program, leaves, _bounds(bounds, call, leaves), generator, seconds, tick)
     except jax.errors.JaxRuntimeError:
         # As `equinox.error_if` does.
         found = Searched([], 0, 1, "the function raises an error at other points")
     points = _worst_first(found.points, outputs, leaves)
-    reports = _in_time(points, lambda point: check(_moved(targets, point)), end)
+    reports = _in_time(points, lambda point: check(_moved(call.targets, point)), end)
     if len(reports) < len(points):
         found = found._replace(left=found.left + len(points) - len(reports), reason="the time was up")
     paths = [row.path for row in report.rows if row.verdict is not None]
@@ -94,11 +93,6 @@ def _in_time(points: Sequence[Reached], check: Callable[[Reached], GradientRepor
         reports.append(check(point))
         took = time.monotonic() - began
     return reports
-
-
-def _floats(output: Any, has_aux: bool) -> list[Any]:
-    arrays = jax.tree.leaves(output[0] if has_aux else output)
-    return [array for array in map(jnp.asarray, arrays) if jnp.issubdtype(array.dtype, jnp.inexact)]
 
 
 def _cause(finding: Finding) -> Any:
@@ -136,7 +130,7 @@ def _gradient(slope: Callable[[list[Any]], Any], leaves: list[Any]) -> list[Any]
         return []
 
 
-def _moved(targets: list[Target], point: Reached) -> list[Target]:
+def _moved(targets: Sequence[Target], point: Reached) -> list[Target]:
     """What is differentiated, at another point."""
     rest, moved = iter(point.leaves), []
     for target in targets:
@@ -181,19 +175,19 @@ def _told(finding: Finding, paths: list[str], leaves: list[Any], point: Reached,
     return dataclasses.replace(finding, severity=severity, details={**finding.details, "moved": moved})
 
 
-def _bounds(bounds: Any, targets: list[Target], leaves: list[Any]) -> list[tuple[Any, Any]]:
+def _bounds(bounds: Any, call: Call, leaves: list[Any]) -> list[tuple[Any, Any]]:
     """The lower and the upper bound of each leaf."""
     if bounds is None:
         return [(None, None)] * len(leaves)
-    if not isinstance(bounds, tuple) or len(bounds) != 2:
-        raise ArgumentError(
-            f"`bounds` is {type(bounds).__name__} {bounds!r:.60}.",
-            "Expected a pair of a lower and an upper bound: None, a number, or a tree like the gradient.",
-            fix="write bounds=(0.0, None) for what is not negative.",
-        )
-    lower, upper = (_of_leaves(bound, targets, leaves) for bound in bounds)
-    paths = [target.skeleton.path(i) for target in targets for i in target.plan.indices]
-    for path, leaf, low, high in zip(paths, leaves, lower, upper, strict=True):
+    lower, upper = (_of_leaves(bound, call.targets, leaves) for bound in bounds)
+    for path, leaf, low, high in zip(call.paths, leaves, lower, upper, strict=True):
+        for bound in (low, high):
+            if bound is not None and np.shape(bound) not in ((), np.shape(leaf)):
+                raise ArgumentError(
+                    f"A bound of {at(path)} has the shape {np.shape(bound)}.",
+                    f"Expected a number, or the shape of the leaf, {np.shape(leaf)}.",
+                    fix="write one number for all of the leaf.",
+                )
         if (low is not None and np.any(leaf < low)) or (high is not None and np.any(leaf > high)):
             raise ArgumentError(
                 f"The bounds exclude the given point, at {at(path)}.",
@@ -203,8 +197,8 @@ def _bounds(bounds: Any, targets: list[Target], leaves: list[Any]) -> list[tuple
     return list(zip(lower, upper, strict=True))
 
 
-def _of_leaves(bound: Any, targets: list[Target], leaves: list[Any]) -> list[Any]:
-    if bound is None or isinstance(bound, int | float):
+def _of_leaves(bound: Any, targets: Sequence[Target], leaves: list[Any]) -> list[Any]:
+    if bound is None or isinstance(bound, int | float | np.number):
         return [bound] * len(leaves)
     trees = bound if len(targets) > 1 else (bound,)
     found: list[Any] = []

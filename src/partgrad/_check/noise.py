@@ -27,6 +27,7 @@ from .._programs import (
     jaxpr_and_consts,
     kept,
     quick_jit,
+    reclosing,
     run,
 )
 from .float64 import UNSUPPORTED, widened
@@ -56,10 +57,11 @@ def rounding_noise(jaxpr: ClosedJaxpr, operands: Operands, samples: int = SAMPLE
 
     It is the elementwise root mean square over some runs, and infinite where an element is finite only in some.
     """
-    _, consts = jaxpr_and_consts(jaxpr)
+    body, consts = jaxpr_and_consts(jaxpr)
+    closed = reclosing(body)
 
     def evaluate(consts: Operands, operands: Operands, seed: Any) -> Operands:
-        return run(jaxpr_and_consts(jaxpr)[0], consts, operands, _Errors(seed), in_place=CUSTOM_RULES)
+        return run(*jaxpr_and_consts(closed(consts)), operands, _Errors(seed), in_place=CUSTOM_RULES)
 
     compiled = kept("noise", [jaxpr], lambda: quick_jit(evaluate))
     with_seed = lambda seed: _wide(compiled(consts, list(operands), np.uint32(seed)))

@@ -1,14 +1,14 @@
 """Run a jaxpr once, compiled, and ask its equations questions: at every depth, in every step of every loop."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._programs import (
     CALLS,
@@ -23,6 +23,7 @@ from .._programs import (
     kept,
     primal_jaxpr,
     quick_jit,
+    reclosing,
     reenter,
     run,
 )
@@ -61,19 +62,19 @@ def probe(
     body = jaxpr_and_consts(jaxpr)[0]
     asked = kept(purpose, [jaxpr], lambda: _Run(question, body)) if purpose else _Run(question, body)
     outputs, answers = asked(jaxpr_and_consts(jaxpr)[1], operands)
-    if asked.jaxpr is not body:
+    if asked.equations is not body.eqns:
         # The equations of this jaxpr, not those of the one that was compiled.
-        places = {_key(chain): number for number, chain in enumerate(_chains(asked.jaxpr))}
-        chains = list(_chains(body))
+        places = {_key(chain): number for number, chain in enumerate(_chains(asked.equations))}
+        chains = list(_chains(body.eqns))
         answers = [answer._replace(chain=chains[places[_key(answer.chain)]]) for answer in answers]
     return outputs, sorted(answers, key=lambda answer: answer.order)
 
 
-def _chains(jaxpr: Jaxpr, inside: Chain = ()) -> Iterator[Chain]:
-    for equation in jaxpr.eqns:
+def _chains(equations: Sequence[JaxprEqn], inside: Chain = ()) -> Iterator[Chain]:
+    for equation in equations:
         yield (*inside, equation)
         for inner in inner_jaxprs(equation):
-            yield from _chains(inner, (*inside, equation))
+            yield from _chains(inner.eqns, (*inside, equation))
 
 
 def _key(chain: Chain) -> tuple[int, ...]:
@@ -95,21 +96,46 @@ class _Body(NamedTuple):
     vectors: list[Any]
 
 
+class _Answers:
+    """What the equations of a run answer; `places` are their positions in their bodies."""
+
+    def __init__(self) -> None:
+        self.found: list[Answer] = []
+        self.places: dict[int, int] = {}
+
+    def record(self, asked: list[_Asked], starts: Any, everything: Any, steps: tuple[int, ...]) -> None:
+        """Keep what the equations of one body answer in one step."""
+        for one, start in zip(asked, starts, strict=True):
+            if everything[start] >= 0 and len(self.found) < _MOST_ANSWERS:
+                numbers = everything[start : start + one.length]
+                self.found.append(Answer(one.chain, steps, numbers, self._order(one, steps)))
+
+    def _order(self, one: _Asked, steps: tuple[int, ...]) -> tuple[int, ...]:
+        """When an equation was executed: its position in each body around it, with the step numbers in between."""
+        order: list[int] = []
+        remaining = iter(steps)
+        for equation in one.chain:
+            order.append(self.places[id(equation)])
+            if equation.primitive.name in ("scan", "while") and equation is not one.chain[-1]:
+                step = next(remaining)
+                order.append(-step if equation.params.get("reverse") else step)
+        return tuple(order)
+
+
 class _Run:
     """One run of a jaxpr, and the answers it collects."""
 
     def __init__(self, question: Question, jaxpr: Jaxpr):
-        self._question, self.jaxpr = question, jaxpr
-        self._places: dict[int, int] = {}
-        self._answers: list[Answer] = []
-        self._staged = quick_jit(lambda consts, operands: self.body(jaxpr, consts, operands))
+        self._question, self.equations, self._answers = question, jaxpr.eqns, _Answers()
+        closed = reclosing(jaxpr)
+        self._staged = quick_jit(lambda consts, operands: self.body(*jaxpr_and_consts(closed(consts)), operands))
 
     def __call__(self, consts: Operands, operands: Operands) -> tuple[Operands, list[Answer]]:
         """The outputs and the answers."""
-        self._answers = []
+        self._answers.found = []
         outputs = jax.block_until_ready(self._staged(consts, operands))
         jax.effects_barrier()
-        return outputs, self._answers
+        return outputs, self._answers.found
 
     def body(
         self, jaxpr: Jaxpr, consts: Operands, operands: Operands, inside: Chain = (), steps: tuple[Any, ...] = ()
@@ -122,7 +148,7 @@ class _Run:
         return outputs
 
     def _within(self, body: _Body, jaxpr: Jaxpr, consts: Operands, operands: Operands, inside: Chain) -> Operands:
-        self._places.update({id(equation): number for number, equation in enumerate(jaxpr.eqns)})
+        self._answers.places.update({id(equation): number for number, equation in enumerate(jaxpr.eqns)})
         return run(jaxpr, consts, operands, functools.partial(self._step, body), inside=inside)
 
     def _step(self, body: _Body, chain: Chain, given: Operands) -> Operands:
@@ -153,28 +179,11 @@ class _Run:
     def _send(self, body: _Body) -> None:
         starts = np.cumsum([0, *(one.length for one in body.asked)])[:-1]
         everything = jnp.concatenate(body.vectors)
-        # Not the body, which has tracers: JAX keeps what it calls.
-        asked = body.asked
+        # Not the body, which has tracers, nor the question, which may have the arguments: JAX keeps what it calls.
+        asked, answers = body.asked, self._answers
 
         def record(everything: Any, *steps: Any) -> None:
-            self._record(asked, starts, np.asarray(everything), tuple(map(int, steps)))
+            answers.record(asked, starts, np.asarray(everything), tuple(map(int, steps)))
 
         send = lambda: jax.debug.callback(record, everything, *body.steps)
         lax.cond(jnp.any(everything[starts] >= 0), send, lambda: None)
-
-    def _record(self, asked: list[_Asked], starts: Any, everything: Any, steps: tuple[int, ...]) -> None:
-        for one, start in zip(asked, starts, strict=True):
-            if everything[start] >= 0 and len(self._answers) < _MOST_ANSWERS:
-                numbers = everything[start : start + one.length]
-                self._answers.append(Answer(one.chain, steps, numbers, self._order(one, steps)))
-
-    def _order(self, one: _Asked, steps: tuple[int, ...]) -> tuple[int, ...]:
-        """When an equation was executed: its position in each body around it, with the step numbers in between."""
-        order: list[int] = []
-        remaining = iter(steps)
-        for equation in one.chain:
-            order.append(self._places[id(equation)])
-            if equation.primitive.name in ("scan", "while") and equation is not one.chain[-1]:
-                step = next(remaining)
-                order.append(-step if equation.params.get("reverse") else step)
-        return tuple(order)

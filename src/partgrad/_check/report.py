@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from .._transforms import refuse_options
 from ..errors import CheckError
 from .finding import SEVERITIES, Finding, plain
 from .verdict import ERROR, INCONCLUSIVE, OK, worst
@@ -81,7 +82,9 @@ class GradientReport:
 
         Raises:
             CheckError: If not `ok`. It is an `AssertionError` as well.
+            ArgumentError: If `allow_inconclusive` is no bool.
         """
+        refuse_options({"allow_inconclusive": allow_inconclusive})
         if self.ok or (allow_inconclusive and self.verdict == INCONCLUSIVE):
             return self
         fix = (

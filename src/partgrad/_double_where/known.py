@@ -305,7 +305,8 @@ def captured(value: Any) -> Numbers | None:
         small = value.size <= LARGEST
     else:
         small = jnp.issubdtype(value.dtype, jnp.integer) and value.size <= _LARGEST_INDEX
-    return np.asarray(value) if small and getattr(value, "is_fully_addressable", True) else None
+    # A copy: it is kept, and the array may be written to.
+    return np.array(value) if small and getattr(value, "is_fully_addressable", True) else None
 
 
 def lifted(function: Callable[..., Any], of_traced: Callable[..., Any] | None = None) -> Callable[..., Any]:

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from .._programs import Operands, Site, TracedCall, traced_call
 from .sites import (
     AnyOf,
@@ -55,12 +58,13 @@ class Shifted:
         names: The names, or globs, by the keys of the gradient.
         args: The positional arguments of a call.
         kwargs: Its keyword arguments.
+        of_values: Whether it is given what the values become, and adds the difference.
 
     Attributes:
-        zeros: What changes nothing when it is added: for each key in the shape of its part of the gradient.
+        point: What changes nothing: for each key in the shape of its part of the gradient.
     """
 
-    def __init__(self, f: Callable[..., Any], names: Mapping[Any, str], args: Any, kwargs: Any):
+    def __init__(self, f: Callable[..., Any], names: Mapping[Any, str], args: Any, kwargs: Any, of_values: bool):
         self._f, self._args, self._kwargs, self._program = f, args, kwargs, Program(f, args, kwargs)
         found = {key: self._program.sites(name) for key, name in names.items()}
         for _, sites in found.values():
@@ -68,12 +72,21 @@ class Shifted:
         refuse_overlap([(names[key], sites) for key, (_, sites) in found.items()])
         self._found = found
         # Negative zeros: what they are added to stays what it is, even if that is a zero of either sign.
-        self.zeros = {
+        self.point = {
             key: by_name(wanted, sites, [site.full(-0.0) for site in sites]) for key, (wanted, sites) in found.items()
         }
+        self._values = {}
+        if of_values:
+            self.point = self._values = {key: self._values_of(*own) for key, own in found.items()}
 
-    def __call__(self, shifts: Mapping[Any, Any], args: Any, kwargs: Any) -> Any:
-        """What the function returns if these are added."""
+    def _values_of(self, wanted: Wanted, sites: list[Site]) -> Any:
+        values = self._program.visited(wanted, lambda _, value, __: value, [None] * len(sites))[1]
+        # What is not finite cannot be moved in proportion to its size.
+        return by_name(wanted, sites, [jnp.where(jnp.isfinite(value), value, 0) for value in values])
+
+    def __call__(self, given: Mapping[Any, Any], args: Any, kwargs: Any) -> Any:
+        """What the function returns for these values, or if these are added."""
+        shifts = jax.tree.map(jnp.subtract, given, self._values) if self._values else given
         is_same = args is self._args and kwargs is self._kwargs
         program = self._program if is_same else Program(self._f, args, kwargs)
         wanted = AnyOf(tuple(own for own, _ in self._found.values()))

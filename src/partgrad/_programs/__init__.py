@@ -46,6 +46,7 @@ from .equations import (
     platforms_of as platforms_of,
     primal_jaxpr as primal_jaxpr,
     reading_dimensions as reading_dimensions,
+    reclosing as reclosing,
     residual_count as residual_count,
     rule_file as rule_file,
     scan_of as scan_of,

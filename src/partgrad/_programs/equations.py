@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AxisType
 
 from .._compat import adds_up_rules
@@ -29,6 +29,12 @@ def jaxpr_and_consts(jaxpr: Any) -> tuple[Jaxpr, Operands]:
     """A jaxpr, open or closed, as an open jaxpr and its constants."""
     is_closed = hasattr(jaxpr, "jaxpr") and hasattr(jaxpr, "consts")
     return (jaxpr.jaxpr, list(jaxpr.consts)) if is_closed else (jaxpr, [])
+
+
+def reclosing(jaxpr: Jaxpr) -> Callable[[Operands], ClosedJaxpr]:
+    """From other constants to the jaxpr with these. It keeps none of the jaxpr's own, which is open up to JAX 0.11."""
+    body = Jaxpr(jaxpr.constvars, jaxpr.invars, jaxpr.outvars, jaxpr.eqns, jaxpr.effects, jaxpr.debug_info)
+    return lambda consts: ClosedJaxpr(body, list(consts))
 
 
 def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:

@@ -39,8 +39,8 @@ _keys: dict[bool, weakref.WeakKeyDictionary[Jaxpr, Hashable]] = {
 class KeyedJaxpr:
     """A jaxpr that equals another if both compute the same; it keeps alive whatever it compares by identity."""
 
-    def __init__(self, jaxpr: Jaxpr, key: Hashable):
-        self.jaxpr, self._key, self._hash = jaxpr, key, hash(key)
+    def __init__(self, key: Hashable):
+        self._key, self._hash = key, hash(key)
 
     def __hash__(self) -> int:
         return self._hash
@@ -68,6 +68,10 @@ class Recent(OrderedDict[Hashable, R]):
     def __init__(self, size: int):
         super().__init__()
         self._size = size
+
+    def __reduce__(self) -> Any:
+        # Programs of JAX cannot be pickled; another process makes its own.
+        return type(self), (self._size,)
 
     def of(self, key: Hashable, make: Callable[[], R], lasts: Callable[[R], bool] = lambda made: True) -> R:
         """What was made for a key, or is made now; not kept if the key is None or if it does not last."""
@@ -99,11 +103,11 @@ def keyed_jaxpr(jaxpr: Jaxpr, *, exact: bool) -> KeyedJaxpr | None:
             itself only. Without, a compiled function that cannot be compared equals itself, as JAX keeps its jaxpr.
 
     Returns:
-        The jaxpr with its key; None where it cannot be told: it contains what cannot be hashed, or, if not exact,
+        Its key; None where it cannot be told: it contains what cannot be hashed, or, if not exact,
         a custom rule, which may read what has changed since.
     """
     try:
-        return KeyedJaxpr(jaxpr, (_jaxpr(jaxpr, exact), jax.config.jax_enable_x64))
+        return KeyedJaxpr((_jaxpr(jaxpr, exact), jax.config.jax_enable_x64))
     except TypeError:
         return None
 

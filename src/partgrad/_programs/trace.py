@@ -23,7 +23,7 @@ from .primitives import (
     CUSTOM_JVPS,
     CUSTOM_RULES,
 )
-from .same import keyed_jaxpr
+from .same import Recent, keyed_jaxpr
 
 # Runs the traced function itself, on other inputs.
 Again = Callable[..., Operands]
@@ -48,11 +48,10 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
     Returns:
         A function of the same arguments and outputs.
     """
-    rewrites = functools.lru_cache(maxsize=_PROGRAMS_SIZE)(lambda keyed: rewrite(keyed.jaxpr))
+    rewrites: Recent[Run] = Recent(_PROGRAMS_SIZE)
 
     def run(call: TracedCall) -> Any:
-        keyed = keyed_jaxpr(call.jaxpr, exact=False)
-        rewriting = rewrite(call.jaxpr) if keyed is None else rewrites(keyed)
+        rewriting = rewrites.of(keyed_jaxpr(call.jaxpr, exact=False), lambda: rewrite(call.jaxpr))
         return call.result(rewriting(call.consts, call.operands, call.again))
 
     @functools.wraps(function, updated=())

@@ -233,7 +233,7 @@ class _Difference(_Pair):
     @property
     def words(self) -> str:  # type: ignore[override]
         """A complement is written as one."""
-        return f"~{self._second.words}" if self._first is _EVERYTHING else super().words
+        return f"~{self._second.words}" if isinstance(self._first, _Everything) else super().words
 
     def __repr__(self) -> str:
         return f"partgrad.exclude({self._second!r})" if self._first is _EVERYTHING else super().__repr__()
@@ -243,7 +243,7 @@ class _Difference(_Pair):
         return {i: without(own, second[i], sizes.get(i, 0)) if i in second else own for i, own in first.items()}
 
     def _why_empty(self) -> str:
-        if self._first is _EVERYTHING:
+        if isinstance(self._first, _Everything):
             return f"{self._second.words} selects every differentiable leaf, so nothing is left."
         return f"{self._second.words} selects all that {self._first.words} selects, so nothing is left."
 
@@ -256,6 +256,10 @@ class _Everything(Selection):
 
     def __repr__(self) -> str:
         return self.words
+
+    def __reduce__(self) -> str:
+        # There is one.
+        return "_EVERYTHING"
 
     @property
     def rules(self) -> Rules:

@@ -11,15 +11,12 @@ from .._message import listed, near_misses
 from .._selection import Intermediate, Selection, Target, as_selection
 from .._trees import parameters_of
 from ..errors import ArgumentError
-from .call import Call
+from .call import INSIDE, Call
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None
 Argnames = str | Sequence[str] | None
 Position = int | str
-
-# The keyword by which values inside the function arrive; no parameter can have this name.
-_INSIDE = "partgrad.inside"
 
 
 class Arguments:
@@ -134,14 +131,8 @@ class Arguments:
             NotDifferentiableError: If there is nothing to differentiate in an argument.
             HeldError: If the derivative of a leaf that was named ends at a mark that nobody wrote there.
         """
-        f, targets = self._taken, self.targets(args, kwargs)
-        if self._inside:
-            f, args, kwargs = self._of_inside(args, kwargs)
-            targets.append(Target(kwargs[_INSIDE], as_selection(None), _INSIDE))
-        call = Call(f, args, kwargs, targets, self.is_tuple, frozenset(filter(None, self._inside)))
-        if not self._may_be_empty or (targets and all(target.is_empty for target in targets)):
-            call.refuse_empty()
-        for target in targets:
+        call = self.call_to_check(args, kwargs)
+        for target in call.targets:
             if target.plan.watched:
                 # Importing it takes longer than importing everything that `grad` needs.
                 from .silent import refuse_silent_zeros
@@ -150,23 +141,47 @@ class Arguments:
                 break
         return call
 
-    def _of_inside(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[F, Sequence[Any], dict[str, Any]]:
-        """The function of what is added to values inside it as well, and the arguments with what changes nothing."""
+    def call_to_check(self, args: Sequence[Any], kwargs: dict[str, Any], *, of_values: bool = False) -> Call:
+        """The same, wherever a derivative may end.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            of_values: Whether it is a function of the selected values inside, not of what is added to them.
+        """
+        f, targets = self._taken, self._targets(args, kwargs)
+        if self._inside:
+            f, args, kwargs = self._of_inside(args, kwargs, of_values)
+            targets.append(Target(kwargs[INSIDE], as_selection(None), INSIDE))
+        names = {key: own.name for key, own in self._inside.items()}
+        call = Call(f, args, kwargs, targets, self.is_tuple, names)
+        for target in targets:
+            if not target.plan.indices:
+                if not self._may_be_empty or all(other.is_empty for other in targets):
+                    call.refuse_empty()
+                break
+        return call
+
+    def _of_inside(
+        self, args: Sequence[Any], kwargs: dict[str, Any], of_values: bool
+    ) -> tuple[F, Sequence[Any], dict[str, Any]]:
+        """The function of values inside it as well, or of what is added to them, and the arguments with these."""
         # Not every program needs it.
         from .._intermediates import Shifted
 
-        shifted = Shifted(self._f, {name: own.name for name, own in self._inside.items()}, args, kwargs)
+        names = {name: own.name for name, own in self._inside.items()}
+        shifted = Shifted(self._f, names, args, kwargs, of_values)
         is_alone, is_constant = None in self._inside, not self._numbers
 
         @functools.wraps(self._f, updated=())
         def of_inside(*own: Any, **given: Any) -> Any:
-            shifts = given.pop(_INSIDE)
-            return shifted({None: shifts} if is_alone else shifts, *((args, kwargs) if is_constant else (own, given)))
+            inside = given.pop(INSIDE)
+            return shifted({None: inside} if is_alone else inside, *((args, kwargs) if is_constant else (own, given)))
 
-        f, zeros = self._along_taken_paths(of_inside), shifted.zeros[None] if is_alone else shifted.zeros
-        return (f, (), {_INSIDE: zeros}) if is_constant else (f, args, {**kwargs, _INSIDE: zeros})
+        f, point = self._along_taken_paths(of_inside), shifted.point[None] if is_alone else shifted.point
+        return (f, (), {INSIDE: point}) if is_constant else (f, args, {**kwargs, INSIDE: point})
 
-    def targets(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Target]:
+    def _targets(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Target]:
         """The differentiated arguments of a call, with what is selected of each."""
         given = len(args)
         if self._is_first and given:

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,12 +11,15 @@ from .._compat import speaks_of_structures
 from .._marks import Inside, close, closed, next_level, refuse_forgotten
 from .._message import at, listed
 from .._selection import Form, Target
-from .._trees import number_class
+from .._trees import describe, number_class
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
 from .state import Changes, changes_in, may_change, warn_of
 
+# The keyword by which values inside the function arrive; no parameter can have this name.
+INSIDE = "partgrad.inside"
 _NOTE = "partgrad: "
 _NOTHING = contextlib.nullcontext()
+_NONE: Mapping[str | None, str] = {}
 # How many numbers a note names in its remedy.
 _NAMED = 4
 
@@ -105,7 +108,7 @@ class Call:
         kwargs: Its keyword arguments.
         targets: The selected arguments.
         is_tuple: Whether its derivative is a tuple.
-        inside: As in `Shape`.
+        inside: The names of the selected values inside the function by the keys of the gradient, by None if it is one.
 
     Attributes:
         level: The level at which the call opens marks; 0 if it opens none.
@@ -122,10 +125,11 @@ class Call:
         kwargs: dict[str, Any],
         targets: Sequence[Target],
         is_tuple: bool = False,
-        inside: frozenset[str] = frozenset(),
+        inside: Mapping[str | None, str] = _NONE,
     ):
         self.f, self.args, self.kwargs, self.targets = f, args, kwargs, tuple(targets)
-        self.shape = Shape(self.targets, is_tuple, inside)
+        self.shape = Shape(self.targets, is_tuple, frozenset(filter(None, inside)))
+        self._inside = inside
         self.level, self.may_change = 0, False
         for target in self.targets:
             plan = target.plan
@@ -145,7 +149,25 @@ class Call:
     @property
     def paths(self) -> list[str]:
         """Their paths."""
-        return [target.skeleton.path(i) for target in self.targets for i in target.plan.indices]
+        return [self.path(target, i) for target in self.targets for i in target.plan.indices]
+
+    def path(self, target: Target, number: int) -> str:
+        """The path of a leaf; that of a value inside the function begins with its selector, `intermediate('h')`."""
+        path = target.skeleton.path(number)
+        if target.position == INSIDE:
+            for key, name in self._inside.items():
+                start = "" if key is None else f"[{key!r}]"
+                if path.startswith(start):
+                    return f"intermediate({name!r}){path.removeprefix(start)}"
+        return path
+
+    def at(self, targets: Sequence[Target]) -> "Call":
+        """The same call at other values of the selected arguments."""
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for target in targets:
+            given: Any = kwargs if isinstance(target.position, str) else args
+            given[target.position] = target.tree
+        return Call(self.f, args, kwargs, targets, self.shape.is_tuple, self._inside)
 
     def refuse_empty(self) -> None:
         """Raise if an argument has leaves and none of them is differentiated."""
@@ -229,7 +251,7 @@ class Call:
 
     def without_aux(self, has_aux: bool) -> Callable[[Sequence[Any]], Any]:
         """The differentiated output: the first of a pair if the function returns auxiliary data too."""
-        return (lambda values: self(values)[0]) if has_aux else self
+        return (lambda values: first_of_pair(self(values))) if has_aux else self
 
     def with_marks_held(self, values: Sequence[Any]) -> Any:
         """What the function returns if no mark is open."""
@@ -276,6 +298,17 @@ class Call:
             "argument itself (jax.tree.map, then dataclasses.replace), use partgrad.apply_updates and "
             "partgrad.combine, or differentiate partgrad.thaw(model, ...)."
         )
+
+
+def first_of_pair(output: Any) -> Any:
+    """What is differentiated of an output with auxiliary data; an error, as in JAX, if it is no pair."""
+    if not isinstance(output, tuple | list) or len(output) != 2:
+        raise ArgumentError(
+            f"The function returns {describe(output)}, and has_aux=True.",
+            "Expected a pair of the value to differentiate and auxiliary data.",
+            fix="return (value, aux), or omit has_aux.",
+        )
+    return output[0]
 
 
 def _is_noted(error: Exception) -> bool:

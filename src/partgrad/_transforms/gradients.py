@@ -134,7 +134,7 @@ def _gradient(call: Call, leaves: list[Any], shaped: Shaped, has_aux: bool, holo
         value = (value, aux) if has_aux else value
     else:
         value, gradients = _by_jax(call, leaves, has_aux, holomorphic)
-    value = call.closed(value)
+    value = call.closed(value) if call.level else value
     return Derivative(shaped(gradients), *(value if has_aux else (value,)))
 
 

@@ -75,7 +75,7 @@ def refuse_options(options: dict[str, Any]) -> None:
                 f"Expected {' or '.join(map(repr, choices))}.".replace(" or ", ", ", len(choices) - 2),
                 fix=f"{', or '.join(choices.values())}.",
             )
-    for name in ("has_aux", "holomorphic", "double_where"):
+    for name in ("has_aux", "holomorphic", "double_where", "forward", "exhaustive", "allow_inconclusive"):
         if not isinstance(options.get(name, False), bool | np.bool_):
             raise ArgumentError(f"`{name}` is {options[name]!r:.60}.", "Expected a bool.", fix=f"write {name}=True.")
     size = options.get("chunk_size")
