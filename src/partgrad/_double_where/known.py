@@ -305,7 +305,7 @@ def captured(value: Any) -> Numbers | None:
         small = value.size <= LARGEST
     else:
         small = jnp.issubdtype(value.dtype, jnp.integer) and value.size <= _LARGEST_INDEX
-    # A copy: it is kept, and the array may be written to.
+    # A copy: it is kept, and a view would keep the array.
     return np.array(value) if small and getattr(value, "is_fully_addressable", True) else None
 
 
