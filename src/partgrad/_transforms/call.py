@@ -13,10 +13,12 @@ from .._message import at, listed
 from .._selection import Form, Target
 from .._trees import number_class
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
-from .state import Changes, changes_in, may_change, warn_of
+from .state import Changes, before_call, changes_in, may_change, warn_of
 
 _NOTE = "partgrad: "
 _NOTHING = contextlib.nullcontext()
+# Errors that come of values and of the world, not of traced numbers.
+_OF_VALUES = (ArithmeticError, EOFError, MemoryError, OSError)
 # How many numbers a note names in its remedy.
 _NAMED = 4
 
@@ -191,7 +193,7 @@ class Call:
                 if not self.may_change:
                     return self.f(*args, **kwargs), ()
                 given: dict[Any, Any] = dict(enumerate(args)) | kwargs
-                before = {target.position: jax.tree.leaves(given[target.position]) for target in self.targets}
+                before = before_call(self.targets, given)
                 output = self.f(*args, **kwargs)
                 return output, changes_in(self.targets, before, given)
             except Exception as error:
@@ -204,7 +206,7 @@ class Call:
         """Say in an error of the function which Python numbers are traced in it, if it runs where they are not."""
         pairs = list(zip(self.paths, self.selected, strict=True))
         numbers = [path for path, leaf in pairs if number_class(leaf) is not None]
-        if not numbers or isinstance(error, PartgradError) or _is_noted(error):
+        if not numbers or isinstance(error, (PartgradError, *_OF_VALUES)) or _is_noted(error):
             return
         arrays = [leaf for _, leaf in pairs if number_class(leaf) is None]
 
@@ -214,9 +216,8 @@ class Call:
             args, kwargs = self._arguments(values, Target.with_values)
             return self.f(*args, **kwargs)
 
-        try:
-            jax.make_jaxpr(with_numbers)(arrays)
-        except Exception:
+        # An error at run time comes in neither of them.
+        if not _traces(with_numbers, arrays) or _traces(self.with_marks_held, self.selected):
             return
         each = " | ".join((f"partgrad.path({numbers[0]!r})", *map(repr, numbers[1:])))
         if len(numbers) > _NAMED:
@@ -228,8 +229,8 @@ class Call:
         )
 
     def without_aux(self, has_aux: bool) -> Callable[[Sequence[Any]], Any]:
-        """The differentiated output: the first of a pair if the function returns auxiliary data too."""
-        return (lambda values: self(values)[0]) if has_aux else self
+        """The differentiated output, for a look at the program: what that changes in place is not lost."""
+        return lambda values: self._run(values)[0][0] if has_aux else self._run(values)[0]
 
     def with_marks_held(self, values: Sequence[Any]) -> Any:
         """What the function returns if no mark is open."""
@@ -276,6 +277,14 @@ class Call:
             "argument itself (jax.tree.map, then dataclasses.replace), use partgrad.apply_updates and "
             "partgrad.combine, or differentiate partgrad.thaw(model, ...)."
         )
+
+
+def _traces(function: Callable[[list[Any]], Any], values: list[Any]) -> bool:
+    try:
+        jax.make_jaxpr(function)(values)
+    except Exception:
+        return False
+    return True
 
 
 def _is_noted(error: Exception) -> bool:
