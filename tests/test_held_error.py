@@ -277,6 +277,7 @@ def test_a_model_that_is_built_of_what_is_differentiated_warns_once():
         jax.grad(lambda p: f(Sampled(2.0, pg.Diff(p))))(3.0)
         jax.grad(lambda p: f(Sampled(2.0, jax.lax.stop_gradient(p))))(3.0)
         jax.grad(lambda p: f(Sampled(p, NonDiff(p))))(3.0)
+        jax.grad(lambda p: p * Sampled(p, {"a": NonDiff(p), "b": [jax.lax.stop_gradient(p), 3.0]}).scale)(3.0)
     potential = lambda parameters: f(Sampled(**parameters))
     with pytest.warns(UserWarning, match=r"ends at `Sampled\.period`") as caught:
         jax.jit(jax.grad(potential))({"scale": 2.0, "period": 3.0})
@@ -284,3 +285,13 @@ def test_a_model_that_is_built_of_what_is_differentiated_warns_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert jax.grad(potential)({"scale": 2.0, "period": 3.0})["period"] == 0.0
+
+
+def test_a_derivative_that_ends_inside_of_a_field_warns_too():
+    @pg.dataclass
+    class Fixed:
+        scale: jax.Array
+        table: dict[str, jax.Array] = pg.field(nondiff=True)
+
+    with pytest.warns(UserWarning, match=r"ends at `.*Fixed\.table`"):
+        jax.grad(lambda p: p * Fixed(p, {"a": p, "b": 1.0}).table["a"])(3.0)

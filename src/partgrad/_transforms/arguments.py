@@ -11,15 +11,15 @@ from .._message import listed, near_misses
 from .._selection import Intermediate, Selection, Target, as_selection
 from .._trees import parameters_of
 from ..errors import ArgumentError
-from .call import Call
+from .call import INSIDE, Call
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None
 Argnames = str | Sequence[str] | None
 Position = int | str
 
-# The keyword by which values inside the function arrive; no parameter can have this name.
-_INSIDE = "partgrad.inside"
+# The name of a value inside the function that is selected alone; a dict may have any key, None too.
+_ALONE = object()
 
 
 class Arguments:
@@ -36,7 +36,7 @@ class Arguments:
             raise _beside_intermediate(wrt, argnums, argnames)
         if argnums is None and argnames is None:
             argnums = 0
-        names = (argnames,) if isinstance(argnames, str) else argnames or ()
+        names = () if argnames is None else (argnames,) if isinstance(argnames, str) else argnames
         numbers = argnums if isinstance(argnums, Sequence) else () if argnums is None else (argnums,)
         try:
             self._numbers = tuple(map(operator.index, numbers))
@@ -52,11 +52,11 @@ class Arguments:
         # A single int or string gives a single gradient.
         one = isinstance(argnames, str) if argnums is None else argnames is None and not isinstance(argnums, Sequence)
         self.is_tuple, self._may_be_empty = not one, False
-        # The values inside the function that are selected, by name; by None if it is one alone.
-        self._inside: dict[str | None, Intermediate] = {}
+        # The values inside the function that are selected, by name.
+        self._inside: dict[Any, Intermediate] = {}
         self._selections: tuple[Selection, ...] = ()
         if isinstance(wrt, Intermediate):
-            self._inside, self._numbers = {None: wrt}, ()
+            self._inside, self._numbers = {_ALONE: wrt}, ()
         else:
             if _is_inside(wrt):
                 self._inside = {name: own for name, own in wrt.items() if isinstance(own, Intermediate)}
@@ -137,8 +137,8 @@ class Arguments:
         f, targets = self._taken, self.targets(args, kwargs)
         if self._inside:
             f, args, kwargs = self._of_inside(args, kwargs)
-            targets.append(Target(kwargs[_INSIDE], as_selection(None), _INSIDE))
-        call = Call(f, args, kwargs, targets, self.is_tuple, frozenset(filter(None, self._inside)))
+            targets.append(Target(kwargs[INSIDE], as_selection(None), INSIDE))
+        call = Call(f, args, kwargs, targets, self.is_tuple, frozenset(self._inside) - {_ALONE})
         if not self._may_be_empty or (targets and all(target.is_empty for target in targets)):
             call.refuse_empty()
         for target in targets:
@@ -156,15 +156,15 @@ class Arguments:
         from .._intermediates import Shifted
 
         shifted = Shifted(self._f, {name: own.name for name, own in self._inside.items()}, args, kwargs)
-        is_alone, is_constant = None in self._inside, not self._numbers
+        is_alone, is_constant = _ALONE in self._inside, not self._numbers
 
         @functools.wraps(self._f, updated=())
         def of_inside(*own: Any, **given: Any) -> Any:
-            shifts = given.pop(_INSIDE)
-            return shifted({None: shifts} if is_alone else shifts, *((args, kwargs) if is_constant else (own, given)))
+            shifts = given.pop(INSIDE)
+            return shifted({_ALONE: shifts} if is_alone else shifts, *((args, kwargs) if is_constant else (own, given)))
 
-        f, zeros = self._along_taken_paths(of_inside), shifted.zeros[None] if is_alone else shifted.zeros
-        return (f, (), {_INSIDE: zeros}) if is_constant else (f, args, {**kwargs, _INSIDE: zeros})
+        f, zeros = self._along_taken_paths(of_inside), shifted.zeros[_ALONE] if is_alone else shifted.zeros
+        return (f, (), {INSIDE: zeros}) if is_constant else (f, args, {**kwargs, INSIDE: zeros})
 
     def targets(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Target]:
         """The differentiated arguments of a call, with what is selected of each."""

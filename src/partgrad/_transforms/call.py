@@ -15,6 +15,8 @@ from .._trees import number_class
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
 from .state import Changes, before_call, changes_in, may_change, warn_of
 
+# The keyword by which values inside the function arrive; no parameter can have this name.
+INSIDE = "partgrad.inside"
 _NOTE = "partgrad: "
 _NOTHING = contextlib.nullcontext()
 # Errors that come of values and of the world, not of traced numbers.
@@ -37,7 +39,7 @@ class Shape:
 
     __slots__ = ("forms", "inside", "is_tuple")
 
-    def __init__(self, forms: tuple[Form, ...], is_tuple: bool, inside: frozenset[str] = frozenset()):
+    def __init__(self, forms: tuple[Form, ...], is_tuple: bool, inside: frozenset[Any] = frozenset()):
         self.forms, self.is_tuple, self.inside = forms, is_tuple, inside
 
     def without_leaves(self) -> "Shape":
@@ -91,7 +93,7 @@ class Shape:
         return [
             value
             for form, part in zip(self.forms, parts, strict=True)
-            for value in form.values(part, f"The {what} of argument {form.position}")
+            for value in form.values(part, f"The {what} of {_named(form.position)}")
         ]
 
 
@@ -124,7 +126,7 @@ class Call:
         kwargs: dict[str, Any],
         targets: Sequence[Target],
         is_tuple: bool = False,
-        inside: frozenset[str] = frozenset(),
+        inside: frozenset[Any] = frozenset(),
     ):
         self.f, self.args, self.kwargs, self.targets = f, args, kwargs, tuple(targets)
         self.shape = Shape(self.targets, is_tuple, inside)
@@ -277,6 +279,10 @@ class Call:
             "argument itself (jax.tree.map, then dataclasses.replace), use partgrad.apply_updates and "
             "partgrad.combine, or differentiate partgrad.thaw(model, ...)."
         )
+
+
+def _named(position: int | str) -> str:
+    return "values inside the function" if position == INSIDE else f"argument {position}"
 
 
 def _traces(function: Callable[[list[Any]], Any], values: list[Any]) -> bool:
