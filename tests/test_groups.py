@@ -213,3 +213,38 @@ def test_what_does_not_fit_is_refused():
         lambda: pg.grad(network, wrt={"w": "blocks", "h": pg.intermediate("g")})(PARAMS, X), LookupError, "got h, out"
     )
     refused(lambda: pg.partition(PARAMS, MIXED), TypeError, "a value inside a function")
+
+
+@pytest.mark.parametrize("key", [None, "", 0, False, ("a", 1)], ids=repr)
+def test_any_key_has_its_part(key):
+    f = lambda m: checkpoint_name(m["w"] * m["b"], "h") ** 2
+    tree = {"w": jnp.array(2.0), "b": jnp.array(3.0)}
+    assert pg.grad(f, wrt={key: "w"})(tree) == {key: 36.0}
+    assert pg.grad(f, wrt={key: pg.intermediate("h")})(tree) == {key: 12.0}
+    assert pg.grad(f, wrt={key: pg.intermediate("h"), "w": "w"})(tree) == {key: 12.0, "w": 36.0}
+
+
+def test_a_dict_of_masks():
+    tree = {"w": jnp.array(2.0), "b": jnp.array(3.0)}
+    f = lambda m: m["w"] * m["b"] ** 2
+    first, second = {"w": True, "b": False}, {"w": False, "b": True}
+    assert pg.grad(f, wrt={"x": first, "y": second})(tree) == {"x": {"w": 9.0, "b": None}, "y": {"w": None, "b": 12.0}}
+    assert pg.grad(f, wrt={"x": first, "y": "b"})(tree) == {"x": {"w": 9.0, "b": None}, "y": 12.0}
+    # A mask comes first.
+    assert pg.grad(f, wrt=first)(tree) == {"w": 9.0, "b": None}
+    refused(lambda: pg.grad(f, wrt={"x": {"v": True}})(tree), ValueError, "The mask has a different structure")
+
+
+def test_what_is_wrong_with_one_entry():
+    tree = {"weight": jnp.array(2.0), "bias": jnp.array(3.0)}
+    f = lambda m: checkpoint_name(m["weight"] * m["bias"], "h") ** 2
+    # The keys are names of the tree, as they are for labels.
+    for wrt in ({"weight": "weigth"}, {"weight": "weight", "bias": "bais"}, {"bias": "bias", "weight": "nothing"}):
+        refused(lambda wrt=wrt: pg.grad(f, wrt=wrt)(tree), LookupError, "matches nothing in the tree")
+    refused(lambda: pg.grad(f, wrt={"weight": "train", "bias": "no"})(tree), TypeError, "partgrad.label(tree")
+    refused(lambda: pg.grad(f, wrt={1: "weight", "b": "bias"})(tree), TypeError, "cannot be sorted: 1, 'b'")
+    refused(
+        lambda: pg.jvp(f, (tree,), ({"w": 1.0},), wrt={"w": "weight", "h": pg.intermediate("h")}),
+        ValueError,
+        "The tangent of values inside the function has a different structure",
+    )

@@ -1,6 +1,7 @@
 """A derivative that would end silently at a mark of a class is an error, and its remedies work."""
 
 import dataclasses
+import enum
 import warnings
 from typing import Any
 
@@ -38,6 +39,12 @@ def branched(function):
 class K:
     a: Any
     p: Any = pg.field(nondiff=True)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Config:
+    build: bool
 
 
 M = K(jnp.float32(2.0), jnp.float32(3.0))
@@ -129,6 +136,63 @@ def test_an_implicit_hold_in_a_function_that_branches_on_values():
     np.testing.assert_allclose(pg.grad(lambda m: build(m, lambda p: 3.0) * m.p, wrt="p")(M), 25.0)
 
 
+class Mode(enum.Enum):
+    KEEP = 1
+    BUILD = 2
+
+
+@pytest.mark.parametrize(
+    ("decide", "quiet", "loud"),
+    [
+        (lambda a, b: b, {"a": True, "b": False}, {"b": True, "a": False}),
+        (lambda mode: mode is Mode.BUILD, {"mode": Mode.KEEP}, {"mode": Mode.BUILD}),
+        (lambda mode: mode > 1.0, {"mode": 0.5}, {"mode": 1.5}),
+        (lambda mode: mode == "build", {"mode": "keep"}, {"mode": "build"}),
+        (lambda config: config["build"], {"config": {"build": False}}, {"config": {"build": True}}),
+        (lambda config: config["build"], {"config": {1: 0, "build": False}}, {"config": {1: 0, "build": True}}),
+        (lambda config: config.build, {"config": Config(False)}, {"config": Config(True)}),
+        (lambda xs: len(xs) > 1, {"xs": (1.0,)}, {"xs": (1.0, 1.0)}),
+        (lambda x: x.shape[0] > 2, {"x": jnp.ones(2)}, {"x": jnp.ones(3)}),
+        (lambda x: x.dtype == jnp.int32, {"x": jnp.ones(2)}, {"x": jnp.ones(2, jnp.int32)}),
+        (lambda x: x > 1, {"x": jnp.float32(0.5)}, {"x": jnp.float32(1.5)}),
+        (lambda choose: choose(), {"choose": lambda: False}, {"choose": lambda: True}),
+    ],
+)
+def test_an_implicit_hold_in_the_branch_that_a_later_call_takes(decide, quiet, loud):
+    def build(m, **given):
+        return loss(K(m.a, m.p)) if decide(**given) else m.p * m.a
+
+    slope = pg.grad(build, wrt="p")
+    for _ in range(2):
+        assert float(slope(M, **quiet)) == 2.0
+    with pytest.raises(errors.HeldError):
+        slope(M, **loud)
+
+
+def test_an_implicit_hold_for_later_shapes_dtypes_and_integers_of_the_model():
+    def build(m):
+        return jnp.sum(loss(K(m.a, m.p)) if jnp.ndim(m.a) or jnp.asarray(m.a).dtype == jnp.int32 else m.p * m.a)
+
+    slope = pg.grad(build, wrt="p")
+    assert float(slope(M)) == 2.0
+    for a in (jnp.ones(2), jnp.int32(1)):
+        with pytest.raises(errors.HeldError):
+            slope(K(a, jnp.float32(3.0)))
+
+
+def test_a_function_is_asked_once_for_calls_that_it_cannot_tell_apart():
+    runs = []
+
+    def product(m, x, *, flag, function):
+        runs.append(None)
+        return m.p * m.a * x
+
+    slope = pg.grad(product, wrt="p")
+    for x in (1.0, 2.0, 3.0):
+        slope(K(jnp.float32(x), M.p), jnp.float32(x), flag=True, function=loss)
+    assert len(runs) == 4
+
+
 def test_the_remedies_for_an_implicit_hold():
     with pytest.raises(errors.HeldError) as caught:
         pg.grad(lambda model: loss(K(model.a, model.p)), wrt="p")(M)
@@ -213,6 +277,7 @@ def test_a_model_that_is_built_of_what_is_differentiated_warns_once():
         jax.grad(lambda p: f(Sampled(2.0, pg.Diff(p))))(3.0)
         jax.grad(lambda p: f(Sampled(2.0, jax.lax.stop_gradient(p))))(3.0)
         jax.grad(lambda p: f(Sampled(p, NonDiff(p))))(3.0)
+        jax.grad(lambda p: p * Sampled(p, {"a": NonDiff(p), "b": [jax.lax.stop_gradient(p), 3.0]}).scale)(3.0)
     potential = lambda parameters: f(Sampled(**parameters))
     with pytest.warns(UserWarning, match=r"ends at `Sampled\.period`") as caught:
         jax.jit(jax.grad(potential))({"scale": 2.0, "period": 3.0})
@@ -220,3 +285,13 @@ def test_a_model_that_is_built_of_what_is_differentiated_warns_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert jax.grad(potential)({"scale": 2.0, "period": 3.0})["period"] == 0.0
+
+
+def test_a_derivative_that_ends_inside_of_a_field_warns_too():
+    @pg.dataclass
+    class Fixed:
+        scale: jax.Array
+        table: dict[str, jax.Array] = pg.field(nondiff=True)
+
+    with pytest.warns(UserWarning, match=r"ends at `.*Fixed\.table`"):
+        jax.grad(lambda p: p * Fixed(p, {"a": p, "b": 1.0}).table["a"])(3.0)

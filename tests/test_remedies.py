@@ -890,6 +890,26 @@ ROWS = {
         lambda: pg.grad(lambda x: (x**2, "aux"), has_aux=True)(3.0)[0],
         [6.0],
     ),
+    "a word for a bool, of what takes primals": (
+        lambda: pg.vjp(value, 3.0, has_aux="yes"),
+        lambda: pg.vjp(lambda x: (x**2, "aux"), 3.0, has_aux=True)[1](1.0)[0],
+        [6.0],
+    ),
+    "another word for a bool, of what takes primals": (
+        lambda: pg.jvp(value, (3.0,), (1.0,), double_where="yes"),
+        lambda: pg.jvp(lambda x: x**2, (3.0,), (1.0,), double_where=True)[1],
+        [6.0],
+    ),
+    "no arguments": (
+        lambda: pg.jacrev(product, argnums=()),
+        lambda: [pg.jacrev(product)(2.0, 3.0), *pg.jacrev(product, argnums=(0, 1))(2.0, 3.0)],
+        [3.0, 3.0, 2.0],
+    ),
+    "no names of arguments": (
+        lambda: pg.linearize(product, 2.0, 3.0, argnames=[]),
+        lambda: pg.linearize(product, 2.0, 3.0, argnums=(0, 1))[1](1.0, 1.0),
+        [5.0],
+    ),
     "a model of references": (
         lambda: pg.grad(lambda m: jnp.sum(m["w"][...]))({"w": jax.new_ref(jnp.ones(2))}),
         lambda: pg.grad(lambda m: jnp.sum(m["w"][...] ** 2))(

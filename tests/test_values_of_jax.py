@@ -235,6 +235,98 @@ def test_a_module_inside_of_a_dict():
     assert not np.allclose(state(tree["net"])["norm"]["mean"], before["norm"]["mean"])
 
 
+class Counting(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2))
+        self.first = self.shared = nnx.BatchStat(jnp.array(1.0))
+        self.last = nnx.BatchStat(jnp.array(5.0))
+        self.raw = nnx.data(jnp.zeros(1))
+
+
+def slope_of(change):
+    """A function of modules that changes them first."""
+
+    def function(*modules, **others):
+        change(*modules, **others)
+        return jnp.sum(modules[0].w[...] ** 2) * modules[0].last[...]
+
+    return function
+
+
+def double(variable):
+    variable[...] = variable[...] * 2
+
+
+def replace_shared(net):
+    del net.first
+    net.added = nnx.BatchStat(jnp.ones((3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda net: double(net.first), (2.0, 2.0, 5.0)),
+        (lambda net: double(net.shared), (2.0, 2.0, 5.0)),
+        (lambda net: double(net.last), (1.0, 1.0, 10.0)),
+        (lambda net: None, (1.0, 1.0, 5.0)),
+        # What is added is not written to what stays.
+        (replace_shared, (1.0, 1.0, 5.0)),
+    ],
+    ids=["shared, first", "shared, later", "other", "nothing", "added and removed"],
+)
+def test_variables_that_are_shared_added_and_removed(change, expected):
+    for wrt in (None, "w", "last", {"w": "w"}):
+        net = Counting()
+        pg.grad(slope_of(change), wrt=wrt)(net)
+        assert tuple(float(own[...]) for own in (net.first, net.shared, net.last)) == expected
+        assert net.first is net.shared
+
+
+def test_arrays_and_selected_variables_are_written_too():
+    def change(net):
+        double(net.w)
+        double(net.last)
+        net.raw = net.raw + 1
+
+    for wrt in (None, "w", "last", "w.value[0]"):
+        ours, theirs = Counting(), Counting()
+        pg.grad(slope_of(change), wrt=wrt)(ours)
+        nnx.grad(slope_of(change))(theirs)
+        jax.tree.map(
+            np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(ours)), nnx.to_pure_dict(nnx.state(theirs))
+        )
+
+
+@pytest.mark.parametrize("options", [{"unused": "none"}, {"unused": "error"}, {"nonfinite": "report"}], ids=str)
+def test_a_look_at_the_program_says_nothing_of_a_change(options):
+    net = Counting()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pg.grad(slope_of(lambda net: double(net.last)), wrt={"w": "w", "last": "last"}, **options)(net)
+    assert float(net.last[...]) == 10.0
+
+
+def test_one_module_that_is_two_arguments():
+    def change(one, other):
+        double(one.last)
+        double(other.first)
+
+    net = Counting()
+    pg.grad(slope_of(change), argnums=(0, 1))(net, net)
+    assert (float(net.last[...]), float(net.first[...])) == (10.0, 2.0)
+
+
+def test_a_variable_without_a_module():
+    tree = {"w": nnx.Param(jnp.ones(2)), "mean": nnx.BatchStat(jnp.array(1.0))}
+
+    def function(tree):
+        double(tree["mean"])
+        return jnp.sum(tree["w"][...])
+
+    pg.grad(function)(tree)
+    assert float(tree["mean"][...]) == 2.0
+
+
 def test_nothing_is_written_where_nothing_changed():
     net = Net(nnx.Rngs(0))
     net.eval()
@@ -361,3 +453,47 @@ def test_an_error_that_has_another_cause_gets_no_note():
     assert notes(lambda: pg.grad(wrong)(Branching(jnp.array(2.0)))) == []
     assert notes(lambda: pg.grad(lambda m: jnp.zeros(2) @ jnp.zeros(3))(Branching(jnp.array(2.0)))) == []
     assert notes(lambda: pg.grad(lambda m: m(), wrt="w")(Branching(jnp.array(2.0), jnp.array([1.0, 2.0])))) == []
+
+
+class Once:
+    """Raises an error in the first call alone, as a file or a network may."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, m):
+        self.error, error = None, self.error
+        if error is not None:
+            raise error
+        return m.w * m.p
+
+
+def refuse(x):
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m: jnp.log(-m.w) * m.p,
+        lambda m: eqx.error_if(m.w, m.w > 0, "no") * m.p,
+        lambda m: jax.pure_callback(refuse, jax.typeof(m.w), jax.lax.stop_gradient(m.w)) * m.p,
+        Once(OSError("no")),
+        Once(ValueError("no")),
+    ],
+    ids=["nan", "equinox", "callback", "file", "once"],
+)
+def test_an_error_at_run_time_gets_no_note(function):
+    with jax.debug_nans(True):
+        assert notes(lambda: pg.grad(function)(Branching(jnp.array(2.0)))) == []
+
+
+def test_an_error_of_the_world_is_not_tried_again():
+    runs = []
+
+    def read(m):
+        runs.append(None)
+        raise OSError("no")
+
+    notes(lambda: pg.grad(read)(Branching(jnp.array(2.0))))
+    assert len(runs) == 1

@@ -67,7 +67,9 @@ def hold_built(value: Any, label: str) -> Any:
     A model that is built of a parameter that is fitted or sampled has no gradient for it, and nothing else says so: a
     sampler goes on, with errors that are too small. One that is passed to the function arrives without a tangent.
     """
-    if is_differentiated(value) and label not in _warned and getattr(_running, "watch", None) is None:
+    if value.__class__ in CONCRETE:
+        return value
+    if label not in _warned and getattr(_running, "watch", None) is None and _has_derivative(value):
         _warned.add(label)
         warnings.warn(
             word(
@@ -79,6 +81,12 @@ def hold_built(value: Any, label: str) -> Any:
             stacklevel=3,
         )
     return hold(value, label)
+
+
+def _has_derivative(value: Any) -> bool:
+    return is_differentiated(value) or (
+        not isinstance(value, jax.Array) and any(map(is_differentiated, flatten(value)[0]))
+    )
 
 
 def _forget(key: int, _: weakref.ref) -> None:

@@ -6,6 +6,7 @@ gradient is the tree with None elsewhere. On a skeleton it says which, with plac
 
 from __future__ import annotations
 
+import contextlib
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from .._marks import Layout, Place
-from .._message import at
+from .._message import at, near_misses
 from .._trees import common, is_differentiable, shape_of, without
 from ..errors import NoMatchError, SelectionError, SelectorTypeError
 from .advice import not_found, unreadable
@@ -443,8 +444,16 @@ class _Mask(Selection):
         """The places under True."""
         if not any(self._chosen):
             raise nothing_selected(skeleton, [], Rules(self.words, "It is False everywhere."))
-        layout = Layout(self._treedef.unflatten(self._chosen))
-        return Match(tuple(masked_places(layout, self._chosen, skeleton)))
+        mask = self._treedef.unflatten(self._chosen)
+        try:
+            return Match(tuple(masked_places(Layout(mask), self._chosen, skeleton)))
+        except SelectionError:
+            # A dict of masks of the tree is a dict of selectors.
+            if type(mask) is not dict or any(isinstance(own, bool) for own in mask.values()):
+                raise
+            with contextlib.suppress(SelectionError):
+                return Groups(mask).match(skeleton)
+            raise
 
 
 class Matching(Selection):
@@ -535,15 +544,35 @@ class Groups(Selection):
         return Match(places, None, tuple(place for match in matches for place in match.named), groups)
 
     def _are_labels(self, skeleton: Skeleton) -> bool:
-        """Whether the keys are paths of the tree, and the values words."""
-        try:
-            return all(isinstance(own, str) and Path(name).match(skeleton) for name, own in self._wrt.items())
-        except SelectionError:
+        """Whether the keys are paths of the tree, and the values words that are no paths of it, nor nearly."""
+        words = self._wrt.values()
+        if not all(isinstance(word, str) for word in (*self._wrt, *words)):
             return False
+        paths = [*self._wrt, *(skeleton.path(i) for i in range(len(skeleton.leaves)))]
+        is_path = lambda word: _names_a_place(word, skeleton)
+        return all(map(is_path, self._wrt)) and not any(is_path(word) or near_misses(word, paths) for word in words)
+
+
+def _names_a_place(path: str, skeleton: Skeleton) -> bool:
+    try:
+        return bool(Path(path).match(skeleton))
+    except SelectionError:
+        return False
 
 
 _EVERYTHING = _Everything()
 held: Selection = _Held()
+
+
+def _refuse_unsortable(wrt: dict[Any, Any]) -> None:
+    try:
+        sorted(wrt)
+    except TypeError:
+        raise SelectorTypeError(
+            f"The keys of the dict `wrt` cannot be sorted: {', '.join(map(repr, wrt))}.",
+            "Expected keys of one kind, because JAX sorts the keys of a dict.",
+            fix="write strings.",
+        ) from None
 
 
 def as_selection(wrt: Any) -> Selection:
@@ -564,6 +593,8 @@ def as_selection(wrt: Any) -> Selection:
             "first argument; partgrad.capture_intermediates(f) reads such values and partgrad.intervene(f, ...) "
             "replaces them.",
         )
+    if type(wrt) is dict:
+        _refuse_unsortable(wrt)
     # A function is no tree, and is asked on every call.
     bools = [] if isinstance(wrt, types.FunctionType) else bools_in(wrt)
     if bools and all(bools):

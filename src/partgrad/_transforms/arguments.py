@@ -11,7 +11,7 @@ from .._message import listed, near_misses
 from .._selection import Intermediate, Selection, Target, as_selection
 from .._trees import parameters_of
 from ..errors import ArgumentError
-from .call import INSIDE, Call
+from .call import ALONE, INSIDE, Call
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None
@@ -33,7 +33,7 @@ class Arguments:
             raise _beside_intermediate(wrt, argnums, argnames)
         if argnums is None and argnames is None:
             argnums = 0
-        names = (argnames,) if isinstance(argnames, str) else argnames or ()
+        names = () if argnames is None else (argnames,) if isinstance(argnames, str) else argnames
         numbers = argnums if isinstance(argnums, Sequence) else () if argnums is None else (argnums,)
         try:
             self._numbers = tuple(map(operator.index, numbers))
@@ -49,11 +49,11 @@ class Arguments:
         # A single int or string gives a single gradient.
         one = isinstance(argnames, str) if argnums is None else argnames is None and not isinstance(argnums, Sequence)
         self.is_tuple, self._may_be_empty = not one, False
-        # The values inside the function that are selected, by name; by None if it is one alone.
-        self._inside: dict[str | None, Intermediate] = {}
+        # The values inside the function that are selected, by name.
+        self._inside: dict[Any, Intermediate] = {}
         self._selections: tuple[Selection, ...] = ()
         if isinstance(wrt, Intermediate):
-            self._inside, self._numbers = {None: wrt}, ()
+            self._inside, self._numbers = {ALONE: wrt}, ()
         else:
             if _is_inside(wrt):
                 self._inside = {name: own for name, own in wrt.items() if isinstance(own, Intermediate)}
@@ -171,14 +171,14 @@ class Arguments:
 
         names = {name: own.name for name, own in self._inside.items()}
         shifted = Shifted(self._f, names, args, kwargs, of_values)
-        is_alone, is_constant = None in self._inside, not self._numbers
+        is_alone, is_constant = ALONE in self._inside, not self._numbers
 
         @functools.wraps(self._f, updated=())
         def of_inside(*own: Any, **given: Any) -> Any:
             inside = given.pop(INSIDE)
-            return shifted({None: inside} if is_alone else inside, *((args, kwargs) if is_constant else (own, given)))
+            return shifted({ALONE: inside} if is_alone else inside, *((args, kwargs) if is_constant else (own, given)))
 
-        f, point = self._along_taken_paths(of_inside), shifted.point[None] if is_alone else shifted.point
+        f, point = self._along_taken_paths(of_inside), shifted.point[ALONE] if is_alone else shifted.point
         return (f, (), {INSIDE: point}) if is_constant else (f, args, {**kwargs, INSIDE: point})
 
     def _targets(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Target]:

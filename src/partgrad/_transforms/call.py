@@ -13,13 +13,17 @@ from .._message import at, listed
 from .._selection import Form, Target
 from .._trees import describe, number_class
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
-from .state import Changes, changes_in, may_change, warn_of
+from .state import Changes, before_call, changes_in, may_change, warn_of
 
 # The keyword by which values inside the function arrive; no parameter can have this name.
 INSIDE = "partgrad.inside"
 _NOTE = "partgrad: "
 _NOTHING = contextlib.nullcontext()
-_NONE: Mapping[str | None, str] = {}
+_NONE: Mapping[Any, str] = {}
+# The name of a value inside the function that is selected alone; a dict may have any key, None too.
+ALONE = object()
+# Errors that come of values and of the world, not of traced numbers.
+_OF_VALUES = (ArithmeticError, EOFError, MemoryError, OSError)
 # How many numbers a note names in its remedy.
 _NAMED = 4
 
@@ -38,7 +42,7 @@ class Shape:
 
     __slots__ = ("forms", "inside", "is_tuple")
 
-    def __init__(self, forms: tuple[Form, ...], is_tuple: bool, inside: frozenset[str] = frozenset()):
+    def __init__(self, forms: tuple[Form, ...], is_tuple: bool, inside: frozenset[Any] = frozenset()):
         self.forms, self.is_tuple, self.inside = forms, is_tuple, inside
 
     def without_leaves(self) -> "Shape":
@@ -92,7 +96,7 @@ class Shape:
         return [
             value
             for form, part in zip(self.forms, parts, strict=True)
-            for value in form.values(part, f"The {what} of argument {form.position}")
+            for value in form.values(part, f"The {what} of {_named(form.position)}")
         ]
 
 
@@ -125,10 +129,10 @@ class Call:
         kwargs: dict[str, Any],
         targets: Sequence[Target],
         is_tuple: bool = False,
-        inside: Mapping[str | None, str] = _NONE,
+        inside: Mapping[Any, str] = _NONE,
     ):
         self.f, self.args, self.kwargs, self.targets = f, args, kwargs, tuple(targets)
-        self.shape = Shape(self.targets, is_tuple, frozenset(filter(None, inside)))
+        self.shape = Shape(self.targets, is_tuple, frozenset(inside) - {ALONE})
         self._inside = inside
         self.level, self.may_change = 0, False
         for target in self.targets:
@@ -156,7 +160,7 @@ class Call:
         path = target.skeleton.path(number)
         if target.position == INSIDE:
             for key, name in self._inside.items():
-                start = "" if key is None else f"[{key!r}]"
+                start = "" if key is ALONE else f"[{key!r}]"
                 if path.startswith(start):
                     return f"intermediate({name!r}){path.removeprefix(start)}"
         return path
@@ -213,7 +217,7 @@ class Call:
                 if not self.may_change:
                     return self.f(*args, **kwargs), ()
                 given: dict[Any, Any] = dict(enumerate(args)) | kwargs
-                before = {target.position: jax.tree.leaves(given[target.position]) for target in self.targets}
+                before = before_call(self.targets, given)
                 output = self.f(*args, **kwargs)
                 return output, changes_in(self.targets, before, given)
             except Exception as error:
@@ -226,7 +230,7 @@ class Call:
         """Say in an error of the function which Python numbers are traced in it, if it runs where they are not."""
         pairs = list(zip(self.paths, self.selected, strict=True))
         numbers = [path for path, leaf in pairs if number_class(leaf) is not None]
-        if not numbers or isinstance(error, PartgradError) or _is_noted(error):
+        if not numbers or isinstance(error, (PartgradError, *_OF_VALUES)) or _is_noted(error):
             return
         arrays = [leaf for _, leaf in pairs if number_class(leaf) is None]
 
@@ -236,9 +240,8 @@ class Call:
             args, kwargs = self._arguments(values, Target.with_values)
             return self.f(*args, **kwargs)
 
-        try:
-            jax.make_jaxpr(with_numbers)(arrays)
-        except Exception:
+        # An error at run time comes in neither of them.
+        if not _traces(with_numbers, arrays) or _traces(self.with_marks_held, self.selected):
             return
         each = " | ".join((f"partgrad.path({numbers[0]!r})", *map(repr, numbers[1:])))
         if len(numbers) > _NAMED:
@@ -250,8 +253,10 @@ class Call:
         )
 
     def without_aux(self, has_aux: bool) -> Callable[[Sequence[Any]], Any]:
-        """The differentiated output: the first of a pair if the function returns auxiliary data too."""
-        return (lambda values: first_of_pair(self(values))) if has_aux else self
+        """The differentiated output, for a look at the program: what that changes in place is not lost."""
+        if not has_aux:
+            return lambda values: self._run(values)[0]
+        return lambda values: first_of_pair(self._run(values)[0])
 
     def with_marks_held(self, values: Sequence[Any]) -> Any:
         """What the function returns if no mark is open."""
@@ -309,6 +314,18 @@ def first_of_pair(output: Any) -> Any:
             fix="return (value, aux), or omit has_aux.",
         )
     return output[0]
+
+
+def _named(position: int | str) -> str:
+    return "values inside the function" if position == INSIDE else f"argument {position}"
+
+
+def _traces(function: Callable[[list[Any]], Any], values: list[Any]) -> bool:
+    try:
+        jax.make_jaxpr(function)(values)
+    except Exception:
+        return False
+    return True
 
 
 def _is_noted(error: Exception) -> bool:

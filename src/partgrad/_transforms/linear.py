@@ -13,7 +13,7 @@ from .._trees import refuse_uncallable
 from ..errors import ArgumentError, PartsError
 from .arguments import Argnames, Argnums, Arguments
 from .call import Call, Shape
-from .options import LinearOptions, documented
+from .options import LinearOptions, documented, refuse_options
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -59,6 +59,7 @@ def _prepared(
             "Expected options that are not about the primals, since a value inside the function is none.",
             fix=f"leave {unfit[0]} out.",
         )
+    refuse_options({"has_aux": has_aux, "double_where": double_where, "argnums": argnums, "argnames": argnames})
     arguments = Arguments.of_primals(f, primals, wrt, argnums, argnames, double_where)
     call = arguments.call(primals, {}, has_aux)
     options = {name: _flags(own, call) if name in _OF_PRIMALS else own for name, own in options.items()}

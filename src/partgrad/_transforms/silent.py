@@ -1,8 +1,9 @@
 """No silent zeros: refuse a derivative that ends at a mark that was not written there explicitly."""
 
 import contextlib
+import enum
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -11,18 +12,19 @@ from .._marks import EXPLICIT, Watch, mark_in
 from .._message import at, listed
 from .._programs import Chain, arrivals, line, reaching, running_line
 from .._selection import keep
+from .._trees import data_of, reaches_array
 from ..errors import HeldError
 from .call import Call
 
-# Arguments of these types decide which branch a function takes.
-_FLAGS = (bool, int, str, type(None))
+# Arguments that decide which branch a function takes.
+_FLAGS = (bool, int, float, complex, str, bytes, enum.Enum)
 
 
 def refuse_silent_zeros(call: Call, f: Callable[..., Any], has_aux: bool) -> None:
     """Raise if the derivative of a leaf that was named, and whose class declares a mark, ends at another mark.
 
-    The error says at which line. A function is asked once for each structure of its arguments, and each value of its
-    flags.
+    The error says at which line. A function is asked once for each structure of its arguments, each shape in them, and
+    each value of its flags; one that branches on the values of arrays, on every call.
 
     Args:
         call: The call.
@@ -30,34 +32,63 @@ def refuse_silent_zeros(call: Call, f: Callable[..., Any], has_aux: bool) -> Non
         has_aux: Whether it returns auxiliary data too.
     """
     plans = [target.plan for target in call.targets if target.plan.watched]
-    flags = (has_aux, *(arg if type(arg) in _FLAGS else None for arg in (*call.args, *call.kwargs.values())))
-    if all((earlier := plan.asked.get((id(f), flags))) is not None and earlier() is f for plan in plans):
-        return
+    key = (id(f), has_aux, _what_decides(call))
+    # A key that cannot be hashed or compared, or that would keep an array alive, is not kept.
+    with contextlib.suppress(TypeError, ValueError):
+        if all((earlier := plan.asked.get(key)) is not None and earlier() is f for plan in plans):
+            return
     values = call.selected
     watched = [i in target.plan.watched for target in call.targets for i in target.plan.indices]
-    _refuse(call.without_aux(has_aux), values, watched, lambda: _names(call))
+    is_traceable = _refuse(call.without_aux(has_aux), values, watched, lambda: _names(call))
     # A function that cannot be referenced weakly is asked on every call.
     with contextlib.suppress(TypeError):
-        for plan in plans:
-            keep(plan.asked, (id(f), flags), weakref.ref(f))
+        for plan in plans if is_traceable and key[-1] is not None else ():
+            keep(plan.asked, key, weakref.ref(f))
+
+
+def _what_decides(call: Call) -> Hashable:
+    """What tells apart calls in which a function may take different branches; None if that cannot be kept."""
+    own = {target.position for target in call.targets}
+    args = {i: arg for i, arg in enumerate(call.args) if i not in own}
+    try:
+        leaves, treedef = jax.tree.flatten((args, {name: arg for name, arg in call.kwargs.items() if name not in own}))
+    except (TypeError, ValueError):
+        # An argument that is no tree of JAX, such as a dict whose keys cannot be sorted.
+        return None
+    if reaches_array(data_of(treedef)):
+        return None
+    leaves += [leaf for target in call.targets for leaf in target.leaves]
+    return treedef, tuple(map(_decisive, leaves))
+
+
+def _decisive(leaf: Any) -> Hashable:
+    kind = type(leaf)
+    if isinstance(leaf, _FLAGS):
+        return kind, leaf
+    if callable(leaf):
+        with contextlib.suppress(TypeError):
+            return weakref.ref(leaf)
+    return kind, getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
 
 
 def _names(call: Call) -> str:
     return listed(at(target.skeleton.path(i)) for target in call.targets for i in target.plan.watched)
 
 
-def _refuse(f: Callable[[list[Any]], Any], values: list[Any], watched: list[bool], names: Callable[[], str]) -> None:
+def _refuse(f: Callable[[list[Any]], Any], values: list[Any], watched: list[bool], names: Callable[[], str]) -> bool:
+    """Raise if a derivative ends; otherwise, whether the function can be traced, so that no values decide."""
     try:
         jaxpr = jax.make_jaxpr(f)(values).jaxpr
     except jax.errors.ConcretizationTypeError:
         # It branches in Python on values, so it cannot be traced; another eager derivative has to tell.
         for label, where in _met_while_running(f, values, watched):
             raise _held_again(label, where, names()) from None
-        return
+        return False
     met = [chain for chain, _ in arrivals(jaxpr, list(map(int, watched)), _is_implicit)]
     for chain in reaching(jaxpr, met):
         mark = mark_in(str(chain[-1].source_info.name_stack)) or ""
         raise _held_again(mark, line(chain), names())
+    return True
 
 
 def _met_while_running(f: Callable[[list[Any]], Any], values: list[Any], watched: list[bool]) -> list[Any]:

@@ -28,21 +28,29 @@ def may_change(target: Target) -> bool:
 
 
 def changes_in(targets: Sequence[Target], before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Changes:
-    """The leaves that a function replaced in its arguments, but for selected ones; both by position."""
-    return tuple(
-        {
-            number: new
-            for number, (old, new) in enumerate(zip(before[target.position], _leaves(after, target), strict=False))
-            if new is not old and number not in target.plan.indices
+    """The leaves that a function replaced in its arguments; both by position.
+
+    A function may also add and remove Variables, which is not a change of those that stay.
+    """
+    found = []
+    for target in targets:
+        now = dict(_keyed(after[target.position]))
+        changed = {
+            number: now[path]
+            for number, (path, old) in enumerate(before[target.position])
+            if now.get(path, old) is not old
         }
-        for target in targets
-    )
+        found.append(changed)
+    return tuple(found)
 
 
-def _leaves(given: Mapping[Any, Any], target: Target) -> list[Any]:
-    leaves, treedef = jax.tree.flatten(given[target.position])
-    # A function may also add and remove Variables; nothing can be said of those.
-    return leaves if treedef.num_leaves == target.treedef.num_leaves else []
+def before_call(targets: Sequence[Target], given: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """What `changes_in` compares with."""
+    return {target.position: _keyed(given[target.position]) for target in targets}
+
+
+def _keyed(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree)[0]
 
 
 def write_back(targets: Sequence[Target], changes: Changes) -> None:
@@ -53,20 +61,28 @@ def write_back(targets: Sequence[Target], changes: Changes) -> None:
     for target, changed in zip(targets, changes, strict=True):
         if not changed:
             continue
-        leaves = list(target.leaves)
-        for number, value in changed.items():
-            leaves[number] = value
-        is_module = lambda node: isinstance(node, nnx.Module)
-        old, new = (
-            jax.tree.leaves(tree, is_leaf=is_module) for tree in (target.tree, target.treedef.unflatten(leaves))
-        )
+        # As they are now: another argument may be the same module.
+        leaves = _replaced(target.tree, changed, nnx.Variable)
+        is_whole = lambda node: isinstance(node, nnx.Module | nnx.Variable)
+        old, new = (jax.tree.leaves(tree, is_leaf=is_whole) for tree in (target.tree, target.treedef.unflatten(leaves)))
         try:
             for one, other in zip(old, new, strict=True):
-                if is_module(one):
-                    nnx.update(one, nnx.state(other))
+                if is_whole(one):
+                    # A list, because a Variable alone is no node of its library.
+                    nnx.update([one], nnx.state([other]))
         except flax.errors.TraceContextError:
             # The module comes from outside of a transformation around this one.
             warn_of((target,), (changed,))
+
+
+def _replaced(tree: Any, changed: Mapping[int, Any], kind: type) -> list[Any]:
+    """The leaves of a tree with those that changed; a node of a kind that is in two places changes in both."""
+    keys: list[Any] = []
+    for part in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind)):
+        own = [(id(part), offset) for offset, _ in enumerate(jax.tree.leaves(part))]
+        keys += own if isinstance(part, kind) else [len(keys)]
+    new = {keys[number]: value for number, value in changed.items()}
+    return [new.get(key, leaf) for key, leaf in zip(keys, jax.tree.leaves(tree), strict=True)]
 
 
 def warn_of(targets: Sequence[Target], changes: Changes) -> None:
