@@ -136,11 +136,18 @@ def check(
 def _undisturbed() -> Iterator[None]:
     """A context in which NaN, infinity, transfers and promotion raise no error: the check looks for them or has them.
 
-    By default, an accelerator multiplies matrices with fewer digits than the dtype has.
+    By default, an accelerator multiplies matrices with fewer digits than the dtype has. With `jax_disable_jit`, each
+    operation of what the check evaluates many times, loops among them, would run by itself: it would take hours.
     """
     products = jax.default_matmul_precision("highest") if is_rounding_products() else contextlib.nullcontext()
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
-    refusals = jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"), *promotion
+    refusals = (
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        jax.transfer_guard("allow"),
+        *promotion,
+        jax.disable_jit(False),
+    )
     with np.errstate(all="ignore"), contextlib.ExitStack() as contexts:
         for context in (*refusals, products):
             contexts.enter_context(context)
