@@ -11,7 +11,7 @@ import numpy as np
 
 from .._selection import Target
 from .._transforms import Arguments, Call
-from .._trees import describe, flatten, refuse_uncallable
+from .._trees import describe, flatten, refuse_non_bools, refuse_uncallable, written
 from ..errors import ArgumentError
 from .examine import Options, examine, is_rounding_products, refuse_tracers
 from .finding import Finding as Finding
@@ -90,6 +90,13 @@ def check(
         [('nan', ("['x']",)), ('zero', ("['old']",)), ('zero', ("['scale']",))]
     """
     refuse_uncallable("check", f)
+    refuse_non_bools(has_aux=has_aux, forward=forward, exhaustive=exhaustive)
+    if not isinstance(search, int | float):
+        raise ArgumentError(
+            f"`search` is {written(search):.60}.",
+            "Expected a bool, or the seconds that the search may take.",
+            fix="write search=True.",
+        )
     if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:
         raise ArgumentError(
             f"`directions` is {directions!r:.80}.", "Expected an int of at least 1.", fix="omit it (it is 3)."

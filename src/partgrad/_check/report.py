@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from .._trees import refuse_non_bools
 from ..errors import CheckError
 from .finding import SEVERITIES, Finding, plain
 from .verdict import ERROR, INCONCLUSIVE, OK, worst
@@ -82,6 +83,7 @@ class GradientReport:
         Raises:
             CheckError: If not `ok`. It is an `AssertionError` as well.
         """
+        refuse_non_bools(allow_inconclusive=allow_inconclusive)
         if self.ok or (allow_inconclusive and self.verdict == INCONCLUSIVE):
             return self
         fix = (

@@ -13,7 +13,7 @@ from .._trees import refuse_uncallable
 from ..errors import ArgumentError, PartsError
 from .arguments import Argnames, Argnums, Arguments
 from .call import Call, Shape
-from .options import LinearOptions, documented
+from .options import LinearOptions, documented, refuse_options
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -47,6 +47,7 @@ def _prepared(
 ) -> _Prepared:
     fix = "pass the function itself, and its arguments beside it."
     refuse_uncallable(transform, f, "the function to differentiate", fix)
+    refuse_options({"has_aux": has_aux, "double_where": double_where})
     if not isinstance(primals, tuple | list):
         raise ArgumentError(
             f"`partgrad.{transform}` got {type(primals).__name__} {primals!r:.60} as primals.",

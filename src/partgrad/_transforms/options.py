@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 import numpy as np
 
 from .._selection import Selector
+from .._trees import refuse_non_bools
 from ..errors import ArgumentError
 from .arguments import Argnames, Argnums
 
@@ -75,9 +76,7 @@ def refuse_options(options: dict[str, Any]) -> None:
                 f"Expected {' or '.join(map(repr, choices))}.".replace(" or ", ", ", len(choices) - 2),
                 fix=f"{', or '.join(choices.values())}.",
             )
-    for name in ("has_aux", "holomorphic", "double_where"):
-        if not isinstance(options.get(name, False), bool | np.bool_):
-            raise ArgumentError(f"`{name}` is {options[name]!r:.60}.", "Expected a bool.", fix=f"write {name}=True.")
+    refuse_non_bools(**{name: options[name] for name in ("has_aux", "holomorphic", "double_where") if name in options})
     size = options.get("chunk_size")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1):
         raise ArgumentError(
