@@ -234,6 +234,15 @@ def test_under_debug_nans():
     assert found(report, "error") == [("nan", "")]
 
 
+@pytest.mark.parametrize("search", [False, True])
+def test_under_disable_jit(search):
+    looped = lambda x: jax.lax.fori_loop(0, 3, lambda _, c: jnp.sin(c) * x, x)
+    with jax.disable_jit():
+        assert pg.check(looped, search=search, progress=False)(1.0).ok
+        report = pg.check(masked_log, search=search, progress=False)(jnp.array([0.0, 1.0]))
+    assert found(report, "error") == [("nan", "")]
+
+
 def test_under_a_transfer_guard():
     x = jnp.array([0.5, 1.0])
     with jax.transfer_guard("disallow"):

@@ -1,6 +1,8 @@
 """Trees that are large, deep or circular."""
 
+import concurrent.futures
 import contextlib
+import itertools
 import time
 
 import jax
@@ -11,8 +13,7 @@ from models import RBF, Periodic
 from partgrad import errors
 
 
-def nested(depth, wrap):
-    tree = 2.0
+def nested(depth, wrap, tree=2.0):
     for _ in range(depth):
         tree = wrap(tree)
     return tree
@@ -49,6 +50,48 @@ def test_depth(depth):
         with contextlib.suppress(*refusal):
             assert use(tree) is not None
     assert repr(RBF(tree, 1.0))
+
+
+def first(tree):
+    return jax.tree.leaves(tree)[0] ** 2
+
+
+# Of a tree with one leaf, held or not; a selector that names nothing differentiable is refused with an error of partgrad.
+NAMING_A_LEAF = {
+    "grad": lambda t: pg.grad(first, wrt=lambda m: m)(t),
+    "hvp": lambda t: pg.hvp(first, wrt=lambda m: m)(t, pg.select(t, lambda m: m)),
+    "vjp": lambda t: pg.vjp(first, t, wrt=lambda m: m),
+    "select": lambda t: pg.select(t, lambda m: m),
+    "partition": lambda t: pg.combine(*pg.partition(t, lambda m: m)),
+    "replace": lambda t: pg.replace(t, "**", fn=lambda x: x + 1.0),
+    "freeze": lambda t: pg.freeze(t, "**"),
+    "thaw": lambda t: pg.thaw(t, "**"),
+    "label": lambda t: pg.label(t, {"a": "**"}, default="b"),
+    "ravel": lambda t: pg.ravel(t, lambda m: m),
+    "items": pg.items,
+    "mask": pg.mask,
+    "is_nondiff": lambda t: pg.is_nondiff(t, "**"),
+    "stop_gradient": lambda t: pg.stop_gradient(t, lambda m: m),
+    "unwrap": pg.unwrap,
+    "apply_updates": lambda t: pg.apply_updates(t, t),
+    "summary": lambda t: str(pg.summary(t)),
+    "show": lambda t: pg.show(t).svg(),
+}
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("name", NAMING_A_LEAF)
+def test_a_leaf_is_named_at_any_depth_or_refused(name, kind):
+    wrap = (lambda t: [t]) if kind is list else (lambda t: {"k": t})
+    for depth, leaf in itertools.product((700, 2000), (2.0, pg.NonDiff(2.0))):
+        # In a thread: on Python 3.11, JAX leaves the levels that it counted where it met the limit.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread, contextlib.suppress(errors.PartgradError):
+            assert thread.submit(NAMING_A_LEAF[name], nested(depth, wrap, leaf)).result() is not None
+
+
+@pytest.mark.parametrize("name", ["grad", "select", "replace", "freeze", "label"])
+def test_a_held_leaf_is_named_below_three_hundred_levels(name):
+    assert NAMING_A_LEAF[name](nested(300, lambda t: [t], pg.NonDiff(2.0))) is not None
 
 
 @pytest.mark.parametrize("name", [*ON_ANY_TREE, "check"])

@@ -935,6 +935,16 @@ ROWS = {
         ],
         [6.0, 0.0],
     ),
+    "keys that cannot be sorted": (
+        lambda: pg.grad(value, wrt={1: "a", "b": "b"}),
+        lambda: pg.grad(lambda t: t["b"] ** 2, wrt={"one": "b"})({"b": 3.0})["one"],
+        [6.0],
+    ),
+    "auxiliary data that is not there": (
+        lambda: pg.grad(lambda x: x[0], has_aux=True, unused="error")(jnp.ones((3, 3))),
+        lambda: [pg.grad(lambda x: (x**2, "aux"), has_aux=True)(3.0)[0], pg.grad(lambda x: x**2)(3.0)],
+        [6.0, 6.0],
+    ),
     "a container in itself": (
         lambda: pg.grad(lambda t: 0.0)(endless()),
         lambda: pg.grad(lambda t: sum(t) ** 2)([1.0] * 3),

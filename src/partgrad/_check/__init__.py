@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from .._message import at, listed
-from .._transforms import Arguments, Call, refuse_options
-from .._trees import describe, flatten, refuse_uncallable
+from .._transforms import Arguments, Call
+from .._trees import describe, flatten, refuse_non_bools, refuse_uncallable
 from ..errors import ArgumentError, NotDifferentiableError
 from .examine import Options, examine, is_rounding_products, refuse_tracers, with_new_arguments
 from .finding import Finding as Finding
@@ -156,7 +156,7 @@ def _refuse_options(
     has_aux: Any, forward: Any, intended: Any, exhaustive: Any, search: Any, bounds: Any, seed: Any, directions: Any
 ) -> None:
     """Raise if an option has a value that it cannot have."""
-    refuse_options({"has_aux": has_aux, "forward": forward, "exhaustive": exhaustive})
+    refuse_non_bools(has_aux=has_aux, forward=forward, exhaustive=exhaustive)
     is_whole = lambda value: isinstance(value, int | np.integer) and not isinstance(value, bool)
     is_meant = lambda value: isinstance(value, str) or callable(value)
     is_several = isinstance(intended, Iterable) and not isinstance(intended, Mapping)
@@ -207,11 +207,18 @@ def _is_number(value: Any) -> bool:
 def _undisturbed() -> Iterator[None]:
     """A context in which NaN, infinity, transfers and promotion raise no error: the check looks for them or has them.
 
-    By default, an accelerator multiplies matrices with fewer digits than the dtype has.
+    By default, an accelerator multiplies matrices with fewer digits than the dtype has. With `jax_disable_jit`, each
+    operation of what the check evaluates many times, loops among them, would run by itself: it would take hours.
     """
     products = jax.default_matmul_precision("highest") if is_rounding_products() else contextlib.nullcontext()
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
-    refusals = jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"), *promotion
+    refusals = (
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        jax.transfer_guard("allow"),
+        *promotion,
+        jax.disable_jit(False),
+    )
     with np.errstate(all="ignore"), contextlib.ExitStack() as contexts:
         for context in (*refusals, products):
             contexts.enter_context(context)

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from .._transforms import refuse_options
+from .._trees import refuse_non_bools
 from ..errors import CheckError
 from .finding import SEVERITIES, Finding, plain
 from .verdict import ERROR, INCONCLUSIVE, OK, worst
@@ -84,7 +84,7 @@ class GradientReport:
             CheckError: If not `ok`. It is an `AssertionError` as well.
             ArgumentError: If `allow_inconclusive` is no bool.
         """
-        refuse_options({"allow_inconclusive": allow_inconclusive})
+        refuse_non_bools(allow_inconclusive=allow_inconclusive)
         if self.ok or (allow_inconclusive and self.verdict == INCONCLUSIVE):
             return self
         fix = (

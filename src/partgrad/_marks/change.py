@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._trees import is_differentiable
+from .._trees import is_differentiable, too_deep
 from .cover import Cover, KeyPath
 from .fields import MARKS, children_of, rebuild, schema_of
 from .foreign import is_foreign_mark, is_wrapper_class
@@ -47,7 +47,10 @@ def remarked(tree: Any, leaves: Collection[int], held: bool, nodes: Collection[P
     after = [held if place.start in changed else place.is_held for place in layout.leaves]
     named = frozenset((place.depth, place.start, place.stop) for place in nodes)
     visitor = _Visitor(layout, changed, after, list(map(is_differentiable, values)), named)
-    new = jax.tree.structure(_realized(*visitor.visit(layout.root, _FREE, False, False, False)))
+    try:
+        new = jax.tree.structure(_realized(*visitor.visit(layout.root, _FREE, False, False, False)))
+    except (RecursionError, SystemError) as error:
+        raise too_deep(tree) from error
     if is_open(treedef):
         old, layout = (Layout(each.unflatten(range(each.num_leaves))) for each in (treedef, new))
         for number, level in open_leaves(old).items():

@@ -28,6 +28,7 @@ import jax
 from jax.tree_util import GetAttrKey
 from typing_extensions import dataclass_transform
 
+from .._trees import refuse_non_bools
 from ..errors import DataclassError
 from .code import compile_init, compile_tree_functions
 from .fields import (
@@ -114,6 +115,7 @@ def field(
     if nondiff and static:
         raise static_and_nondiff("`field`")
     marks = {name: given for name, given in (("nondiff", nondiff), ("static", static)) if given is not None}
+    refuse_non_bools(**marks, init=init, repr=repr, compare=compare)
     return dataclasses.field(
         default=default,
         default_factory=default_factory,

@@ -109,17 +109,38 @@ def _marks_above(place: Place) -> Iterator[tuple[Any, KeyPath, Cover | None]]:
 
 def without_marks(treedef: Any, declared: bool = False) -> Any:
     """A treedef without any marks, or with only those that classes declare."""
-    data = treedef.node_data()
-    if data is None or data[0] is type(None):
-        return treedef
-    kind, aux = data
-    children = [without_marks(child, declared) for child in treedef.children()]
-    if kind is NonDiff:
-        return children[0]
-    if type(aux) is Marks:
-        schema, static = kind.__dict__[SCHEMA], {name for name, _ in aux.static}
-        aux = schema.marks(tuple(n for n in schema.nondiff if declared and n not in static), aux.static)
-    return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), children)
+
+    def bare(node: Any, children: list[Any], *_: Any) -> Any:
+        kind, aux = node.node_data()
+        if kind is NonDiff:
+            return children[0]
+        if type(aux) is Marks:
+            schema, static = kind.__dict__[SCHEMA], {name for name, _ in aux.static}
+            aux = schema.marks(tuple(n for n in schema.nondiff if declared and n not in static), aux.static)
+        return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), children)
+
+    return _rebuilt(treedef, bare)
+
+
+def _rebuilt(treedef: Any, change: Callable[[Any, list[Any], bool, tuple[int, ...]], Any]) -> Any:
+    """A treedef whose nodes are changed, from the leaves up: without recursion, as JAX flattens deeper trees than that.
+
+    `change` takes a node, its children after the change, whether they are the same objects as before, and the node's
+    route, and returns the new node.
+    """
+    nodes: list[tuple[Any, tuple[int, ...]]] = [(treedef, ())]
+    starts = []
+    for node, route in nodes:
+        starts.append(len(nodes))
+        nodes += [(child, (*route, number)) for number, child in enumerate(node.children())]
+    after = [node for node, _ in nodes]
+    ends = [*starts[1:], len(nodes)]
+    for number, (node, route) in reversed(list(enumerate(nodes))):
+        data, below = node.node_data(), range(starts[number], ends[number])
+        if data is not None and data[0] is not type(None):
+            is_same = all(after[i] is nodes[i][0] for i in below)
+            after[number] = change(node, [after[i] for i in below], is_same, route)
+    return after[0]
 
 
 def united(first: Any, second: Any) -> Any:
@@ -139,24 +160,22 @@ def _map_covers(
     treedef: Any,
     change: Callable[..., Cover],
     change_class: Callable[[type, tuple[int, ...]], type] = lambda kind, _: kind,
-    route: tuple[int, ...] = (),
 ) -> Any:
     """A treedef with other covers on its marks; the same object if nothing changes.
 
     `change` takes a cover, the route of the marked node and the marked field (None for a wrapper), and returns the
     new cover. `change_class` takes the class of a node and its route, and returns the class that is there instead.
     """
-    data = treedef.node_data()
-    if data is None or data[0] is type(None):
-        return treedef
-    children = treedef.children()
-    mapped = [_map_covers(child, change, change_class, (*route, number)) for number, child in enumerate(children)]
-    before, kind = data[1], change_class(data[0], route)
-    aux = _changed(kind, before, lambda cover, field: change(cover, route, field))
-    is_same = kind is data[0] and aux is before
-    if is_same and all(new is old for new, old in zip(mapped, children, strict=True)):
-        return treedef
-    return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), mapped)
+
+    def changed(node: Any, children: list[Any], is_same: bool, route: tuple[int, ...]) -> Any:
+        before, old = node.node_data()
+        kind = change_class(before, route)
+        aux = _changed(kind, old, lambda cover, field: change(cover, route, field))
+        if is_same and kind is before and aux is old:
+            return node
+        return PyTreeDef.from_node_data_and_children(default_registry, (kind, aux), children)
+
+    return _rebuilt(treedef, changed)
 
 
 def _changed(kind: Any, aux: Any, change: Callable[[Cover, str | None], Cover]) -> Any:

@@ -1,9 +1,8 @@
 """Remove the wrappers from a tree."""
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
-import jax
-
+from .._trees import flatten
 from .nondiff import NonDiff
 from .static import Static
 
@@ -28,4 +27,5 @@ def unwrap(tree: T) -> T:
         {'a': 2.0, 'n': 3}
     """
     is_wrapper = lambda node: isinstance(node, NonDiff | Static)
-    return jax.tree.map(lambda node: unwrap(node.value) if is_wrapper(node) else node, tree, is_leaf=is_wrapper)
+    nodes, treedef = flatten(tree, is_wrapper)
+    return cast(T, treedef.unflatten([unwrap(node.value) if is_wrapper(node) else node for node in nodes]))

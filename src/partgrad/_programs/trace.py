@@ -105,15 +105,20 @@ def _traced(function: Callable[..., Any], leaves: list[Any], treedef: Any) -> Tr
 def _traced_with(function: Callable[..., Any], leaves: list[Any], treedef: Any, is_traced: Any) -> TracedCall:
     given = _Mixed(treedef, [_TRACED if is_traced(leaf) else leaf for leaf in leaves])
     operands = [leaf for leaf in leaves if is_traced(leaf)]
-    closed, shape = jax.make_jaxpr(functools.partial(_flat, function, given), return_shape=True)(*operands)
-    jaxpr, consts = jaxpr_and_consts(closed)
+    results: list[_Mixed] = []
+
+    def traced(*operands: Any) -> Operands:
+        arrays, result = _flat(function, given, *operands)
+        # Not as the structure of the output, of which JAX keeps the last 4,096.
+        results.append(result)
+        return arrays
+
+    jaxpr, consts = jaxpr_and_consts(jax.make_jaxpr(traced)(*operands))
 
     def result(outputs: Operands) -> Any:
-        outputs = [as_array(output, atom.aval) for output, atom in zip(outputs, jaxpr.outvars, strict=True)]
-        outcome = jax.tree.structure(shape).unflatten(outputs)
-        return outcome.result.put(outcome.arrays)
+        return results[0].put([as_array(out, atom.aval) for out, atom in zip(outputs, jaxpr.outvars, strict=True)])
 
-    again = lambda *operands: _flat(function, given, *operands).arrays
+    again = lambda *operands: _flat(function, given, *operands)[0]
     return TracedCall(jaxpr, consts, operands, again, result)
 
 
@@ -193,20 +198,9 @@ class _Mixed:
         return self.treedef.unflatten([next(rest) if leaf is _TRACED else leaf for leaf in self.constants])
 
 
-class _Outcome:
-    """The traced outputs of a call, and everything else it returned as static data."""
-
-    def __init__(self, arrays: Operands, result: _Mixed):
-        self.arrays, self.result = arrays, result
-
-
-jax.tree_util.register_pytree_node(
-    _Outcome, lambda o: ((o.arrays,), o.result), lambda result, c: _Outcome(c[0], result)
-)
-
-
-def _flat(function: Callable[..., Any], given: _Mixed, *operands: Any) -> _Outcome:
+def _flat(function: Callable[..., Any], given: _Mixed, *operands: Any) -> tuple[Operands, _Mixed]:
+    """The arrays that a call returns, and everything else that it returns."""
     args, kwargs = given.put(list(operands))
     leaves, treedef = jax.tree.flatten(function(*args, **kwargs))
     constants = [_TRACED if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-    return _Outcome([leaf for leaf in leaves if isinstance(leaf, jax.Array)], _Mixed(treedef, constants))
+    return [leaf for leaf in leaves if isinstance(leaf, jax.Array)], _Mixed(treedef, constants)

@@ -16,7 +16,6 @@ from .._trees import (
     is_differentiable,
     kind_of,
     refuse_uncallable,
-    too_deep,
     written,
 )
 from ..errors import ArgumentError, PartsError, SelectionError
@@ -337,11 +336,7 @@ def _remarked(tree: T, wrt: Any, held: bool) -> T:
     nodes = _whole(target, chosen) if held else []
     # `freeze` states explicitly what a mark does silently: the derivative of a leaf that is open here ends.
     leaves = [_stopped(leaf, held and i in chosen) for i, leaf in enumerate(target.leaves)]
-    try:
-        skeleton = remarked(tree, chosen, held, nodes)
-    except RecursionError as error:
-        raise too_deep(tree) from error
-    return cast(T, skeleton.unflatten(leaves))
+    return cast(T, remarked(tree, chosen, held, nodes).unflatten(leaves))
 
 
 def _not_thawed(place: Place) -> SelectionError:

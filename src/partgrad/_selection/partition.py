@@ -11,7 +11,7 @@ import numpy as np
 
 from .._marks import Layout, alike, first_difference, united
 from .._message import at
-from .._trees import INTEGER, convert, describe, in_jax, is_known, kind_of, stays_numpy
+from .._trees import INTEGER, convert, describe, flatten, in_jax, is_known, kind_of, stays_numpy
 from ..errors import PartsError
 from .selectors import Selector, as_selection
 from .target import Target, unflatten_part
@@ -74,9 +74,9 @@ def combine(*parts: T) -> T:
     """
     if not parts:
         raise PartsError("`combine` got no parts.", fix="pass what `partition` returned: combine(selected, rest).")
-    whole, treedef = jax.tree.flatten(parts[0], is_leaf=_is_none)
+    whole, treedef = flatten(parts[0], _is_none)
     for number, part in enumerate(parts[1:], start=1):
-        leaves, own = jax.tree.flatten(part, is_leaf=_is_none)
+        leaves, own = flatten(part, _is_none)
         if own != treedef:
             if not alike(own, treedef):
                 raise _differ(parts[0], number, part)
@@ -141,8 +141,8 @@ def apply_updates(tree: T, updates: Any, wrt: Selector = None) -> T:
     """
     if wrt is not None:
         return _updated_part(tree, updates, wrt)
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_none)
-    changes, other = jax.tree.flatten(updates, is_leaf=_is_none)
+    leaves, treedef = flatten(tree, _is_none)
+    changes, other = flatten(updates, _is_none)
     if not alike(other, treedef):
         raise _misfit(*first_difference(_filled(tree), _filled(updates)))
     path_of = lambda i: Layout(_filled(tree)).leaves[i].path
@@ -153,9 +153,9 @@ def apply_updates(tree: T, updates: Any, wrt: Selector = None) -> T:
 def _updated_part(tree: T, updates: Any, wrt: Selector) -> T:
     target = Target(tree, as_selection(wrt))
     template = target.shaped(list(range(len(target.plan.indices))))
-    changes, found = jax.tree.flatten(updates, is_leaf=_is_none)
+    changes, found = flatten(updates, _is_none)
     # What is None on both sides is not selected; what is None among the updates alone stays.
-    numbers, expected = jax.tree.flatten(template, is_leaf=_is_none)
+    numbers, expected = flatten(template, _is_none)
     if not alike(found, expected):
         raise _misfit(*first_difference(_filled(template), _filled(updates)), wrt)
     values = target.selected

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._trees import convert, dtype_of, in_jax, is_known, shape_of, tied, written
-from ..errors import ArgumentError, PartsError
+from .._trees import convert, dtype_of, in_jax, is_known, refuse_non_bools, shape_of, tied
+from ..errors import PartsError
 from .selectors import Selector, as_selection
 from .target import Target, entry_names
 
@@ -145,12 +145,7 @@ def ravel(tree: Any, wrt: Selector = None, *, tie: bool = False) -> tuple[jax.Ar
         >>> pg.ravel({"encode": weight, "decode": weight}, tie=True)[1].names
         ("['decode'][0]", "['decode'][1]")
     """
-    if not isinstance(tie, bool):
-        raise ArgumentError(
-            f"`tie` is {written(tie):.60}.",
-            "Expected True or False.",
-            fix="write tie=True for one set of entries for each array, or omit it.",
-        )
+    refuse_non_bools(tie=tie)
     unravel = Unravel(Target(tree, as_selection(wrt)), tie)
     return unravel.vector, unravel
 

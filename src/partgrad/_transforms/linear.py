@@ -47,6 +47,7 @@ def _prepared(
 ) -> _Prepared:
     fix = "pass the function itself, and its arguments beside it."
     refuse_uncallable(transform, f, "the function to differentiate", fix)
+    refuse_options({"has_aux": has_aux, "double_where": double_where})
     if not isinstance(primals, tuple | list):
         raise ArgumentError(
             f"`partgrad.{transform}` got {type(primals).__name__} {primals!r:.60} as primals.",

@@ -27,16 +27,17 @@ def watch(call: Call, leaves: list[Any], gradients: Sequence[Any], has_aux: bool
     found_bad = [jnp.any(~jnp.isfinite(gradient)) for gradient in gradients]
     is_bad = lax.stop_gradient(functools.reduce(jnp.logical_or, found_bad))
     # Outside of `jit`, a program would be made on every call.
-    if is_known(is_bad) and not jax.device_get(is_bad):
+    found = is_bad if is_known(is_bad) else _in_batch(is_bad)
+    if is_known(found) and not jax.device_get(found):
         return
     name = getattr(call.f, "__name__", type(call.f).__name__)
     program = Recorded(call, (leaves,), {}, [True] * len(leaves), call.paths, has_aux)
     operands = program.taken()
-    found, treedef = jax.tree.flatten((tuple(call.args), call.kwargs))
+    given, treedef = jax.tree.flatten((tuple(call.args), call.kwargs))
     # Without the arrays, which may be tracers and are not to be kept alive.
-    others = [None if _has_value(leaf) else (leaf,) for leaf in found]
-    are_references = [isinstance(leaf, jax.Ref) for leaf in found]
-    arrays = [read(leaf) for leaf in found if _has_value(leaf)]
+    others = [None if _has_value(leaf) else (leaf,) for leaf in given]
+    are_references = [isinstance(leaf, jax.Ref) for leaf in given]
+    arrays = [read(leaf) for leaf in given if _has_value(leaf)]
     count = len(operands)
 
     def arguments(arrays: Operands) -> Any:
@@ -54,6 +55,18 @@ def watch(call: Call, leaves: list[Any], gradients: Sequence[Any], has_aux: bool
 
 def _has_value(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.Ref)
+
+
+@custom_vmap
+def _in_batch(is_bad: Any) -> Any:
+    """Whether any member of the batch is bad: a known value under a `jax.vmap` that is not inside of `jit`."""
+    return is_bad
+
+
+@_in_batch.def_vmap
+def _in_batch_of_batches(size: int, batched: Any, is_bad: Any) -> Any:
+    found = jnp.any(is_bad)
+    return found if is_known(found) else _in_batch(found), False
 
 
 def _hand_over(arrive: Callable[..., None], is_bad: Any, operands: Operands) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 import numpy as np
 
 from .._selection import Selector
+from .._trees import refuse_non_bools
 from ..errors import ArgumentError
 from .arguments import Argnames, Argnums
 
@@ -75,9 +76,7 @@ def refuse_options(options: dict[str, Any]) -> None:
                 f"Expected {' or '.join(map(repr, choices))}.".replace(" or ", ", ", len(choices) - 2),
                 fix=f"{', or '.join(choices.values())}.",
             )
-    for name in ("has_aux", "holomorphic", "double_where", "forward", "exhaustive", "allow_inconclusive"):
-        if not isinstance(options.get(name, False), bool | np.bool_):
-            raise ArgumentError(f"`{name}` is {options[name]!r:.60}.", "Expected a bool.", fix=f"write {name}=True.")
+    refuse_non_bools(**{name: options[name] for name in ("has_aux", "holomorphic", "double_where") if name in options})
     named = [own for own in (options.get("argnums"), options.get("argnames")) if own is not None]
     if named and not any(not isinstance(own, tuple | list) or own for own in named):
         raise ArgumentError(

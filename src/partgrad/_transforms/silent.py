@@ -50,13 +50,16 @@ def _what_decides(call: Call) -> Hashable:
     """What tells apart calls in which a function may take different branches; None if that cannot be kept."""
     own = {target.position for target in call.targets}
     args = {i: arg for i, arg in enumerate(call.args) if i not in own}
-    try:
-        leaves, treedef = jax.tree.flatten((args, {name: arg for name, arg in call.kwargs.items() if name not in own}))
-    except (TypeError, ValueError):
-        # An argument that is no tree of JAX, such as a dict whose keys cannot be sorted.
-        return None
-    if reaches_array(data_of(treedef)):
-        return None
+    kwargs = {name: arg for name, arg in call.kwargs.items() if name not in own}
+    leaves, treedef = [], None
+    if args or kwargs:
+        try:
+            leaves, treedef = jax.tree.flatten((args, kwargs))
+        except (TypeError, ValueError):
+            # An argument that is no tree of JAX, such as a dict whose keys cannot be sorted.
+            return None
+        if reaches_array(data_of(treedef)):
+            return None
     leaves += [leaf for target in call.targets for leaf in target.leaves]
     return treedef, tuple(map(_decisive, leaves))
 

@@ -12,7 +12,12 @@ from .elements import (
 )
 from .equality import trees_equal as trees_equal
 from .exact import compared_exactly as compared_exactly, exact_key as exact_key
-from .functions import accepts as accepts, parameters_of as parameters_of, refuse_uncallable as refuse_uncallable
+from .functions import (
+    accepts as accepts,
+    parameters_of as parameters_of,
+    refuse_non_bools as refuse_non_bools,
+    refuse_uncallable as refuse_uncallable,
+)
 from .leaf import (
     describe as describe,
     dtype_of as dtype_of,

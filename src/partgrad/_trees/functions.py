@@ -1,7 +1,9 @@
-"""Functions that users pass in: their parameters, and the error for what is not a function."""
+"""What users pass to a function: functions, their parameters, and switches, with the errors for what is neither."""
 
 import inspect
 from typing import Any
+
+import numpy as np
 
 from ..errors import ArgumentError
 from .leaf import written
@@ -40,3 +42,10 @@ def refuse_uncallable(
             f"Expected {expected}.",
             fix=fix.format(wrapper),
         )
+
+
+def refuse_non_bools(**switches: object) -> None:
+    """Raise if an option that is on or off is not a bool: a string such as "no" would count as True."""
+    for name, given in switches.items():
+        if not isinstance(given, bool | np.bool_):
+            raise ArgumentError(f"`{name}` is {written(given):.60}.", "Expected a bool.", fix=f"write {name}=True.")

@@ -1,7 +1,7 @@
 """Leaves: whether they can be differentiated, and how their types are written."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -166,10 +166,13 @@ def written(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def flatten(tree: Any) -> tuple[list[Any], Any]:
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
     """The leaves and the structure of a tree that may contain anything."""
     try:
-        return jax.tree.flatten(tree)
+        if is_leaf is not None:
+            # On Python 3.11 a callback of JAX that meets the limit leaves no levels, not even to raise an error.
+            jax.tree.structure(tree)
+        return jax.tree.flatten(tree, is_leaf)
     except (RecursionError, SystemError) as error:
         raise too_deep(tree) from error
 

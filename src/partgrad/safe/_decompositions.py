@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from .._trees import refuse_non_bools
 from ._rule import arrays, operand
 
 # The rounding error of a computed eigenvalue, in units of the largest one's last place, for each row of the matrix.
@@ -51,6 +52,7 @@ def eigh(a: ArrayLike, UPLO: str | None = None, symmetrize_input: bool = True) -
         M. B. Giles (2008), An extended collection of matrix derivative results for forward and reverse mode automatic
         differentiation, section 3.1.
     """
+    refuse_non_bools(symmetrize_input=symmetrize_input)
     a = operand(a)
     if not arrays(a):
         return jnp.linalg.eigh(a, UPLO, symmetrize_input)
@@ -115,6 +117,7 @@ def svd(
         M. B. Giles (2008), An extended collection of matrix derivative results for forward and reverse mode automatic
         differentiation, section 3.2; J. Townsend (2016), Differentiating the singular value decomposition.
     """
+    refuse_non_bools(full_matrices=full_matrices, compute_uv=compute_uv, hermitian=hermitian)
     a = operand(a)
     if not arrays(a) or subset_by_index is not None:
         return jnp.linalg.svd(a, full_matrices, compute_uv, hermitian, subset_by_index)

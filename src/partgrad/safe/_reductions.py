@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from .._trees import refuse_non_bools
 from ._elementwise import power
 from ._rule import Operands, SafeRule, arrays, call, check, moved, operand
 
@@ -58,6 +59,7 @@ def norm(
         [[0.6 0.8]
          [0.  0. ]]
     """
+    refuse_non_bools(keepdims=keepdims)
     x = operand(x)
     if not arrays(x):
         return jnp.linalg.norm(x, ord, axis, keepdims)
@@ -229,6 +231,7 @@ def _moments(
     a: Any, where: Any, mean: Any, ddof: Any, correction: Any, **static: Any
 ) -> tuple[Operands, dict[str, Any]]:
     """Separate what may be traced from what may not."""
+    refuse_non_bools(keepdims=static["keepdims"])
     given = {"a": a, "where": where, "mean": mean, "ddof": ddof, "correction": correction}
     # Not without the operand itself, of which `jax.numpy` says what it is.
     given = {name: operand(x) for name, x in given.items() if x is not None or name == "a"}
@@ -301,6 +304,7 @@ def logsumexp(
         >>> print(jax.grad(safe.logsumexp)(jnp.array([-jnp.inf, 2.0])))
         [0. 1.]
     """
+    refuse_non_bools(keepdims=keepdims, return_sign=return_sign)
     given = {name: operand(x) for name, x in {"a": a, "b": b, "where": where}.items() if x is not None or name == "a"}
 
     def value(o: Operands) -> Any:
