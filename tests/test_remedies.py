@@ -900,6 +900,11 @@ ROWS = {
         lambda: pg.jvp(lambda x: x**2, (3.0,), (1.0,), double_where=True)[1],
         [6.0],
     ),
+    "keys of two kinds": (
+        lambda: pg.grad(value, wrt={1: "a.x", "y": "a.y"})(TREE),
+        lambda: list(pg.grad(value, wrt={"1": "a.x", "y": "a.y"})(TREE).values()),
+        [15.0, 10.0],
+    ),
     "no arguments": (
         lambda: pg.jacrev(product, argnums=()),
         lambda: [pg.jacrev(product)(2.0, 3.0), *pg.jacrev(product, argnums=(0, 1))(2.0, 3.0)],
