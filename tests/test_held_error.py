@@ -146,6 +146,7 @@ class Mode(enum.Enum):
     [
         (lambda a, b: b, {"a": True, "b": False}, {"b": True, "a": False}),
         (lambda mode: mode is Mode.BUILD, {"mode": Mode.KEEP}, {"mode": Mode.BUILD}),
+        (lambda mode: bool(mode), {"mode": np.bool_(False)}, {"mode": np.bool_(True)}),
         (lambda mode: mode > 1.0, {"mode": 0.5}, {"mode": 1.5}),
         (lambda mode: mode == "build", {"mode": "keep"}, {"mode": "build"}),
         (lambda config: config["build"], {"config": {"build": False}}, {"config": {"build": True}}),

@@ -60,7 +60,7 @@ def _prepared(
             "Expected options that are not about the primals, since a value inside the function is none.",
             fix=f"leave {unfit[0]} out.",
         )
-    refuse_options({"has_aux": has_aux, "double_where": double_where, "argnums": argnums, "argnames": argnames})
+    refuse_options({"has_aux": has_aux, "double_where": double_where})
     arguments = Arguments.of_primals(f, primals, wrt, argnums, argnames, double_where)
     call = arguments.call(primals, {}, has_aux)
     options = {name: _flags(own, call) if name in _OF_PRIMALS else own for name, own in options.items()}

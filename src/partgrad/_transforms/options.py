@@ -77,13 +77,6 @@ def refuse_options(options: dict[str, Any]) -> None:
                 fix=f"{', or '.join(choices.values())}.",
             )
     refuse_non_bools(**{name: options[name] for name in ("has_aux", "holomorphic", "double_where") if name in options})
-    named = [own for own in (options.get("argnums"), options.get("argnames")) if own is not None]
-    if named and not any(not isinstance(own, tuple | list) or own for own in named):
-        raise ArgumentError(
-            "`argnums` and `argnames` name no argument.",
-            "Expected the position or the name of an argument, or several.",
-            fix="omit both for the first argument, or write argnums=(0, 1).",
-        )
     size = options.get("chunk_size")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1):
         raise ArgumentError(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._marks import EXPLICIT, Watch, mark_in
 from .._message import at, listed
@@ -16,8 +17,8 @@ from .._trees import data_of, reaches_array
 from ..errors import HeldError
 from .call import Call
 
-# Arguments that decide which branch a function takes.
-_FLAGS = (bool, int, float, complex, str, bytes, enum.Enum)
+# Arguments of these types, and members of enums, decide which branch a function takes.
+_FLAGS = (bool, int, float, complex, str, bytes)
 
 
 def refuse_silent_zeros(call: Call, f: Callable[..., Any], has_aux: bool) -> None:
@@ -66,12 +67,14 @@ def _what_decides(call: Call) -> Hashable:
 
 def _decisive(leaf: Any) -> Hashable:
     kind = type(leaf)
-    if isinstance(leaf, _FLAGS):
+    if kind in _FLAGS or isinstance(leaf, enum.Enum | np.generic):
         return kind, leaf
+    if isinstance(leaf, jax.Array | np.ndarray | jax.Ref):
+        return kind, leaf.shape, leaf.dtype
     if callable(leaf):
         with contextlib.suppress(TypeError):
             return weakref.ref(leaf)
-    return kind, getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    return (kind,)
 
 
 def _names(call: Call) -> str:
