@@ -219,3 +219,16 @@ def test_primitives_of_others_are_transposed_at_arrays(number):
     assert jax.grad(pg.double_where(f))(3.0) == 12.0
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize("flag", ["jax_debug_nans", "jax_debug_infs"])
+def test_under_jit_a_flag_stops_only_at_what_is_returned(flag):
+    guarded = pg.double_where(lambda x: jnp.where(x > 0, jnp.sqrt(x), 0.0))
+    selected = pg.double_where(lambda x: jnp.where(x >= 0, jnp.log(x), 0.0))
+    with flag_set(flag):
+        assert jax.jit(jax.grad(guarded))(0.0) == 0.0
+        assert jax.jit(jax.grad(jax.grad(guarded)))(0.0) == 0.0
+        assert jax.jit(lambda x: jax.jvp(guarded, (x,), (1.0,))[1])(0.0) == 0.0
+        if flag == "jax_debug_infs":
+            with pytest.raises(FloatingPointError):
+                jax.jit(jax.grad(selected))(0.0)

@@ -293,3 +293,7 @@ def test_the_pictures_of_the_page_are_those_that_are_drawn(capsys):
 if __name__ == "__main__":
     for name, text in pictures_of_the_page().items():
         (DOCS / "_static" / "pictures" / name).write_text(text, encoding="utf-8")
+
+
+def test_a_static_integer_of_five_thousand_digits():
+    assert "an int of 16,610 bits" in str(pg.show({"x": 1.0, "n": pg.Static(10**5000), "m": pg.Static([10**5000])}))

@@ -24,7 +24,15 @@ _FIRST, _LAST = 20, 5
 _DEPTH = 40
 # No mean is computed for larger arrays.
 _ENTRIES = 10**6
-_REPR = reprlib.Repr()
+
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to write more than 4,300 digits.
+        return super().repr_int(x, level) if x.bit_length() < 10_000 else f"an int of {x.bit_length():,} bits"
+
+
+_REPR = _Short()
 _REPR.maxstring = _REPR.maxother = 40
 
 
