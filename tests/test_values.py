@@ -60,6 +60,22 @@ def test_no_text_of_a_leaf_or_a_path_is_read_as_html(text, make):
         assert text not in page
 
 
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_of_a_report_is_read_as_html(text):
+    def f(tree):
+        return jnp.sqrt(tree[text]) ** 2
+
+    f.__name__ = f.__qualname__ = text
+    page = pg.check(f)({text: jnp.array([0.0, 1.0])})._repr_html_()
+    assert text not in page
+
+
+@pytest.mark.parametrize("mark", [lambda n: n, pg.NonDiff, pg.Static])
+def test_a_notebook_shows_integers_of_any_length(mark):
+    # What treescope makes is compressed; it raised.
+    assert "differentiated" in pg.show({"n": mark(-LONG), "model": Model(1.0, mark(LONG)), "short": 3})._repr_html_()
+
+
 def test_integers_of_any_length_are_shown():
     tree = {"n": LONG, "m": -LONG, "x": 1.0}
     assert [row.value for row in pg.summary(tree).rows] == ["-1e5000", "1e5000", "1"]

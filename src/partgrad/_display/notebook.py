@@ -8,6 +8,10 @@ from typing import Any
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
 from .look import LOOKS
+from .values import written_integer
+
+# An integer of more bits may have more digits than Python writes; the limit can be set to this and not below.
+_BITS = 2048
 
 
 def is_available() -> bool:
@@ -38,7 +42,12 @@ def rendered(tree: Any, kinds: Mapping[str, str], caption: str) -> str:
             rendering_parts.roundtrip_condition(not_roundtrip=symbol), node_renderer(node, path)
         )
 
-    renderer = treescope.active_renderer.get().extended_with(wrapper_hooks=[with_symbol])
+    def long_integer(node: Any, path: str | None, subtree_renderer: Any) -> Any:
+        # Python, and so treescope, writes no more than some thousand digits.
+        is_long = type(node) is int and node.bit_length() > _BITS
+        return rendering_parts.text(written_integer(node)) if is_long else NotImplemented
+
+    renderer = treescope.active_renderer.get().extended_with(handlers=[long_integer], wrapper_hooks=[with_symbol])
     with treescope.active_renderer.set_scoped(renderer):
         drawing = treescope.render_to_html(tree)
     return f'{drawing}\n<p style="white-space:pre-line">{html.escape(caption)}</p>'

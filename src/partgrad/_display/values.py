@@ -38,7 +38,7 @@ def value_of(leaf: Any) -> str:
     if kind_of(leaf) is None or math.prod(shape_of(leaf)) == 0:
         return ""
     if not is_differentiable(leaf):
-        return _integer(np.asarray(leaf).item()) if shape_of(leaf) == () else ""
+        return written_integer(np.asarray(leaf).item()) if shape_of(leaf) == () else ""
     if math.prod(shape_of(leaf)) == 1:
         return f"{np.asarray(leaf).astype(_wide(leaf)).item():.4g}"
     with np.errstate(all="ignore"):
@@ -46,7 +46,8 @@ def value_of(leaf: Any) -> str:
     return f"{mean:.3g} ± {spread:.2g}"
 
 
-def _integer(number: int) -> str:
+def written_integer(number: int) -> str:
+    """An integer as text; its size if it has more digits than Python writes."""
     try:
         return str(number)
     except ValueError:
