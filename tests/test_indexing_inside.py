@@ -310,6 +310,7 @@ def test_as_a_decorator_of_any_function():
     assert gradient.tolist() == [0, 2, 2]
 
 
+@pytest.mark.filterwarnings("ignore:A derivative ends")
 def test_of_a_model_with_marks():
     @pg.dataclass
     class Table:

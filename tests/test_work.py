@@ -48,7 +48,8 @@ def calls_of(function):
 
 
 def total(function):
-    return sum(calls_of(function).values())
+    # What is dropped to make room for a new structure depends on what ran before.
+    return sum(count for name, count in calls_of(function).items() if "_drop_oldest" not in name)
 
 
 @pytest.fixture
