@@ -70,6 +70,8 @@ def test_no_text_of_a_report_is_read_as_html(text):
     assert text not in page
 
 
+# treescope imports numpy.char, which newer versions of numpy deprecate.
+@pytest.mark.filterwarnings("ignore:The chararray class")
 @pytest.mark.parametrize("mark", [lambda n: n, pg.NonDiff, pg.Static])
 def test_a_notebook_shows_integers_of_any_length(mark):
     # What treescope makes is compressed; it raised.
