@@ -112,7 +112,7 @@ class Call:
         kwargs: Its keyword arguments.
         targets: The selected arguments.
         is_tuple: Whether its derivative is a tuple.
-        inside: The names of the selected values inside the function by the keys of the gradient, by None if it is one.
+        inside: The names of the selected values inside the function, by the keys of the gradient or by `ALONE`.
 
     Attributes:
         level: The level at which the call opens marks; 0 if it opens none.
@@ -286,11 +286,8 @@ class Call:
 
     def annotate(self, error: Exception) -> None:
         """Say in an error of JAX about trees that do not match which marks are open; once."""
-        if not self.level or isinstance(error, PartgradError) or not isinstance(error, TypeError | ValueError):
-            return
-        if not speaks_of_structures(error):
-            return
-        if not _is_noted(error):
+        is_of_jax = isinstance(error, TypeError | ValueError) and not isinstance(error, PartgradError)
+        if self.level and is_of_jax and speaks_of_structures(error) and not _is_noted(error):
             error.add_note(self._note())
 
     def _note(self) -> str:

@@ -14,7 +14,7 @@ from .arguments import Argnames, Argnums, F
 from .call import Call
 from .options import GradOptions, NonFinite, Unused, documented
 from .state import write_back
-from .transform import Derivative, Shaped, transform
+from .transform import Derivative, Shaped, transform, without_value
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,7 +73,7 @@ def grad(
     See Also:
         `value_and_grad`; `partition` and `combine`, for transforms of other libraries; `check`, to test a gradient.
     """
-    return transform(grad, _gradient, "Gradient", _without_value, locals())
+    return transform(grad, _gradient, "Gradient", without_value, locals())
 
 
 @overload
@@ -117,10 +117,6 @@ def value_and_grad(
         `grad`; `apply_updates`, for a step with the gradient.
     """
     return transform(value_and_grad, _gradient, "Value and gradient", _with_value, locals())
-
-
-def _without_value(found: Derivative, has_aux: bool) -> Any:
-    return (found.derivative, found.aux) if has_aux else found.derivative
 
 
 def _with_value(found: Derivative, has_aux: bool) -> Any:

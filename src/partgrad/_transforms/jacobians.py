@@ -11,7 +11,7 @@ from .arguments import Argnames, Argnums
 from .call import Call
 from .options import JacobianOptions, NonFinite, ProductOptions, Unused, documented, refuse_options
 from .pieces import IN_PIECES
-from .transform import Derivative, Shaped, derivative_of, described, transform
+from .transform import Derivative, Shaped, derivative_of, described, transform, without_value
 
 P = ParamSpec("P")
 X = TypeVar("X")
@@ -57,7 +57,7 @@ def jacfwd(
     See Also:
         `jacrev`, which costs less where there are fewer outputs than selected numbers; `jvp`, for one direction.
     """
-    return transform(jacfwd, functools.partial(_jacobian, name="jacfwd"), "Jacobian", _derivative, locals())
+    return transform(jacfwd, functools.partial(_jacobian, name="jacfwd"), "Jacobian", without_value, locals())
 
 
 @overload
@@ -99,7 +99,7 @@ def jacrev(
     See Also:
         `jacfwd`, which costs less where there are fewer selected numbers than outputs; `vjp`, for one cotangent.
     """
-    return transform(jacrev, functools.partial(_jacobian, name="jacrev"), "Jacobian", _derivative, locals())
+    return transform(jacrev, functools.partial(_jacobian, name="jacrev"), "Jacobian", without_value, locals())
 
 
 jacobian = jacrev
@@ -144,11 +144,7 @@ def hessian(
     See Also:
         `hvp`, for the product with a vector; `ravel`, for the Hessian as one matrix.
     """
-    return transform(hessian, functools.partial(_jacobian, name="hessian"), "Hessian", _derivative, locals())
-
-
-def _derivative(found: Derivative, has_aux: bool) -> Any:
-    return (found.derivative, found.aux) if has_aux else found.derivative
+    return transform(hessian, functools.partial(_jacobian, name="hessian"), "Hessian", without_value, locals())
 
 
 def _jacobian(
@@ -231,7 +227,7 @@ def hvp(
 
     # Positional only: `f` may have parameters of these names.
     def product(x: Any, v: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return _derivative(derivative((x, *args), kwargs, v), has_aux)
+        return without_value(derivative((x, *args), kwargs, v), has_aux)
 
     return described("hvp", f, product)
 

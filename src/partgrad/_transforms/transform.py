@@ -27,6 +27,11 @@ class Derivative(NamedTuple):
     aux: Any = None
 
 
+def without_value(found: Derivative, has_aux: bool) -> Any:
+    """What a transform returns that is asked for the derivative alone."""
+    return (found.derivative, found.aux) if has_aux else found.derivative
+
+
 def transform(
     public: F, compute: Callable[..., Derivative], title: str, returned: Callable[..., Any], given: dict[str, Any]
 ) -> F:
