@@ -130,7 +130,7 @@ def check(
 
 
 def _refuse_unmovable(call: Call) -> None:
-    """Raise if a differentiated leaf is no array of numbers, such as an object of a hijax class."""
+    """Raise if finite differences cannot move a differentiated leaf, such as an object of a hijax class."""
     paths = [path for path, leaf in zip(call.paths, call.selected, strict=True) if not _is_movable(leaf)]
     if paths:
         first, *rest = paths

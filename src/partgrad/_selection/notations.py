@@ -50,7 +50,7 @@ def as_fix(code: str) -> str:
 
 
 def meant_by_text(skeleton: Skeleton, text: str) -> Reading | None:
-    """What a text means that is no path of partgrad, or none of this tree."""
+    """What a text means if partgrad cannot read it as a path, or the tree has no such path."""
     tokens = tokens_of(text)
     if not tokens:
         return Reading("It is the path of a tree that is one leaf.", "None") if not text.strip() else None
