@@ -112,9 +112,9 @@ def _transpose(step: Step, given: tuple[int, ...], avals: list[Any]) -> ClosedJa
 
 def _anywhere(jaxpr: Jaxpr) -> Jaxpr:
     """A jaxpr whose equations do not say where they come from, since it may be kept and used elsewhere."""
-    names = source_info_util.new_name_stack()
-    sources = (equation.source_info.replace(traceback=None, name_stack=names) for equation in jaxpr.eqns)
-    return jaxpr.replace(eqns=[e.replace(source_info=source) for e, source in zip(jaxpr.eqns, sources, strict=True)])
+    # `SourceInfo.replace(traceback=None)` would keep the traceback.
+    nowhere = source_info_util.new_source_info()
+    return jaxpr.replace(eqns=[equation.replace(source_info=nowhere) for equation in jaxpr.eqns])
 
 
 def contains_custom(equation: JaxprEqn) -> bool:
