@@ -77,8 +77,9 @@ class Skeleton:
         self.combined: dict[Hashable, Match] = {}
         self.failure: Exception | None = None
         self.holds_arrays = False
+        self._data = data_of(treedef)
         # Nodes of a kind share theirs.
-        data = list({id(own): own for own in data_of(treedef)}.values())
+        data = list({id(own): own for own in self._data}.values())
         try:
             self.layout = Layout(self._build(tree, treedef), treedef)
             # The usual marks hold nothing.
@@ -92,6 +93,11 @@ class Skeleton:
         # A path tells the keys 1, True and an enum's 1 apart.
         keys = itertools.chain.from_iterable(own for own in data if isinstance(own, list | tuple))
         self.has_typed_keys = self.typed is not None and any(type(key) is not str for key in keys)
+
+    def is_of(self, treedef: Any) -> bool:
+        """Whether a treedef that compares equal to this one's also has static data of the same types."""
+        # Nearly always the same objects: the key of a treedef takes longer than most selectors.
+        return all(map(_is_same, self._data, data_of(treedef))) or self.typed == typed_treedef(treedef)
 
     @cached_property
     def nodes(self) -> list[Place]:
@@ -265,6 +271,15 @@ def _is_exact(data: Any) -> bool:
     return isinstance(data, str | type | types.FunctionType | Cover | Marks | StaticData | None)
 
 
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether auxiliary data that compares equal is seen at once to be the same in every respect."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if type(one) in (tuple, list):
+        return all(map(_is_same, one, other))
+    return type(one) in (bool, int, str)
+
+
 # Not an OrderedDict, which would hash a treedef, slowly, at every step of an iteration.
 _skeletons: dict[Any, Skeleton] = {}
 _clock = itertools.count()
@@ -279,8 +294,7 @@ def skeleton_of(tree: Any, treedef: Any, exactly: bool = False) -> Skeleton:
     with contextlib.suppress(Exception):
         found = _skeletons[treedef]
         compares_types = found.typed is not None and (exactly or found.has_typed_keys)
-        is_same = not compares_types or found.typed == typed_treedef(treedef)
-        if is_same and found.registrations == registrations():
+        if (not compares_types or found.is_of(treedef)) and found.registrations == registrations():
             found.used = next(_clock)
             return found
     new = Skeleton(tree, treedef)

@@ -31,7 +31,7 @@ _SEQUENCES = frozenset({tuple, list, set, frozenset})
 # Classes that have no hash because they hold other values.
 _CONTAINERS = (list, dict, set, slice, np.ndarray)
 # Classes whose instances are equal only if they are the same in every respect.
-_EXACT: set[type] = {int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented)}
+_EXACT: set[type] = {int, bool, str, bytes, type, types.FunctionType, *map(type, (None, ..., NotImplemented))}
 
 
 def compared_exactly(cls: C) -> C:
