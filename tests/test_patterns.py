@@ -10,7 +10,7 @@ from hypothesis import example, given, strategies as st
 import partgrad as pg
 from partgrad import errors
 from partgrad._marks import Layout
-from partgrad._selection import patterns
+from partgrad._skeletons import patterns
 
 GLOBS = st.lists(st.sampled_from(["a", "b", "ab", "*"]), min_size=1, max_size=7).map("".join)
 NAMES = st.lists(st.sampled_from(["a", "b", "ab", "c"]), min_size=1, max_size=9).map("".join)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import partgrad as pg
 from partgrad._marks import hold
-from partgrad._selection import skeletons
+from partgrad._skeletons import skeletons
 from partgrad._trees.reach import reaches_array
 
 

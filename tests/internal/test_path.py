@@ -15,7 +15,7 @@ from messages import refused
 from models import RBF, Config, Flax, Linear, Point
 from partgrad import NonDiff, errors
 from partgrad._marks.layout import Layout
-from partgrad._selection import patterns as key_paths
+from partgrad._skeletons import patterns as key_paths
 from partgrad._trees import paths as text_of_paths
 
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from .._marks import Layout, Place, open_leaves
-from .._selection import Plan, Target
+from .._selection import Target
+from .._skeletons import Plan
 from .._trees import describe, is_differentiable, tied
 
 # How many places of one array are named.

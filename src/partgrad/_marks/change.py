@@ -101,7 +101,7 @@ class _Visitor:
         Returns:
             The node with other marks inside it, and the mark of its place.
         """
-        node, numbers = place.value, range(place.start, place.stop)
+        node, numbers = place.value, place.numbers
         if not passed and self._changed.isdisjoint(numbers):
             return node, mark
         is_named = is_named or (place.depth, place.start, place.stop) in self._named

@@ -131,6 +131,11 @@ class Place:
             place = place.parent
 
     @property
+    def numbers(self) -> range:
+        """The numbers of its leaves."""
+        return range(self.start, self.stop)
+
+    @property
     def is_held(self) -> bool:
         """Whether a mark at this place or above holds all of it."""
         return self.mark >= 0

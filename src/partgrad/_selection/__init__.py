@@ -11,11 +11,11 @@ from .edit import (
     thaw as thaw,
 )
 from .intermediate import Intermediate as Intermediate, intermediate as intermediate
+from .kinds import held as held
 from .label import label as label
 from .partition import apply_updates as apply_updates, combine as combine, partition as partition
-from .plan import Plan as Plan
 from .public import each as each, exclude as exclude, matching as matching, of_type as of_type, path as path
 from .ravel import Unravel as Unravel, ravel as ravel
-from .selectors import Selection as Selection, Selector as Selector, as_selection as as_selection, held as held
-from .skeletons import keep as keep
+from .selection import Selection as Selection
+from .selectors import Selector as Selector, as_selection as as_selection
 from .target import Form as Form, Target as Target

@@ -1,22 +1,16 @@
 """Choosing: from the places that a selector names or describes to a plan, with the rules about marks."""
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-
-import jax
 
 from .._marks import Place, remarked
 from .._message import at, listed
+from .._skeletons import LEAF, Found, Match, Node, Part, Pick, Plan, Skeleton, place_of, refuse_twice
 from .._trees import Elements, describe, is_differentiable, joined, overlap
 from ..errors import NoMatchError, NotDifferentiableError, SelectionError
-from .plan import Found, Match, Node, Part, Pick, Plan
-from .skeletons import Skeleton
 
-LEAF = jax.tree.structure(0)
 # How many leaves an error names in its remedy.
 _NAMED = 4
-_IS_LEAF = operator.attrgetter("is_leaf")
 NOTHING_DIFFERENTIABLE = "Nothing in what it selects is floating or complex."
 
 
@@ -43,11 +37,6 @@ class _Named(NamedTuple):
 
     leaves: list[Place]
     is_thawed: bool
-
-
-def place_of(pick: "Place | Pick") -> Place:
-    """The place of a leaf, or of the leaf that elements are taken of."""
-    return pick.place if isinstance(pick, Pick) else pick
 
 
 def _named(skeleton: Skeleton, place: Place) -> _Named:
@@ -98,7 +87,7 @@ def _choose_named(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
         place = place_of(pick)
         refuse_undifferentiable(skeleton, place)
         named = _named(skeleton, place)
-        considered += range(place.start, place.stop)
+        considered += place.numbers
         selected += [pick] * len(named.leaves) if isinstance(pick, Pick) else named.leaves
         own = [leaf.start - place.start for leaf in named.leaves]
         nodes.append(Node(place.route, place.stop - place.start, own, named.is_thawed))
@@ -123,7 +112,7 @@ def _choose_described(skeleton: Skeleton, match: Match, rules: Rules) -> Plan:
     # Whether a leaf has these elements depends on its shape.
     is_wide = rules.is_wide or any(isinstance(pick, Pick) for pick in match.places)
     count = len(skeleton.leaves)
-    considered = range(count) if is_wide else dict.fromkeys(i for pick in match.places for i in _range(pick))
+    considered = range(count) if is_wide else dict.fromkeys(i for pick in match.places for i in place_of(pick).numbers)
     leaves, elements = skeleton.layout.leaves, [found[i] for i in selected]
     return _plan(skeleton, match, [leaves[i] for i in selected], elements, considered)
 
@@ -163,11 +152,6 @@ def _plan(
     return plan
 
 
-def _range(pick: "Place | Pick") -> range:
-    place = place_of(pick)
-    return range(place.start, place.stop)
-
-
 def leaves_in(skeleton: Skeleton, match: Match, is_strict: bool) -> Found:
     """The leaves, or elements of leaves, in the places of a match, marks aside.
 
@@ -190,7 +174,7 @@ def leaves_in(skeleton: Skeleton, match: Match, is_strict: bool) -> Found:
         elif place.is_leaf:
             whole.update([place.start] if skeleton.is_wanted(place.start, is_itself=True) else [])
         else:
-            whole.update(filter(skeleton.is_wanted, range(place.start, place.stop)))
+            whole.update(filter(skeleton.is_wanted, place.numbers))
     merged = {i: joined(own) for i, own in chosen.items() if i not in whole}
     return {**dict.fromkeys(sorted(whole)), **merged}
 
@@ -241,29 +225,3 @@ def refuse_undifferentiable(skeleton: Skeleton, place: Place) -> None:
         f"Expected a floating or complex leaf, got {leaf}.",
         fix=f"{remedy}, or select the node around it: non-differentiable leaves inside are skipped.",
     )
-
-
-def refuse_twice(
-    skeleton: Skeleton, groups: "Sequence[Sequence[Place | Pick]]", counts: Callable[[int], bool] | None = None
-) -> None:
-    """Raise if a leaf that counts, or an element of one, is twice in a group; those count that can be selected."""
-    flat = [pick for group in groups for pick in group]
-    if len(set(flat)) == len(flat) and all(map(_IS_LEAF, flat)):
-        return
-    counts = counts or (lambda i: skeleton.is_wanted(i) and not skeleton.is_held(i))
-    for group in groups:
-        several: dict[int, list[Elements]] = {}
-        for pick in group:
-            for i in _range(pick):
-                several.setdefault(i, []).append(pick.elements if isinstance(pick, Pick) else None)
-        twice = (
-            i
-            for i, chosen in several.items()
-            if (len(chosen) > 1 or chosen[0] is not None) and overlap(chosen) and counts(i)
-        )
-        for i in twice:
-            raise SelectionError(
-                f"The selector returns {at(skeleton.path(i))} twice.",
-                "A leaf may appear once: its gradient has one place to go.",
-                fix="return it once, or the node around it alone.",
-            )

@@ -6,7 +6,9 @@ from typing import Any
 
 from .._trees import accepts
 from ..errors import SelectorTypeError
-from .selectors import CallableSelection, Matching, OfType, Path, Selection, Selector, WholePath, as_selection
+from .kinds import CallableSelection, Matching, OfType, Path, WholePath
+from .selection import Selection
+from .selectors import Selector, as_selection
 
 
 def _refused(name: str, found: object, expected: str, fix: str) -> SelectorTypeError:

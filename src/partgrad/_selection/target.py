@@ -10,11 +10,10 @@ import numpy as np
 
 from .._marks import alike, first_difference, refuse_forgotten, with_open_marks, without_marks
 from .._message import at
+from .._skeletons import Bound, Plan, Purpose, Skeleton, keep, skeleton_of
 from .._trees import Elements, flatten, overwrite, put, reaches_array, shape_of, take
 from ..errors import PartsError, SelectionError
 from .choose import choose
-from .plan import Plan, Purpose
-from .skeletons import Bound, Skeleton, keep, skeleton_of
 
 
 def resolve(selection: Any, skeleton: Skeleton, tree: Any, leaves: list[Any], purpose: Purpose) -> Plan:

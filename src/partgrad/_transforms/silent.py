@@ -12,7 +12,7 @@ import numpy as np
 from .._marks import EXPLICIT, Watch, mark_in
 from .._message import at, listed
 from .._programs import Chain, arrivals, line, reaching, running_line
-from .._selection import keep
+from .._skeletons import keep
 from .._trees import data_of, reaches_array
 from ..errors import HeldError
 from .call import Call

@@ -26,6 +26,7 @@ from .leaf import (
     hijax_type as hijax_type,
     is_array as is_array,
     is_differentiable as is_differentiable,
+    is_node as is_node,
     number_class as number_class,
     shape_of as shape_of,
     tied as tied,

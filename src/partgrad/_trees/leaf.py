@@ -109,6 +109,12 @@ def is_array(value: Any) -> bool:
     return isinstance(value, jax.Array)
 
 
+def is_node(value: Any) -> bool:
+    """Whether an object is a node of a tree with leaves, other than a plain container or a function."""
+    plain = tuple | list | dict | jax.tree_util.Partial | None
+    return not isinstance(value, plain) and jax.tree_util.is_tree_node(type(value)) and bool(jax.tree.leaves(value))
+
+
 def shape_of(leaf: Any) -> tuple[int, ...]:
     """The shape of an array or a Python number; an AttributeError for anything else."""
     return () if isinstance(leaf, int | float | complex) else leaf.shape

@@ -2,17 +2,19 @@
 
 import functools
 import inspect
+import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from .._compat import refuses_argument_of
 from .._marks import Place
+from .._message import at
+from .._trees import Elements, overlap
 from ..errors import ElementError, SelectionError, SlotError
-from .choose import LEAF, refuse_twice
-from .plan import Match, Pick
+from .plan import LEAF, Match, Pick, place_of
 from .skeletons import Skeleton, refuse_changes
 from .slots import ElementSlot, Slot, computed
 
@@ -23,6 +25,7 @@ _TRACED = (
 )
 # What a node says that lacks what it is asked for, rather than what goes wrong inside it.
 _ASKING = frozenset({"__getattr__", "__getitem__", "__missing__"})
+_IS_LEAF = operator.attrgetter("is_leaf")
 
 
 class Misfit(Exception):
@@ -206,3 +209,29 @@ def _to_places(returned: Any, skeleton: Skeleton) -> Any:
 def is_static(returned: Any) -> bool:
     """Whether what a function returned is static data, of which a tree knows no place."""
     return isinstance(returned, int | float | str)
+
+
+def refuse_twice(
+    skeleton: Skeleton, groups: "Sequence[Sequence[Place | Pick]]", counts: Callable[[int], bool] | None = None
+) -> None:
+    """Raise if a leaf that counts, or an element of one, is twice in a group; those count that can be selected."""
+    flat = [pick for group in groups for pick in group]
+    if len(set(flat)) == len(flat) and all(map(_IS_LEAF, flat)):
+        return
+    counts = counts or (lambda i: skeleton.is_wanted(i) and not skeleton.is_held(i))
+    for group in groups:
+        several: dict[int, list[Elements]] = {}
+        for pick in group:
+            for i in place_of(pick).numbers:
+                several.setdefault(i, []).append(pick.elements if isinstance(pick, Pick) else None)
+        twice = (
+            i
+            for i, chosen in several.items()
+            if (len(chosen) > 1 or chosen[0] is not None) and overlap(chosen) and counts(i)
+        )
+        for i in twice:
+            raise SelectionError(
+                f"The selector returns {at(skeleton.path(i))} twice.",
+                "A leaf may appear once: its gradient has one place to go.",
+                fix="return it once, or the node around it alone.",
+            )

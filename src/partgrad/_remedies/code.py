@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .._marks import Place
+from .._skeletons import Skeleton, matching_places, name_of, parse
 from .._trees import is_differentiable
 from ..errors import NoMatchError
-from .patterns import matching_places, name_of, parse
-from .skeletons import Skeleton
 
 # How many parts a remedy joins by `|` at most.
 JOINED = 12
@@ -35,7 +34,7 @@ def code_for(skeleton: Skeleton, places: Sequence[Place], tries: Iterable[str] =
     counted = [
         i for i, leaf in enumerate(skeleton.leaves) if not free or (is_differentiable(leaf) and not leaves[i].is_held)
     ]
-    inside = lambda some: {i for place in some for i in range(place.start, place.stop)}
+    inside = lambda some: {i for place in some for i in place.numbers}
     wanted = inside(places).intersection(counted)
     if not wanted:
         return ""

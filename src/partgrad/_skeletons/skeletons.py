@@ -206,7 +206,7 @@ class Skeleton:
         if not leaves or not all(isinstance(leaf, Slot) and leaf._owner is self for leaf in leaves):
             return None
         numbers = [leaf._number for leaf in leaves]
-        same = [p for p in self.layout.places if numbers == list(range(p.start, p.stop)) and _is_copy(node, p.value)]
+        same = [p for p in self.layout.places if numbers == list(p.numbers) and _is_copy(node, p.value)]
         return same[-1] if same else None
 
 

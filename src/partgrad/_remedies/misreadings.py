@@ -7,16 +7,13 @@ from typing import Any
 
 from .._marks import Layout, refuse_forgotten
 from .._message import at, listed, near_misses
+from .._skeletons import Misfit, Skeleton, bools_in, is_static, names_of
 from .._trees import accepts
 from ..errors import NoMatchError, SelectionError, SelectorTypeError
-from .callables import Misfit, is_static
+from .code import spelled
 from .habits import meant_by_object, merged
-from .masks import bools_in
 from .notations import Reading
-from .patterns import names_of
 from .questions import labels_in, meant_by_function
-from .remedies import spelled
-from .skeletons import Skeleton
 
 
 def not_a_selector(wrt: Any, skeleton: Skeleton | None = None) -> SelectorTypeError:

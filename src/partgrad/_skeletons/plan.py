@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 
 from .._marks import Place
@@ -20,6 +21,7 @@ Found: TypeAlias = dict[int, Elements]
 
 # The most elements that a kept plan may name.
 _ELEMENTS = 4096
+LEAF = jax.tree.structure(0)
 
 
 class Pick:
@@ -40,6 +42,11 @@ class Pick:
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+
+def place_of(pick: "Place | Pick") -> Place:
+    """The place of a leaf, or of the leaf that elements are taken of."""
+    return pick.place if isinstance(pick, Pick) else pick
 
 
 class Match(NamedTuple):

@@ -9,15 +9,11 @@ import jax
 import numpy as np
 
 from .._marks import Layout, Place
+from .._skeletons import MISFITS, Seen, Skeleton, bools_in, masked_places, name_of
 from .._trees import accepts, is_differentiable
 from ..errors import SelectionError, SlotError
-from .callables import MISFITS
-from .masks import bools_in, masked_places
+from .code import asked, code_for, code_of_value, joined, spelled
 from .notations import Reading, code_of_text
-from .patterns import name_of
-from .remedies import asked, code_for, code_of_value, joined, spelled
-from .skeletons import Skeleton
-from .slots import Seen
 
 
 class _Question(NamedTuple):

@@ -10,11 +10,21 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from .._marks import Layout, Place, refuse_forgotten
 from .._message import at, listed, near_misses
+from .._skeletons import (
+    MISFITS,
+    PatternStep,
+    Skeleton,
+    code_of,
+    elements_at,
+    matching_places,
+    name_of,
+    names_of,
+    parse,
+    parts_of,
+    places_by_step,
+)
 from ..errors import NoMatchError, SlotError
-from .callables import MISFITS, code_of, parts_of
 from .notations import VALUES, as_pattern, is_readable, meant_by_text
-from .patterns import PatternStep, elements_at, matching_places, name_of, names_of, parse, places_by_step
-from .skeletons import Skeleton
 
 # In at most this many places, every path is compared with a misspelled one.
 _COMPARED = 2000

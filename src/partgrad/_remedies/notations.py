@@ -11,11 +11,10 @@ from jax.tree_util import FlattenedIndexKey, SequenceKey
 
 from .._marks import Layout, Place
 from .._message import at
+from .._skeletons import Skeleton, elements_at, fits, name_of, parse
 from .._trees import written
 from ..errors import SelectionError
-from .patterns import elements_at, fits, name_of, parse
-from .remedies import JOINED, code_for, joined, places_at
-from .skeletons import Skeleton
+from .code import JOINED, code_for, joined, places_at
 
 # Names of the whole, which other libraries write before a path or in place of one.
 _WHOLE = frozenset({"params", "parameters", "variables", "model", "module", "net", "self", "state", "all"})

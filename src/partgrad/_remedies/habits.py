@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._trees import dtype_of, is_differentiable
+from .._skeletons import Skeleton
+from .._trees import dtype_of, is_differentiable, is_node
+from .code import code_for, joined, lambda_of, places_at, spelled
 from .notations import Reading, as_glob, code_of_text, led_to, meant_by_text, pattern_of, tokens_of
 from .questions import meant_by_function
-from .remedies import code_for, joined, lambda_of, places_at, spelled
-from .skeletons import Skeleton
 
 
 def may_mean_a_part(wrt: Any) -> bool:
@@ -39,12 +39,6 @@ def _is_selector(item: Any) -> bool:
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, jax.Array | np.ndarray)
-
-
-def is_node(value: Any) -> bool:
-    """Whether an object is a node of a tree with leaves, other than a plain container or a function."""
-    plain = tuple | list | dict | jax.tree_util.Partial | None
-    return not isinstance(value, plain) and jax.tree_util.is_tree_node(type(value)) and bool(jax.tree.leaves(value))
 
 
 def meant_by_object(skeleton: Skeleton, wrt: Any) -> Reading | None:
