@@ -1,6 +1,7 @@
 """Fixtures shared by the tests, and what a run says of itself."""
 
 import os
+import zlib
 from pathlib import Path
 
 import jax
@@ -18,6 +19,9 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 # `--hypothesis-profile=long`: every law, a hundred times as often.
 settings.register_profile("long", settings.get_profile("patient"), max_examples=10_000)
 settings.load_profile("patient")
+
+# Of the slow tests, which share runs: "1/2" or "2/2". No option: tests start other suites, which inherit options.
+SHARE = os.environ.get("SHARE_OF_SLOW_TESTS", "1/1")
 
 
 def pytest_addoption(parser):
@@ -50,8 +54,23 @@ def pytest_configure(config):
         config.option.markexpr = ""
 
 
+def pytest_collection_modifyitems(config, items):
+    """Deselect the slow tests of other shares. The name of a test decides, so any version of Python shares alike."""
+    share, shares = map(int, SHARE.split("/"))
+    others = [
+        item
+        for item in items
+        if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % shares != share - 1
+    ]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_report_header(config):
-    return f"tables: {'whole' if tables.whole else f'sampled with seed {tables.SEED}'}"
+    sampled = "whole" if tables.whole else f"sampled with seed {tables.SEED}"
+    return f"tables: {sampled}; share of the slow tests: {SHARE}"
 
 
 @pytest.fixture(params=[False, True], ids=["x32", "x64"])

@@ -276,6 +276,7 @@ def test_values_and_what_is_printed_stay(tmp_path, capsys, recwarn):
     assert jax.grad.__module__.startswith("jax")
 
 
+@pytest.mark.slow
 def test_a_function_is_checked_at_a_few_points(tmp_path):
     """The NaN is not at the first point."""
 
@@ -288,6 +289,7 @@ def test_a_function_is_checked_at_a_few_points(tmp_path):
     assert len(result.functions) == 1
 
 
+@pytest.mark.slow
 def test_functions_of_one_line_that_close_over_others(tmp_path):
     """The second of three is wrong; all have one line, and are differentiated at one."""
 
@@ -329,6 +331,7 @@ def test_time_is_bounded(tmp_path, options, which):
     assert f"time for {which}" in result.left[0].reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_up", [True, False], ids=["no time to search", "time to search"])
 def test_a_search_does_not_take_the_time_of_the_checks(tmp_path, monkeypatch, is_up):
     """Everything is checked first; what there is no time to search is said, and nothing that was found is lost."""
@@ -354,6 +357,7 @@ def test_a_search_does_not_take_the_time_of_the_checks(tmp_path, monkeypatch, is
     assert ("silence is no proof" in text(result, settings)) is not is_up
 
 
+@pytest.mark.slow
 def test_a_function_that_was_running_is_intended_by_its_name(tmp_path, monkeypatch):
     file = tmp_path / "quantized_model.py"
     file.write_text(
@@ -377,6 +381,7 @@ def test_a_function_that_was_running_is_intended_by_its_name(tmp_path, monkeypat
     assert result.unmatched == [("intended", "quantized_model.nothing"), ("intended", "jax.numpy.where")]
 
 
+@pytest.mark.slow
 def test_intended(tmp_path):
     file = tmp_path / "model.py"
     file.write_text(
@@ -453,6 +458,7 @@ def test_what_is_skipped(tmp_path):
     assert "no function of this project" in text(result, settings)
 
 
+@pytest.mark.slow
 def test_results_of_workers_are_joined(tmp_path):
     result, settings = recorded(tmp_path, lambda: jax.grad(broken)(jnp.zeros(2)))
     assert len(joined([result, result]).causes) == 1
@@ -460,6 +466,7 @@ def test_results_of_workers_are_joined(tmp_path):
     assert "broken" in page(result, settings)
 
 
+@pytest.mark.slow
 def test_workers_that_meet_one_cause_in_different_leaves(tmp_path):
     """Each result has one of the leaves; together they have both."""
     product = lambda x, y: jnp.sum(jnp.sqrt(x * y))
@@ -472,6 +479,7 @@ def test_workers_that_meet_one_cause_in_different_leaves(tmp_path):
     assert [one.causes[0].finding["leaves"] for one in results] == [["x"], ["y"]]
 
 
+@pytest.mark.slow
 def test_precision_is_kept(tmp_path):
     """In float32 the difference would be lost."""
     with jax.enable_x64(True):
@@ -519,6 +527,7 @@ def test_transforms_that_were_imported_by_name_before(project, workers):
     assert lines_of(json.loads(report.read_text())) == {(f"helpers.py:{LENGTH}", "nan"), (f"helpers.py:{LOG}", "nan")}
 
 
+@pytest.mark.slow
 def test_transforms_that_a_module_has_imported(tmp_path, monkeypatch):
     module = types.ModuleType("early")
     module.__file__, module.derivative, original = str(tmp_path / "early.py"), jax.grad, jax.grad
@@ -528,6 +537,7 @@ def test_transforms_that_a_module_has_imported(tmp_path, monkeypatch):
     assert module.derivative is jax.grad is original
 
 
+@pytest.mark.slow
 def test_threads_at_once(tmp_path):
     count = 6
     functions, barrier = [_scaled(factor) for factor in range(1, count + 1)], threading.Barrier(count)

@@ -52,6 +52,7 @@ def test_side_arguments_and_keywords_are_passed_on():
     assert quiet(f)({"x": jnp.array([1.0, 2.0, 3.0])}, 2, power=3, shift=jnp.array([1, 2])).ok
 
 
+@pytest.mark.slow
 def test_an_equinox_model():
     model = eqx.nn.MLP(2, "scalar", 4, 1, key=jax.random.key(0))
     report = quiet(lambda model, x: model(x) ** 2)(model, jnp.array([0.3, 0.7]))
@@ -59,6 +60,7 @@ def test_an_equinox_model():
     assert "layers[0].weight" in str(report)
 
 
+@pytest.mark.slow
 def test_several_outputs_of_any_shape():
     @jax.custom_vjp
     def transposed(matrix, x):
@@ -75,6 +77,7 @@ def test_several_outputs_of_any_shape():
     assert finding.rule.name.endswith(".transposed")
 
 
+@pytest.mark.slow
 def test_exhaustive_finds_the_element():
     @jax.custom_jvp
     def f(x):
@@ -218,6 +221,7 @@ def _scaled_forward(x, by):
 _scaled.defvjp(_scaled_forward, lambda by, cotangent: (cotangent * by, None), symbolic_zeros=True)
 
 
+@pytest.mark.slow
 def test_a_rule_that_refuses_an_operand_may_be_tried():
     inner = jax.jit(_scaled)
     f = lambda x: jnp.sum(inner(x, jnp.float32(2)) * x.at[jnp.array([0, 1, 5])].get(mode="clip"))
@@ -226,6 +230,7 @@ def test_a_rule_that_refuses_an_operand_may_be_tried():
     assert [finding.kind for finding in report.findings] == ["oob"]
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_zero_but_for_rounding_is_right(x64):
     inputs = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 

@@ -37,6 +37,7 @@ def depth(x, is_used):
     return x
 
 
+@pytest.mark.slow
 def test_the_line_inside_a_function_that_a_library_compiles():
     loss = lambda p: depth(p["x"], True) + p["y"] ** 2
     point = {"x": S(0.0), "y": S(2.0)}
@@ -46,6 +47,7 @@ def test_the_line_inside_a_function_that_a_library_compiles():
     assert (finding.leaves, finding.where) == (("['x']",), line("wrapped"))
 
 
+@pytest.mark.slow
 def test_of_several_that_stop_a_leaf_the_last_is_named():
     def argmax_of_softmax(p):
         chosen = jnp.argmax(jax.nn.softmax(p["logits"]))  # fault: last
@@ -97,6 +99,7 @@ def test_a_sampler_that_jax_does_not_compile(draw, severity, reason, request):
     assert finding.where.startswith("test_check_blame.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_used", "kind"), [(False, "zero"), (True, "mismatch")])
 def test_a_draw_that_the_user_fixed_is_no_warning(is_used, kind):
     """It is what the warning about a silently zero draw recommends."""
@@ -109,6 +112,7 @@ def test_a_draw_that_the_user_fixed_is_no_warning(is_used, kind):
     assert report.ok
 
 
+@pytest.mark.slow
 def test_a_draw_by_hand_from_cumulated_probabilities():
     def chosen(p, key):
         cumulated = jnp.cumsum(jax.nn.softmax(p["logits"]))
@@ -119,6 +123,7 @@ def test_a_draw_by_hand_from_cumulated_probabilities():
     assert ("zero", "warning", "['logits']") not in found
 
 
+@pytest.mark.slow
 def test_every_kind_of_tie():
     def tied(p):
         ordered = (jnp.sort(p["sort"]) * F(1, 2)).sum()
@@ -158,12 +163,14 @@ def test_a_function_that_asks_whether_it_is_traced():
     assert found["value", "error", ""].reason == "python"
 
 
+@pytest.mark.slow
 def test_digits_that_cancel():
     found = findings(lambda x: (1.0 - jnp.cos(x)) / x**2, 1e-3)
     assert set(found) == {("precision", "warning", "")}
     assert found["precision", "warning", ""].where.startswith("test_check_blame.py")
 
 
+@pytest.mark.slow
 def test_the_safe_function_to_call_is_that_of_what_is_written():
     infinite = lambda p: jnp.log(jnp.sum(jnp.exp(p["lse"]))) + jnp.sqrt(jnp.sum(jnp.sin(p["sum"])))
     found = findings(infinite, {"lse": jnp.full(3, -jnp.inf), "sum": F(0, 0)})
@@ -276,6 +283,7 @@ def test_the_wrong_derivative_of_a_complex_number_is_shown_along_a_direction():
     assert isinstance(finding.figures.derivative, float)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit])
 def test_the_last_named_value_before_the_operation_is_said(jit):
     def energy(p):

@@ -22,6 +22,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_at_most_three_times_those_of_a_gradient_and_then_none(name, compilations):
     function = FUNCTIONS[name]
@@ -52,6 +53,7 @@ def test_what_is_kept_is_of_the_program_and_not_of_its_numbers():
         assert pg.check(lambda x, rule=wrong: rule(x), progress=False)(X).ok == (factor == 2.0)
 
 
+@pytest.mark.slow
 def test_lines_are_those_of_the_function_that_is_checked():
     first = lambda x: jnp.sum(jnp.sqrt(x - x))
     second = lambda x: jnp.sum(jnp.sqrt(x - x))

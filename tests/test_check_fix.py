@@ -57,6 +57,7 @@ REMEDIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REMEDIES)
 def test_who_follows_a_remedy_is_warned_of_nothing(name):
     function, point, remedy, followed = REMEDIES[name]
@@ -91,6 +92,7 @@ NOT_FIXED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_FIXED)
 def test_what_does_not_agree_is_no_fix(name):
     function, point = NOT_FIXED[name]
@@ -113,6 +115,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_named_is_what_was_written(name):
     function, point, operations = NAMES[name]

@@ -51,6 +51,7 @@ def severities(f, *args, **options):
     return report, {f.kind: f.severity for f in report.findings}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [lax.stop_gradient, target, "['target']"], ids=["stop_gradient", "function", "leaf"])
 def test_a_stop_is_excused_and_a_wrong_scatter_is_not(what):
     report, found = severities(both, POINT, intended=what)
@@ -58,6 +59,7 @@ def test_a_stop_is_excused_and_a_wrong_scatter_is_not(what):
     assert report.verdict == "error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [f"{__name__}.target", f"{__name__}.clipped", "jax.lax.stop_gradient"])
 def test_a_function_by_its_qualified_name(what):
     f = lambda p: both(p) + clipped(p["online"])
@@ -75,6 +77,7 @@ def test_a_name_of_nothing_is_stale():
     assert not any(f.intended for f in report.findings)
 
 
+@pytest.mark.slow
 def test_one_rule_does_not_excuse_another_of_the_same_name():
     f = lambda p: twice(p["a"]) + thrice(p["b"])
     point = {"a": 0.3, "b": 0.4}
@@ -95,6 +98,7 @@ def test_a_rule_by_itself_by_its_function_or_by_the_name_that_the_report_prints(
     assert [f.intended for f in report.findings] == [True]
 
 
+@pytest.mark.slow
 def test_a_line():
     (finding, *_) = pg.check(both, progress=False)(POINT).findings
     assert finding.kind == "oob"
@@ -103,6 +107,7 @@ def test_a_line():
     assert report.ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["stop_gradient", "clipped", "twice", "target", jnp.sin, severities, "other.py:3"])
 def test_a_word_or_another_function_excuses_nothing(what):
     report, found = severities(both, POINT, intended=what)

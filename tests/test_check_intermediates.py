@@ -49,6 +49,7 @@ def several(x):
     return wrong(checkpoint_name(x, "h1")).sum() + checkpoint_name(x**2, "h2").sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "wrt", "wrong_paths"),
     [
@@ -117,6 +118,7 @@ def wrong_by_little(x):
 wrong_by_little.defjvp(lambda p, t: (jnp.log(p[0]), t[0] / p[0] * 1.001))
 
 
+@pytest.mark.slow
 def test_the_search_moves_the_value():
     f = lambda x: jnp.where((h := checkpoint_name(x, "h")) > 0, h / jnp.sqrt(h), 0.0).sum()
     report = quiet(f, H, search=True, bounds=(0.0, None))(X)

@@ -46,6 +46,7 @@ class _Function:
         return self.f(p["x"]) * p["side"].sum() + self.held.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_was_checked_is_given_back(name):
     f, wrt = FUNCTIONS[name], pg.intermediate("h") if name == "a named value" else "x"

@@ -62,6 +62,7 @@ def lines_of(function):
     return f"test_check_precision.py:{number}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", LOST, ids=lambda f: f.__name__)
 def test_the_operation_that_loses_digits_has_its_line(function):
     report = pg.check(function, progress=False)(LOST[function])
@@ -203,6 +204,7 @@ def test_where_nearly_all_digits_cancel_the_derivative_is_not_called_wrong(name,
     assert {f.kind for f in report.findings} == (set() if x64 else {"precision"})
 
 
+@pytest.mark.slow
 def test_a_gradient_of_rounding_errors_that_is_large_is_no_zero():
     with jax.enable_x64(False):
         report = pg.check(lambda x: (1 - jnp.cos(x)) / x**2, progress=False)(1e-4)

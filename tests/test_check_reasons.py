@@ -35,6 +35,7 @@ def root(x):
     return lax.while_loop(lambda y: jnp.abs(y * y - x) > 1e-6 * x, lambda y: (y + x / y) / 2, x)
 
 
+@pytest.mark.slow
 def test_without_a_gradient_the_forward_derivative_is_judged():
     wrong = forward_rule(lambda x: x**2, lambda x: 3 * x)
 
@@ -73,6 +74,7 @@ def test_a_number_that_a_rule_returns_whatever_it_is_given():
     assert found["nan", "error", "['y']"].operation == "sqrt"
 
 
+@pytest.mark.slow
 def test_what_decides_together_with_a_random_number():
     def function(p):
         noise = jax.random.normal(KEY, (2,))
@@ -97,6 +99,7 @@ def test_what_is_left_out_of_an_array_is_not_stopped_or_drawn_there():
     assert found["zero", "warning", "['unused']"].reason == "no path"
 
 
+@pytest.mark.slow
 def test_a_leaf_that_is_only_tested():
     def function(p):
         branch = lax.cond(p["y"] > 0, jnp.round, jnp.square, p["branch"])
@@ -114,6 +117,7 @@ def test_a_leaf_that_is_only_tested():
     assert found["zero", "warning", "['branch']"].operation == "round"
 
 
+@pytest.mark.slow
 def test_a_stop_is_told_of_a_gradient_that_is_zero_elsewhere():
     """A note about zeros takes the place of no warning."""
 
@@ -134,6 +138,7 @@ def test_a_stop_is_told_of_a_gradient_that_is_zero_elsewhere():
     assert {f.operation for (kind, _, _), f in found.items() if kind == "mismatch"} == {"stop_gradient"}
 
 
+@pytest.mark.slow
 def test_inside_a_shard_map():
     mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     sharded = lambda f: jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
@@ -166,6 +171,7 @@ def test_what_low_precision_explains():
     assert found["mismatch", "error", "['hidden']"].figures.element == (0,)
 
 
+@pytest.mark.slow
 def test_a_mismatch_that_no_element_shows_by_itself():
     with jax.enable_x64(True):
         difference = jax.custom_jvp(lambda x: x[0] - x[1])
@@ -174,6 +180,7 @@ def test_a_mismatch_that_no_element_shows_by_itself():
     assert (finding.kind, finding.severity, finding.figures.element) == ("mismatch", "error", None)
 
 
+@pytest.mark.slow
 def test_arrays_without_elements_and_writes_of_extremes():
     pair = jax.custom_jvp(lambda x, empty: (2 * x, empty))
     pair.defjvp(lambda primals, tangents: (pair(*primals), (3 * tangents[0], tangents[1])))
@@ -189,6 +196,7 @@ def test_arrays_without_elements_and_writes_of_extremes():
     assert found["oob", "warning", "['written']"].reason == "dropped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "raises",
     [lambda x: x > S(0.1), lambda x: 3 * x != 3 * S(0.1)],
@@ -211,6 +219,7 @@ def test_a_tie_of_a_clamp():
     assert findings(lambda x: lax.clamp(0.0, x, 1.0), S(1))["tie", "warning", ""].operation == "clamp"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [lambda a: jnp.linalg.eigh(a)[1][0, 0] ** 2, lambda a: jnp.linalg.svd(a)[0][0, 0]])
 def test_a_degenerate_space_has_no_basis_of_its_own(function):
     (finding,) = [f for f in pg.check(function, progress=False)(jnp.eye(2)).findings if f.severity == "error"]
@@ -256,6 +265,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_cause_of_a_mismatch_is_named(name):
     function, point, reason, operation = CAUSES[name]
@@ -272,6 +282,7 @@ def test_a_remedy_for_what_is_written_twice():
     assert pg.check(once, progress=False)(F(1, 2, 3)).verdict == "ok"
 
 
+@pytest.mark.slow
 def test_what_differences_contradict_is_no_fix():
     def area(sides):
         a, b, c = sides
@@ -283,6 +294,7 @@ def test_what_differences_contradict_is_no_fix():
     assert "safe.sqrt" in finding.suggestion
 
 
+@pytest.mark.slow
 def test_a_fix_is_for_what_is_written():
     found = lambda f, x: pg.check(f, progress=False)(x).findings[0].fix.replaces
     spaced = F(0, 0, 1).reshape(3, 1) * jnp.ones(2)
@@ -313,6 +325,7 @@ def test_a_stop_that_takes_little_is_one_finding():
     assert (finding.severity, finding.leaves) == ("warning", ("['x']", "['y']"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "element"),
     [
@@ -337,6 +350,7 @@ def test_the_name_that_the_line_spells_out():
     assert findings(product, F(0, 0))["zero", "info", ""].operation == "dot"
 
 
+@pytest.mark.slow
 def test_what_loses_digits_under_double_where_has_a_name():
     function = pg.double_where(lambda x: jnp.sum(jnp.where(x > 0, jnp.log(jnp.exp(x) - 1), 0.0)))
     found = findings(function, F(-1, 1e-6))
@@ -348,6 +362,7 @@ def test_the_length_of_a_period_far_from_its_end_has_no_effect():
     assert set(found) == {("zero", "info", "['box']")}
 
 
+@pytest.mark.slow
 def test_an_infinite_slope_behind_a_safe_function_is_not_decided():
     def area(sides):
         a, b, c = sides
@@ -357,6 +372,7 @@ def test_an_infinite_slope_behind_a_safe_function_is_not_decided():
     assert pg.check(area, progress=False)(F(1, 2, 3)).verdict == "inconclusive"
 
 
+@pytest.mark.slow
 def test_a_branch_that_is_not_taken_is_named():
     branch = lambda p: lax.cond(p["c"] > 1, lambda x: x * p["b"], lambda x: x * p["a"], 2.0)
     switch = lambda p: lax.switch(p["c"].astype(int), [lambda x: x * p["a"], lambda x: x * p["b"]], 2.0)
@@ -397,6 +413,7 @@ def test_one_cause_is_one_finding_whatever_its_slopes():
     assert finding.leaves == ("['x']", "['y']")
 
 
+@pytest.mark.slow
 def test_what_another_program_left_behind_changes_no_name():
     """Transposes are kept for later programs, whose operations have other numbers."""
 
@@ -414,6 +431,7 @@ def test_what_another_program_left_behind_changes_no_name():
         assert found["precision", "warning", ""].operation == "-"
 
 
+@pytest.mark.slow
 def test_a_space_that_one_direction_leaves_degenerate_is_not_smooth():
     def occupation(energies):
         values, vectors = jnp.linalg.eigh(jnp.diag(energies))
@@ -423,6 +441,7 @@ def test_a_space_that_one_direction_leaves_degenerate_is_not_smooth():
     assert finding.reason == "no remedy"
 
 
+@pytest.mark.slow
 def test_slopes_that_do_not_add_up_confirm_no_fix():
     def limiter(u):
         up, down = u[1] - u[0], u[2] - u[1]

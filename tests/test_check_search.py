@@ -142,6 +142,7 @@ def test_what_is_well_raises_no_alarm(name):
     assert any("silence is no proof" in note for note in report.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [jnp.sqrt, jax.scipy.special.entr, lambda x: x**0.3])
 def test_a_slope_that_is_infinite_is_a_note(f):
     report = pg.check(lambda x: f(x), search=True)(2.0)
@@ -149,6 +150,7 @@ def test_a_slope_that_is_infinite_is_a_note(f):
     assert report.ok
 
 
+@pytest.mark.slow
 def test_it_says_what_was_moved():
     f = lambda p: jnp.linalg.norm(p["a"]) ** 2 * p["b"]
     (finding,) = errors(pg.check(f, search=True)({"a": W, "b": 2.0}))
@@ -158,6 +160,7 @@ def test_it_says_what_was_moved():
     assert after == [0.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bounds", [(0.1, None), ({"a": 0.1, "b": None}, None), (0.1, 5.0), (0.1, {"a": 3.0, "b": 3.0})]
 )
@@ -181,6 +184,7 @@ def test_bounds_that_do_not_fit_are_refused(bounds, said):
         pg.check(lambda p: jnp.sum(p["a"]) * p["b"], search=True, bounds=bounds)({"a": W, "b": 2.0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("search", "reason"), [(0.0, "0 s to compile"), (True, "are driven in a function of this size")]
 )
@@ -201,6 +205,7 @@ def test_a_function_that_refuses_other_points():
     assert "raises an error at other points" in str(report)
 
 
+@pytest.mark.slow
 def test_marks_and_wrt_are_respected():
     f = lambda m: jnp.sqrt(m.length**2) * m.length * m.held
     bond = Bond(jnp.array(2.0), jnp.array(3.0))

@@ -160,6 +160,7 @@ def test_what_only_feeds_a_comparison_is_not_blamed():
     assert pg.check(loss, progress=False)(0.0).findings == ()
 
 
+@pytest.mark.slow
 def test_of_several_selections_at_a_kink_the_one_that_decides_is_named():
     def distance_to_a_box(q):
         inside = jnp.minimum(jnp.max(q), 0.0)

@@ -185,6 +185,7 @@ def safe_norm(p):
     return pg.safe.norm(p["a"]) + p["b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "point", "word", "remedied"),
     [
@@ -263,6 +264,7 @@ def test_a_callback_without_a_rule_is_named():
     assert finding.operation == "pure_callback"
 
 
+@pytest.mark.slow
 def test_numpy_is_told_from_a_branch():
     (finding,) = pg.check(lambda x: x * np.sin(np.asarray(x)), progress=False)(0.7).findings
     assert finding.reason == "numpy"

@@ -16,18 +16,27 @@ from pages import run_page
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = ["partgrad", *(module.name for module in pkgutil.walk_packages(partgrad.__path__, "partgrad."))]
 EVERY_PAGE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# What takes more than two seconds, nearly all of it compiling.
+# What takes more than a second or two, nearly all of it compiling. Names stand for pages of any folder.
 LONG = {
     "adapters",
+    "check",
     "constrain",
     "double_where_tested",
+    "double_where_limits",
     "ensembles",
     "error_bars",
+    "fit",
+    "flax",
+    "inside",
     "nan",
     "neural_tangents",
+    "out_of_bounds",
+    "random",
+    "safe",
     "sample",
     "solvers",
     "start",
+    "tie",
 }
 PAGES = [
     pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] * (page.stem in LONG))

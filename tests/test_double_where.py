@@ -635,6 +635,7 @@ BACKWARD = {
 }
 
 
+@pytest.mark.slow
 def test_a_backward_pass_is_jaxs():
     """Most of these are not linear. Also what they make of the zeros that they are given where nothing is selected.
 
@@ -884,6 +885,7 @@ def test_each_platform_compiles_its_branch():
     assert "while(" not in gradient.lower(x).as_text("hlo")
 
 
+@pytest.mark.slow
 def test_mutable_references_are_jaxs():
     def f(x):
         reference = jax.new_ref(x * 2)
@@ -911,6 +913,7 @@ def test_no_tracer_outlives_its_trace():
         close(found, jax.grad(f)(1.0))
 
 
+@pytest.mark.slow
 def test_what_nothing_is_known_of_is_live_as_a_whole():
     groups = np.array([1, 2])
     f = lambda x: lax.ragged_dot(x, np.ones((2, 2, 2)), groups).sum()
@@ -1036,6 +1039,7 @@ def test_third_derivative():
     close([third(0.0), third(2.0)], [6, 2 / 8])
 
 
+@pytest.mark.slow
 def test_option_of_the_transforms():
     f = lambda m: jnp.where(m["x"] > 0, jnp.log(m["x"]), 0.0)
     model = {"x": jnp.array([0.0, 2.0]), "n": 1}

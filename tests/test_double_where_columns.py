@@ -58,6 +58,7 @@ def test_a_column_that_is_not_used(name, moves, order):
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_missing_data_in_a_gaussian_process():
     y = np.array([[0.3, np.nan], [np.nan, -0.4], [0.1, 0.2]])
     t = np.array([0.0, 0.7, 1.9])

@@ -158,6 +158,7 @@ def test_a_matrix_that_live_rows_share_with_dead_ones():
     np.testing.assert_array_equal(jax.grad(f)(x), [[jnp.inf, 3.0], [0.0, 0.0]])
 
 
+@pytest.mark.slow
 def test_rows_of_padding_in_both_factors():
     valid, x = jnp.array([True, False]), jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf]])
     f = pg.double_where(lambda w: jnp.sum(jnp.where(valid[:, None], jnp.sin(x @ w), 0.0)))
@@ -208,6 +209,7 @@ def test_checkpoints_of_one_structure():
         np.testing.assert_allclose(ours, hand, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_value_that_nobody_reads_is_not_computed():
     f = pg.double_where(lambda x: jnp.sum(jnp.where(x > 0, jnp.log(x), 0.0) + jnp.arctan(x)))
     x = jnp.arange(3.0)
@@ -217,6 +219,7 @@ def test_a_value_that_nobody_reads_is_not_computed():
         np.testing.assert_allclose(jax.jit(gradient)(x), gradient(x), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", [lambda f: f, lambda f: lambda w: -f(w), lambda f: lambda w: f(w[::-1].T.T)])
 def test_a_function_under_jit_runs_compiled_outside_of_jit(around, compilations):
     """Where JAX runs a few compiled programs, `double_where` does too, and not one for each operation."""
@@ -249,6 +252,7 @@ def test_what_rounds_beside_a_call_is_not_compiled_with_it():
         assert jax.value_and_grad(pg.double_where(function))(x)[0] == function(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_what_is_compiled_lasts_as_long_as_the_cache(is_cached, monkeypatch):
     """JAX keeps a compiled program as long as its function, so nothing that the program holds may hold the function."""

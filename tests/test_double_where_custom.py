@@ -262,6 +262,7 @@ def euler_backward(field, y, c):
 euler.defvjp(euler_forward, euler_backward)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", range(1, 4))
 def test_a_rule_that_calls_its_own_function_of_a_derivative(order):
     """As a solver of differential equations does, which saves what it solved and joins it with cotangents."""
@@ -379,6 +380,7 @@ def test_a_backward_pass_that_indexes_a_numpy_array():
     assert jax.grad(pg.double_where(jax.jit(lambda x: f(x, table))))(2.0) == 7.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "jit", "checkpoint", "vmap", "scan"])
 def test_a_rule_that_saves_a_shape(how):
     total = jax.custom_vjp(lambda x: x.sum())
@@ -416,6 +418,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("rule", [with_rule, saved_pull, pushed_again])
 @pytest.mark.parametrize("around", ["plain", "scan"])

@@ -138,6 +138,7 @@ def test_residuals_of_a_derivative_and_what_has_no_tangent():
             np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.slow
 def test_it_saves_nothing():
     w, h = np.full((64, 64), 0.1, np.float32), np.ones((16, 64), np.float32)
     select = lambda h, _: (jnp.where(h > 0, jnp.tanh(h @ w), h), None)

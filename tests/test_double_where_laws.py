@@ -77,6 +77,7 @@ def check_transformed(steps, end, x):
     assert_unchanged(jax.jit(gradient)(x), compiled, 1e-7, 1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(steps, st.sampled_from(list(ENDS)), points)
 def test_what_is_finite_is_unchanged_and_values_are_bit_equal(steps, end, x):
@@ -84,6 +85,7 @@ def test_what_is_finite_is_unchanged_and_values_are_bit_equal(steps, end, x):
         check_finite_is_unchanged(steps, end, jnp.array(x))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(15))
 @given(steps, st.sampled_from(list(ENDS)), tame_points)
 def test_reverse_is_forward(steps, end, x):
@@ -377,6 +379,7 @@ def test_a_divisor_that_is_live_elsewhere(inside):
             np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_branch_among_devices_in_forward_mode():
     """The number of the branch differs from device to device, and a batch of tangents selects by it."""
     f = program([("set drop before", ("switch", "across"), 0, 0)], "weights")

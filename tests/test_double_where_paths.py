@@ -64,6 +64,7 @@ def solved(adjoint):
     return f
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjoint", [diffrax.RecursiveCheckpointAdjoint(), diffrax.BacksolveAdjoint()], ids=str)
 def test_a_selection_in_a_vector_field(adjoint):
     equal(jax.grad(wrapped(solved(adjoint)))(np.float32(0.0)), 0.0)

@@ -144,6 +144,7 @@ def test_a_checkpoint_hides_what_its_flags_say(prevented):
     assert hidden(f)
 
 
+@pytest.mark.slow
 def test_a_branch_in_a_shard_map():
     equal(jax.grad(wrapped(sharded_branch))(X), 1 / X)
 

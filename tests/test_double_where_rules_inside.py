@@ -151,6 +151,7 @@ def test_a_rule_that_holds_a_traced_value(kind, order, number):
     np.testing.assert_allclose(found, derivative(program(True), order)(X), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["argument", "custom_jvp", "custom_vjp"])
 def test_a_batch_of_a_rule_that_holds_a_traced_value(kind):
     def summed(wrap, by_hand):

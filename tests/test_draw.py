@@ -263,6 +263,7 @@ def test_explicit_zero_tangents_count():
     refused(lambda: jax.jvp(lambda p: bernoulli(KEY, p, gradient="error"), (0.3,), (0.0,)), errors.DrawError)
 
 
+@pytest.mark.slow
 def test_an_object_keeps_no_tracer_of_the_draw():
     flip = Flip(jnp.float32(0.4))
     pg.draw(flip.sample, KEY, gradient="error")

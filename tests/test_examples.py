@@ -107,12 +107,14 @@ def test_log_marginal_likelihood_is_the_density_of_the_data():
     np.testing.assert_allclose(mauna_loa.log_marginal_likelihood(kernel, t, y), expected, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_log_marginal_likelihood_at_the_values_of_the_book():
     t, y = data()
     assert len(t) == 521
     assert abs(mauna_loa.log_marginal_likelihood(mauna_loa.book_kernel(), t, y) - -116.98344547) < 1e-7
 
 
+@pytest.mark.slow
 def test_the_derivative_of_the_density_is_that_through_its_cholesky_factor():
     r = np.arange(4.0)
     vector = np.cos(r)

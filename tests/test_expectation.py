@@ -439,6 +439,7 @@ def test_samples_are_a_positive_integer(samples):
     refused(lambda: pg.expectation(walk, samples=samples), errors.ArgumentError, f"{samples!r}", "positive integer")
 
 
+@pytest.mark.slow
 def test_what_has_no_mean_is_refused():
     refused(lambda: pg.expectation(lambda key: key, samples=2)(KEY), errors.DrawError, "key<fry>", "no mean")
     refused(lambda: pg.expectation(3, samples=2), TypeError, "expectation")

@@ -163,6 +163,7 @@ X = jnp.linspace(-1.0, 1.0, 4)
 MIXED = {"weights": "blocks", "h": pg.intermediate("h"), "out": pg.intermediate("o*")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double_where", [False, True])
 def test_parameters_and_values_inside_in_one_pass(double_where):
     found = pg.grad(network, wrt=MIXED, double_where=double_where)(PARAMS, X, scale=2.0)

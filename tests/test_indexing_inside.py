@@ -374,6 +374,7 @@ def gradient_of_a_checkpoint_and_a_rule():
     return pg.grad(pg.consistent_indexing(function), unused="none")(given)
 
 
+@pytest.mark.slow
 def test_what_a_function_captures_is_read_afresh():
     state = {"far": FAR}
     read = pg.consistent_indexing(lambda x: x[state["far"]].sum())

@@ -154,6 +154,7 @@ class Layer(eqx.Module):
         return jax.nn.gelu(name(self.linear(x), "hidden"))
 
 
+@pytest.mark.slow
 def test_equinox_and_flax_models():
     layer = Layer(eqx.nn.Linear(3, 4, key=jax.random.key(0)))
     loss = lambda layer, x: jnp.sum(layer(x) ** 2)

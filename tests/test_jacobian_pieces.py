@@ -80,6 +80,7 @@ def test_temporaries_are_those_of_a_piece(transform):
     assert 10 * temporaries(4) < temporaries(None)
 
 
+@pytest.mark.slow
 def test_integer_outputs_and_functions_that_branch_on_values():
     f = lambda x: (x**2 if x[0] > 0 else x, jnp.argmax(x))
     x = jnp.array([0.3, 0.7])

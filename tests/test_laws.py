@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import example, given, settings, strategies as st
 
 import partgrad as pg
@@ -53,6 +54,7 @@ def test_combine_undoes_partition(tree):
     assert trees_equal(pg.combine(*parts[::-1]), tree)
 
 
+@pytest.mark.slow
 @given(smooth.filter(lambda t: jax.tree.leaves(t)))
 @settings(max_examples=examples(60))
 def test_it_equals_jax_on_trees_of_floats(tree):
@@ -64,6 +66,7 @@ def test_it_equals_jax_on_trees_of_floats(tree):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 @given(mixed, st.data())
 @settings(max_examples=examples(60))
 def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tree, data):
@@ -98,6 +101,7 @@ def test_freeze_then_thaw_changes_nothing_but_marks(tree):
     assert trees_equal(pg.thaw(frozen, None), thawed)
 
 
+@pytest.mark.slow
 @given(mixed)
 def test_the_gradient_has_none_exactly_where_nothing_was_differentiated(tree):
     selected, _ = pg.partition(tree)
@@ -113,6 +117,7 @@ def test_replace_keeps_marks_and_values(variance, lengthscale, marked):
     assert dataclasses.replace(kernel) == kernel
 
 
+@pytest.mark.slow
 @given(smooth, st.data())
 @settings(max_examples=examples(40))
 def test_every_transform_is_that_of_jax_closed_over_the_rest(tree, data):
@@ -174,6 +179,7 @@ def as_selection(selector):
     )
 
 
+@pytest.mark.slow
 @given(mixed, st.data())
 @settings(max_examples=examples(100))
 def test_combinations_are_those_of_sets(tree, data):

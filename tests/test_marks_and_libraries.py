@@ -57,6 +57,7 @@ class Norm(nnx.Module):
         return self.norm(x)
 
 
+@pytest.mark.slow
 def test_what_is_no_parameter_of_flax_is_held():
     model, x = Norm(), jnp.array([[1.0, 2.0], [3.0, 5.0]])
     model.eval()
@@ -169,6 +170,7 @@ def test_the_default_selection_is_that_of_the_library(library):
     assert sorted(str(np.asarray(leaf)) for _, leaf in pg.items(model)) == own
 
 
+@pytest.mark.slow
 def test_tied_leaves_are_reported():
     weight = jnp.ones((2, 2))
     model = eqx.tree_at(lambda m: (m.layers[0].weight, m.layers[1].weight), small_net(), (weight, weight))

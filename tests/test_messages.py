@@ -122,6 +122,7 @@ def test_what_a_call_is_told(call, error, fragments):
     refused(call, error, *fragments)
 
 
+@pytest.mark.slow
 def test_a_misspelled_name_among_many_is_found_in_time():
     tree = {f"name_{i}": 0.0 for i in range(20_000)}
     refused(lambda: pg.partition(tree, "nmae_77"), LookupError, "write 'name_77'", "19990 more")

@@ -54,6 +54,7 @@ def last():
     return pg.last_nonfinite()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_the_first_bad_call_is_kept(context, capfd):
     given = (lambda w: w[None]) if context == "vmap of vmap" else lambda w: w
@@ -198,6 +199,7 @@ def writes(t, ref):
     return jnp.sum(jnp.sqrt(t["w"])) * ref[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("value", [1.0, 0.0])
 def test_references_are_written_once_and_kept_as_copies(wrap, value):

@@ -270,6 +270,7 @@ def test_decorators():
     assert second(2.0) == 12.0
 
 
+@pytest.mark.slow
 def test_compiled_cost_equals_the_split_by_hand():
     weights = [jnp.ones((8, 8)) for _ in range(6)]
 
@@ -328,6 +329,7 @@ def test_unused_leaves():
 # --- arguments by name -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_argument_named_twice_and_none_at_all():
     f = lambda a, b: a * b
     for argnums in ((0, 0), (0, -2)):

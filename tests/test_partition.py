@@ -13,6 +13,7 @@ from partgrad import NonDiff, errors
 pytestmark = pytest.mark.core
 
 
+@pytest.mark.slow
 def test_parts_have_the_trees_node_types_and_marks_and_the_gradients_structure():
     tree = {"k": composite(), "n": 3, "name": "x", "f": len, "h": NonDiff(1.0), "none": None}
     selected, rest = pg.partition(tree)

@@ -95,6 +95,7 @@ def calls_for(tree, pattern):
     return next(calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pattern",
     [

@@ -192,6 +192,7 @@ def _local(x):
 _COPIES = [lambda value: pickle.loads(pickle.dumps(value)), copy.copy, copy.deepcopy]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _CHECKED)
 def test_reports_are_data(name):
     report = pg.check(_CHECKED[name], progress=False, intended=("nothing",))(_X)
@@ -206,6 +207,7 @@ def test_reports_are_data(name):
             assert (copied, copied.message, copied.where) == (finding, finding.message, finding.where)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", _COPIES)
 def test_summaries_and_selections_are_data(make):
     tree = {"a": _X, "d": NonDiff(2.0), "n": 3, "model": Plain(_X, 2.0)}

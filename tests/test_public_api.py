@@ -94,6 +94,7 @@ def run(code):
     ).stdout
 
 
+@pytest.mark.slow
 def test_importing_starts_no_backend_and_imports_nothing_heavy():
     """What not every program needs is imported when it is first used."""
     code = """
@@ -115,6 +116,7 @@ except RuntimeError:
     assert run(code) == "[]\nTrue True\n[]\nno backend was started\n"
 
 
+@pytest.mark.slow
 def test_selection_marks_and_transforms_need_no_private_module_of_jax():
     """With `jax._src` out of reach of partgrad, the rest of it included, all of this works."""
     code = """

@@ -60,6 +60,7 @@ def scalar(f, w):
 QUICK = {("root", "two near, two apart")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "spectrum", "is_complex"),
     [
@@ -182,6 +183,7 @@ def test_what_is_no_function_of_a_matrix_is_refused(fn, a, words):
 # --- eigh and svd ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_eigh_is_jaxs_where_eigenvalues_differ(is_complex):
     a, h, *_ = matrices([0.4, 0.9, 0.9 + 1e-9, 3.0], is_complex)

@@ -178,6 +178,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
+@pytest.mark.slow
 def test_the_cache_keeps_no_array_alive():
     class Foreign:
         def __init__(self, x, constant):

@@ -11,6 +11,7 @@ import hypothesis.stateful
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -159,5 +160,5 @@ class Edited(hypothesis.stateful.RuleBasedStateMachine):
         assert len(key_paths(self.tree)) == len(set(key_paths(self.tree))) == len(leaves)
 
 
-TestEdited = Edited.TestCase
+TestEdited = pytest.mark.slow(Edited.TestCase)
 TestEdited.settings = settings(deadline=None, max_examples=examples(60), stateful_step_count=LONGEST)

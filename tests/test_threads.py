@@ -128,6 +128,7 @@ def test_no_lock_is_held_while_a_node_is_flattened():
     together(run, 4)
 
 
+@pytest.mark.slow
 def test_no_lock_is_held_while_a_property_computes():
     lock = threading.Lock()
 

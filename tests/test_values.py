@@ -60,6 +60,7 @@ def test_no_text_of_a_leaf_or_a_path_is_read_as_html(text, make):
         assert text not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_of_a_report_is_read_as_html(text):
     def f(tree):
@@ -150,6 +151,7 @@ NOTHING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", NOTHING)
 def test_empty_operands(case):
     assert NOTHING[case]().size == 0
@@ -181,6 +183,7 @@ def test_options_of_the_wrong_kind(case):
         REFUSED[case]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
 def test_the_derivative_of_a_matrix_function_has_its_dtype(dtype, x64):
     a = jnp.array([[2.0, 0.0], [0.0, 2.0]], dtype if x64 or dtype != "float64" else "float32")
@@ -194,6 +197,7 @@ LOSS = lambda t: jnp.sum(t["w"] ** 2) * t["b"][0]
 PICKS = ["w[1,0]", "w[1]", lambda t: t["w"][:, 0], lambda t: t["w"][[2, 0], [0, 1]], pg.path("w[0,0]") | "w[2,0]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrt", PICKS, ids=["one", "row", "column", "picked", "joined"])
 @pytest.mark.parametrize(
     ("flag", "value"), [("jax_numpy_rank_promotion", "raise"), ("jax_numpy_dtype_promotion", "strict")]

@@ -63,6 +63,7 @@ def test_a_reference_is_a_leaf_without_derivative():
     refused(lambda: pg.grad(loss, wrt="mean")(m), TypeError, "cannot be differentiated", "Ref{f32[3]}")
 
 
+@pytest.mark.slow
 def test_a_reference_in_a_dataclass_and_in_a_module():
     @pg.dataclass
     class Model:
@@ -212,6 +213,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "jit"), STEPS.values(), ids=STEPS)
 def test_a_gradient_writes_back_what_the_module_changed(step, jit):
     ours, theirs = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
@@ -335,6 +337,7 @@ def test_nothing_is_written_where_nothing_changed():
     assert all(a is b for a, b in zip(before, jax.tree.leaves(nnx.state(net)), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "derivative",
     [
@@ -378,6 +381,7 @@ def test_statistics_as_references():
     np.testing.assert_allclose(net.mean[...], DATA.mean(0) / 2)
 
 
+@pytest.mark.slow
 def test_a_module_whose_parameters_are_references():
     with nnx.var_defaults(ref=True):
         net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))

@@ -65,6 +65,7 @@ def test_inconclusive_fails_unless_it_is_allowed(asked):
     testing.assert_gradients(f, {"a": 1.0}, 2.0, allow_inconclusive=True)
 
 
+@pytest.mark.slow
 def test_a_right_and_a_singular_gradient():
     pg.testing.assert_gradients(f, {"a": 1.5}, 2.0)
     pg.testing.assert_gradients(jnp.linalg.norm, jnp.arange(3.0))

@@ -266,6 +266,7 @@ class OtherPrimitive:
         return eqx.internal.while_loop(lambda c: c[0] < 5, step, (0, x), kind="checkpointed", max_steps=16)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [f for name, f in vars(OtherPrimitive).items() if name[0] != "_"])
 def test_enters_what_other_libraries_add(function):
     got = evaluated(function.__func__, X)

@@ -161,6 +161,7 @@ def test_many_leaves_without_findings_are_folded():
     assert len(lines_with(report(rows[:200]), "p[")) == 200
 
 
+@pytest.mark.slow
 def test_ten_thousand_leaves_take_no_time():
     rows = [row(f"p[{i}]", "error") for i in range(10_000)]
     findings = [dataclasses.replace(about(NAN, r.path), line=i) for i, r in enumerate(rows)]
@@ -221,6 +222,7 @@ def reports(draw):
     return GradientReport(draw(ANY_TEXT), tuple(rows), tuple(made), {})
 
 
+@pytest.mark.slow
 @settings(max_examples=50, phases=[Phase.explicit, Phase.generate])
 @given(reports())
 def test_no_line_is_wider_than_a_terminal_and_every_leaf_has_one(found):

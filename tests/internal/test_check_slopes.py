@@ -72,6 +72,7 @@ KINKS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(piecewise())
 def test_is_never_certain_of_a_wrong_slope(case):
@@ -84,6 +85,7 @@ def test_is_never_certain_of_a_wrong_slope(case):
         assert abs(found.derivative - expected) <= 5 * found.error + 1e-10 * size
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.floats(-3, 3), st.floats(0.1, 10), st.sampled_from([-100, -1, 0.01, 1, 10]))
 def test_a_kink_and_a_jump_at_the_point_are_told(offset, scale, size):
@@ -94,6 +96,7 @@ def test_a_kink_and_a_jump_at_the_point_are_told(offset, scale, size):
     assert one(lambda t: smooth(t) + size * np.sign(t)).kind == JUMP
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.floats(-5.5, -1), st.sampled_from([1, -1]), st.floats(-3, 3))
 def test_a_kink_or_a_jump_nearby_does_not_matter(exponent, side, offset):

@@ -283,6 +283,7 @@ def test_of_a_program_whose_operations_cannot_be_run_the_units_of_the_array_are_
     assert disagreeing(own.plain, [own.plain[0] * 1.01], values.noise)
 
 
+@pytest.mark.slow
 def test_each_type_keeps_its_noise(x64):
     moves = {}
     for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):

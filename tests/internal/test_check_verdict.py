@@ -131,6 +131,7 @@ def test_a_function(name, x64):
     assert [row.verdict for row in report.rows] == [verdict]
 
 
+@pytest.mark.slow
 def test_forward_and_reverse_that_disagree_are_an_error_at_a_jump_too():
     linear = jax.custom_jvp(lambda x: x)
 
@@ -144,6 +145,7 @@ def test_forward_and_reverse_that_disagree_are_an_error_at_a_jump_too():
         assert report.verdict == ERROR, str(report)
 
 
+@pytest.mark.slow
 def test_exhaustive_finds_what_the_default_finds():
     wrong = ruled(jnp.sin, lambda x: jnp.cos(x).at[3].mul(1.1))
     functions = {

@@ -78,6 +78,7 @@ NUMBER = st.integers(0, 60)
 OPERATIONS = st.lists(st.tuples(st.sampled_from(NAMES), NUMBER, NUMBER, NUMBER), max_size=14)
 
 
+@pytest.mark.slow
 @given(OPERATIONS, st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3), st.integers(0, 2**18))
 def test_what_is_known_of_masks_does_not_change_them(operations, shapes, bits):
     def traced(*predicates):

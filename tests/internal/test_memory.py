@@ -8,6 +8,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import partgrad as pg
 from partgrad._marks import hold
@@ -21,6 +22,7 @@ class Configured:
     cfg: typing.Any = pg.field(static=True)
 
 
+@pytest.mark.slow
 def test_closures_in_a_structure_do_not_stay_alive():
     big = jnp.ones(1000)
     alive = weakref.ref(big)
