@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import hijax
 
 import partgrad as pg
@@ -277,9 +278,9 @@ def replace_shared(net):
     ids=["shared, first", "shared, later", "other", "nothing", "added and removed"],
 )
 def test_variables_that_are_shared_added_and_removed(change, expected):
-    for wrt in (None, "w", "last", {"w": "w"}):
+    for wrt, double_where in ((None, False), ("w", True), ("last", True), ({"w": "w"}, False)):
         net = Counting()
-        pg.grad(slope_of(change), wrt=wrt)(net)
+        pg.grad(slope_of(change), wrt=wrt, double_where=double_where)(net)
         assert tuple(float(own[...]) for own in (net.first, net.shared, net.last)) == expected
         assert net.first is net.shared
 
@@ -290,16 +291,20 @@ def test_arrays_and_selected_variables_are_written_too():
         double(net.last)
         net.raw = net.raw + 1
 
-    for wrt in (None, "w", "last", "w.value[0]"):
+    for wrt, double_where in ((None, False), (None, True), ("w", False), ("last", True), ("w.value[0]", True)):
         ours, theirs = Counting(), Counting()
-        pg.grad(slope_of(change), wrt=wrt)(ours)
+        pg.grad(slope_of(change), wrt=wrt, double_where=double_where)(ours)
         nnx.grad(slope_of(change))(theirs)
         jax.tree.map(
             np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(ours)), nnx.to_pure_dict(nnx.state(theirs))
         )
 
 
-@pytest.mark.parametrize("options", [{"unused": "none"}, {"unused": "error"}, {"nonfinite": "report"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"unused": "none"}, {"unused": "error"}, {"nonfinite": "report"}, {"unused": "none", "double_where": True}],
+    ids=str,
+)
 def test_a_look_at_the_program_says_nothing_of_a_change(options):
     net = Counting()
     with warnings.catch_warnings():
@@ -316,6 +321,31 @@ def test_one_module_that_is_two_arguments():
     net = Counting()
     pg.grad(slope_of(change), argnums=(0, 1))(net, net)
     assert (float(net.last[...]), float(net.first[...])) == (10.0, 2.0)
+
+
+INSIDE = pg.intermediate("h")
+LOST = {
+    "jacrev": lambda f, net: pg.jacrev(f, double_where=True)(net, 2.0),
+    "vjp": lambda f, net: pg.vjp(f, net, 2.0, double_where=True),
+    "not selected": lambda f, net: pg.grad(lambda x, net: f(net, x), double_where=True)(2.0, net),
+    "not selected, by name": lambda f, net: pg.grad(lambda x, *, net: f(net, x), double_where=True)(2.0, net=net),
+    "inside": lambda f, net: pg.grad(f, wrt=INSIDE)(net, 2.0),
+    "inside, double_where": lambda f, net: pg.grad(f, wrt=INSIDE, double_where=True)(net, 2.0),
+    "inside and outside": lambda f, net: pg.grad(f, wrt={"h": INSIDE, "w": "w"})(net, 2.0),
+}
+
+
+@pytest.mark.parametrize("derivative", LOST.values(), ids=LOST)
+def test_a_change_of_a_copy_is_not_lost_silently(derivative):
+    def f(net, x):
+        double(net.last)
+        return jnp.sum(checkpoint_name(net.w[...] * x, "h"))
+
+    # A class of its own: a warning comes once for each.
+    net = type("Counting", (Counting,), {})()
+    with pytest.warns(UserWarning, match=r"changes `last.value` of its argument \w+, a `Counting`, and .* is lost"):
+        derivative(f, net)
+    assert float(net.last[...]) == 5.0
 
 
 def test_a_variable_without_a_module():

@@ -12,6 +12,7 @@ from .._selection import Intermediate, Selection, Target, as_selection
 from .._trees import parameters_of
 from ..errors import ArgumentError
 from .call import ALONE, INSIDE, Call
+from .state import has_variables, with_changes, without_changes
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None
@@ -107,6 +108,10 @@ class Arguments:
         return tuple(map(as_selection, given))
 
     @cached_property
+    def _changing(self) -> F:
+        return self._along_taken_paths(with_changes(self._f, is_copied=True))
+
+    @cached_property
     def _parameters(self) -> list[inspect.Parameter] | None:
         parameters = parameters_of(self._f)
         return None if parameters is None else list(parameters.values())
@@ -154,7 +159,8 @@ class Arguments:
             f, args, kwargs = self._of_inside(args, kwargs, of_values)
             targets.append(Target(kwargs[INSIDE], as_selection(None), INSIDE))
         names = {key: own.name for key, own in self._inside.items()}
-        call = Call(f, args, kwargs, targets, self.is_tuple, names)
+        is_copied = self._double_where and not self._inside and has_variables((args, kwargs))
+        call = Call(f, args, kwargs, targets, self.is_tuple, names, self._changing if is_copied else None)
         for target in targets:
             if not target.plan.indices:
                 if not self._may_be_empty or all(other.is_empty for other in targets):
@@ -170,7 +176,8 @@ class Arguments:
         from .._intermediates import Shifted
 
         names = {name: own.name for name, own in self._inside.items()}
-        shifted = Shifted(self._f, names, args, kwargs, of_values)
+        f = without_changes(self._f) if has_variables((args, kwargs)) else self._f
+        shifted = Shifted(f, names, args, kwargs, of_values)
         is_alone, is_constant = ALONE in self._inside, not self._numbers
 
         @functools.wraps(self._f, updated=())

@@ -13,7 +13,7 @@ from .._message import at, listed
 from .._selection import Form, Target
 from .._trees import describe, number_class
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
-from .state import Changes, before_call, changes_in, may_change, warn_of
+from .state import Changes, may_change, warn_of, with_changes
 
 # The keyword by which values inside the function arrive; no parameter can have this name.
 INSIDE = "partgrad.inside"
@@ -113,6 +113,7 @@ class Call:
         targets: The selected arguments.
         is_tuple: Whether its derivative is a tuple.
         inside: The names of the selected values inside the function, by the keys of the gradient or by `ALONE`.
+        changing: The function `with_changes`, if it is another than that of `f`; what it warns of may change, too.
 
     Attributes:
         level: The level at which the call opens marks; 0 if it opens none.
@@ -130,11 +131,12 @@ class Call:
         targets: Sequence[Target],
         is_tuple: bool = False,
         inside: Mapping[Any, str] = _NONE,
+        changing: Callable[..., tuple[Any, Changes]] | None = None,
     ):
         self.f, self.args, self.kwargs, self.targets = f, args, kwargs, tuple(targets)
         self.shape = Shape(self.targets, is_tuple, frozenset(inside) - {ALONE})
-        self._inside = inside
-        self.level, self.may_change = 0, False
+        self._inside, self._changing = inside, changing
+        self.level, self.may_change = 0, changing is not None
         for target in self.targets:
             plan = target.plan
             if plan.thaw:
@@ -171,7 +173,7 @@ class Call:
         for target in targets:
             given: Any = kwargs if isinstance(target.position, str) else args
             given[target.position] = target.tree
-        return Call(self.f, args, kwargs, targets, self.shape.is_tuple, self._inside)
+        return Call(self.f, args, kwargs, targets, self.shape.is_tuple, self._inside, self._changing)
 
     def refuse_empty(self) -> None:
         """Raise if an argument has leaves and none of them is differentiated."""
@@ -216,10 +218,8 @@ class Call:
             try:
                 if not self.may_change:
                     return self.f(*args, **kwargs), ()
-                given: dict[Any, Any] = dict(enumerate(args)) | kwargs
-                before = before_call(self.targets, given)
-                output = self.f(*args, **kwargs)
-                return output, changes_in(self.targets, before, given)
+                positions = [target.position for target in self.targets]
+                return (self._changing or with_changes(self.f))(positions, *args, **kwargs)
             except Exception as error:
                 # Whatever it raises is raised, with a note if there is something to say.
                 self.annotate(error)
