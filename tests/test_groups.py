@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_refused():
     refused(
         lambda: pg.grad(network, wrt={"a": pg.intermediate("h"), "b": pg.intermediate("*")})(PARAMS, X),
         ValueError,
-        "Two entries of `wrt` select the value `h`",
+        "Two entries of `wrt` select the value `h`: {'a': partgrad.intermediate('h'), 'b': partgrad.intermediate('*')}",
     )
     refused(lambda: pg.grad(network, wrt=MIXED, argnums=0)(PARAMS, X), TypeError, "without argnums and argnames")
     refused(

@@ -123,6 +123,35 @@ def test_one_argument_of_a_linear_map(which):
         same(pg.hvp(product, wrt=wrt, **which)(MODEL, direction, NOISE), along)
 
 
+def test_a_tangent_of_another_shape_is_named_by_its_leaf():
+    f = lambda m: jnp.sum(m["a"]["x"] ** 2) + m["b"]
+    model = {"a": {"x": jnp.ones(3)}, "b": 2.0, "n": 1}
+    wrong = {"a": {"x": jnp.ones(2)}, "b": 1.0, "n": None}
+    linear = pg.linearize(f, model)[1]
+    calls = {
+        "tangent": [lambda: pg.jvp(f, (model,), (wrong,)), lambda: linear(wrong), lambda: jax.jit(linear)(wrong)],
+        "vector": [lambda: pg.hvp(f)(model, wrong)],
+    }
+    for what, several in calls.items():
+        for call in several:
+            refused(call, ValueError, f"The {what} of `['a']['x']` has shape (2,).", "there, (3,).")
+    refused(lambda: pg.jvp(f, (model,), (jnp.ones(1),), wrt="b"), ValueError, "`['b']` has shape (1,)", "there, ()")
+    refused(lambda: pg.jvp(f, (model,), (1.0,), wrt="a.x"), ValueError, "`['a']['x']` has shape ()")
+    # Elements that are selected are a leaf of their own.
+    refused(lambda: pg.jvp(f, (model,), (jnp.ones(3),), wrt="a.x[1:]"), ValueError, "has shape (3,)", "there, (2,)")
+    assert pg.jvp(f, (model,), (np.ones(2),), wrt="a.x[1:]")[1] == 4.0
+
+
+@pytest.mark.parametrize("transform", [pg.jacfwd, pg.jacrev, pg.hessian], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"double_where": True}], ids=str)
+def test_a_jacobian_of_nothing(transform, options):
+    f = lambda a, b: {"y": a * b, "z": jnp.ones(2)}
+    assert transform(f, argnums=(), **options)(1.0, 2.0) == {"y": (), "z": ()}
+    with_aux = lambda tree, x: ((x, x * 2), "aux")
+    assert transform(with_aux, has_aux=True, **options)({"empty": []}, 1.0) == (({"empty": []},) * 2, "aux")
+    refused(lambda: transform(f, has_aux=True, argnums=(), **options)(1.0, 2.0), TypeError, "has_aux=True")
+
+
 def test_several_arguments_of_a_linear_map():
     wrt, which = ("s", "a"), {"argnums": (1, 0)}
     assert pg.jvp(product, (MODEL, NOISE), (1.0, 0.0), wrt=wrt, **which)[1] == 540.0

@@ -202,8 +202,8 @@ def test_tangents_of_the_wrong_structure():
 
 
 def test_errors_of_jax_stay():
-    with pytest.raises(ValueError, match="different primal and tangent shapes"):
-        pg.jvp(lambda p: p["a"], ({"a": jnp.ones(2), "n": 1},), (jnp.ones(3),), wrt="a")
+    with pytest.raises(TypeError, match="primal and tangent arguments to jax.jvp do not match"):
+        pg.jvp(lambda p: p["a"], ({"a": jnp.ones(2), "n": 1},), (jnp.ones(2, int),), wrt="a")
     with pytest.raises(TypeError, match="real-valued"):
         pg.jacrev(lambda p: p["a"])({"a": 1.0 + 1.0j, "n": 1})
 

@@ -69,7 +69,7 @@ class Shifted:
         found = {key: self._program.sites(name) for key, name in names.items()}
         for _, sites in found.values():
             refuse_undifferentiable(sites)
-        refuse_overlap([(names[key], sites) for key, (_, sites) in found.items()])
+        refuse_overlap({f"{key!r}: partgrad.intermediate({names[key]!r})": sites for key, (_, sites) in found.items()})
         self._found = found
         # Negative zeros: what they are added to stays what it is, even if that is a zero of either sign.
         self.point = {

@@ -4,7 +4,7 @@
 """
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -167,14 +167,14 @@ def _names_in(jaxpr: Jaxpr) -> Iterator[str]:
             yield from _names_in(inner)
 
 
-def refuse_overlap(found: Iterable[tuple[str, list[Site]]]) -> None:
-    """Raise if two names or globs mean the same value."""
+def refuse_overlap(entries: Mapping[str, list[Site]]) -> None:
+    """Raise if two entries of `wrt`, each as it is written, mean the same value."""
     owners: dict[str, str] = {}
-    for text, sites in found:
+    for text, sites in entries.items():
         for name in {site.name for site in sites}:
             if name in owners:
                 raise SelectionError(
-                    f"Two entries of `wrt` select the value `{name}`: {owners[name]!r} and {text!r}.",
+                    f"Two entries of `wrt` select the value `{name}`: {{{owners[name]}, {text}}}.",
                     "Expected every value in one entry: its gradient has one place to go.",
                     fix="write globs that have no name in common.",
                 )

@@ -11,7 +11,7 @@ from .._compat import speaks_of_structures
 from .._marks import Inside, close, closed, next_level, refuse_forgotten
 from .._message import at, listed
 from .._selection import Form, Target
-from .._trees import describe, number_class
+from .._trees import describe, is_array, number_class, shape_of
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
 from .state import Changes, may_change, warn_of, with_changes
 
@@ -24,6 +24,8 @@ _NONE: Mapping[Any, str] = {}
 ALONE = object()
 # Errors that come of values and of the world, not of traced numbers.
 _OF_VALUES = (ArithmeticError, EOFError, MemoryError, OSError)
+# The paths and shapes of leaves.
+Shapes = tuple[tuple[str, tuple[int, ...] | None], ...]
 # How many numbers a note names in its remedy.
 _NAMED = 4
 
@@ -156,6 +158,11 @@ class Call:
     def paths(self) -> list[str]:
         """Their paths."""
         return [self.path(target, i) for target in self.targets for i in target.plan.indices]
+
+    @property
+    def shapes(self) -> Shapes:
+        """The paths and shapes of the leaves."""
+        return tuple((path, _shape_of(leaf)) for path, leaf in zip(self.paths, self.selected, strict=True))
 
     def path(self, target: Target, number: int) -> str:
         """The path of a leaf; that of a value inside the function begins with its selector, `intermediate('h')`."""
@@ -311,6 +318,23 @@ def first_of_pair(output: Any) -> Any:
             fix="return (value, aux), or omit has_aux.",
         )
     return output[0]
+
+
+def refuse_shapes(what: str, shapes: Shapes, values: Sequence[Any]) -> None:
+    """Raise if a value for a leaf has another shape than the leaf."""
+    for (path, expected), value in zip(shapes, values, strict=True):
+        found = _shape_of(value)
+        if None not in (expected, found) and expected != found:
+            raise ArgumentError(
+                f"The {what} of {at(path)} has shape {found}.",
+                f"Expected the shape of what is selected there, {expected}.",
+                fix=f"give a {what} like jax.numpy.zeros({expected}), with a number for each number.",
+            )
+
+
+def _shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array or a number; None for what has none, or is for JAX to refuse."""
+    return shape_of(value) if is_array(value) or number_class(value) is not None else None
 
 
 def _named(position: int | str) -> str:

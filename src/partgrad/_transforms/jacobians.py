@@ -8,7 +8,7 @@ import jax
 
 from .._selection import Selector
 from .arguments import Argnames, Argnums
-from .call import Call
+from .call import Call, first_of_pair, refuse_shapes
 from .options import JacobianOptions, NonFinite, ProductOptions, Unused, documented, refuse_options
 from .pieces import IN_PIECES
 from .transform import Derivative, Shaped, derivative_of, described, transform, without_value
@@ -156,7 +156,11 @@ def _jacobian(
     holomorphic: bool,
     chunk_size: int | None,
 ) -> Derivative:
-    """A Jacobian or a Hessian, by JAX's transform of the same name."""
+    """A Jacobian or a Hessian, by JAX's transform of the same name, which needs an input."""
+    if not leaves:
+        output = call(leaves)
+        value, aux = (first_of_pair(output), output[1]) if has_aux else (output, None)
+        return Derivative(jax.tree.map(lambda _: shaped([]), call.closed(value)), aux=call.closed(aux))
     treedefs = []
 
     def observed(values: list[Any]) -> Any:
@@ -234,6 +238,7 @@ def hvp(
 
 def _product(call: Call, leaves: list[Any], shaped: Shaped, vector: Any, has_aux: bool) -> Derivative:
     direction = call.shape.values(vector, "vector")
+    refuse_shapes("vector", call.shapes, direction)
     gradient = jax.grad(call, has_aux=has_aux)
     _, along, *aux = jax.jvp(gradient, (leaves,), (direction,), has_aux=has_aux)
     return Derivative(shaped(along), aux=call.closed(aux[0]) if has_aux else None)

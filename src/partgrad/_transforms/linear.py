@@ -12,7 +12,7 @@ from .._selection import Intermediate, Selector
 from .._trees import refuse_uncallable
 from ..errors import ArgumentError, PartsError
 from .arguments import Argnames, Argnums, Arguments
-from .call import Call, Shape
+from .call import Call, Shape, refuse_shapes
 from .options import LinearOptions, documented, refuse_options
 
 A = TypeVar("A")
@@ -183,8 +183,8 @@ class Pullback(_OfJax):
 class LinearMap(_OfJax):
     """The derivative along tangents of the selected leaves; a pytree, as JAX's is.
 
-    In addition to JAX's function, it has the shape of the gradients, and the level at which marks are open in its
-    results; 0 if none is.
+    In addition to JAX's function, it has the shape of the gradients, the level at which marks are open in its results
+    (0 if none is), and the paths and shapes of the leaves.
     """
 
     def __repr__(self) -> str:
@@ -192,8 +192,10 @@ class LinearMap(_OfJax):
 
     def __call__(self, *tangents: Any) -> Any:
         """The derivative along tangents, one for each selected primal, in the shape of its gradient."""
-        (level,) = self._rest
-        along = self._function(self._shape.values(tangents, "tangent"))
+        level, shapes = self._rest
+        direction = self._shape.values(tangents, "tangent")
+        refuse_shapes("tangent", shapes, direction)
+        along = self._function(direction)
         return close(along, level) if level else along
 
 
@@ -257,6 +259,7 @@ def jvp(
     """
     call, leaves, options = _prepared("jvp", f, primals, has_aux, wrt, argnums, argnames, double_where, options)
     direction = call.shape.values(tangents, "tangent")
+    refuse_shapes("tangent", call.shapes, direction)
     return call.closed(jax.jvp(call, (leaves,), (direction,), has_aux=has_aux, **options))
 
 
@@ -359,4 +362,4 @@ def linearize(
     call, leaves, options = _prepared("linearize", f, primals, has_aux, wrt, argnums, argnames, double_where, options)
     value, linear, *aux = jax.linearize(call, leaves, has_aux=has_aux, **options)
     value, *aux = call.closed((value, *aux))
-    return value, LinearMap(linear, call.shape.without_leaves(), call.level), *aux
+    return value, LinearMap(linear, call.shape.without_leaves(), call.level, call.shapes), *aux
