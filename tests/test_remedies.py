@@ -793,6 +793,11 @@ ROWS = {
         ],
         [6.0, 3.0, 10.0, 7.0],
     ),
+    "a tangent of another shape": (
+        lambda: pg.jvp(jnp.sum, (VECTOR["w"],), (jnp.ones(2),)),
+        lambda: pg.jvp(jnp.sum, (VECTOR["w"],), (jnp.zeros((3,)) + 1.0,)),
+        [6.0, 3.0],
+    ),
     "two cotangents": (
         lambda: pg.vjp(lambda x: (x, x**2), 3.0)[1](1.0, 1.0),
         lambda: pg.vjp(lambda x: (x, x**2), 3.0)[1]((1.0, 1.0)),
