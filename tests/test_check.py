@@ -247,11 +247,15 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_right(x64):
     assert [row.status for row in report.rows] == ["checked", "checked"]
 
 
-@pytest.mark.parametrize(("part", "severity"), [(1e-5, "info"), (1e-2, "warning")])
-def test_a_stop_of_no_consequence_is_a_note(part, severity):
+@pytest.mark.parametrize("part", [1e-5, 1e-2])
+def test_a_stop_is_never_ok_however_small(part):
     f = lambda x: jnp.sum(jnp.sin(x) + part * jax.lax.stop_gradient(x))
-    (finding,) = pg.check(f, progress=False)(jnp.array([0.3, 0.8])).findings
-    assert (finding.kind, finding.severity) == ("mismatch", severity)
+    report = pg.check(f, progress=False)(jnp.array([0.3, 0.8]))
+    (finding,) = report.findings
+    assert (finding.kind, finding.severity, report.verdict) == ("mismatch", "warning", "stopped")
+    assert not report.ok
+    with pytest.raises(pg.errors.CheckError, match="intended="):
+        report.raise_if_failed(allow_inconclusive=True)
 
 
 def test_a_gradient_that_exists_only_where_values_are_known():

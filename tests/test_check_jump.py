@@ -111,7 +111,8 @@ def test_what_is_smooth_does_not_jump(name, x64):
     with jax.enable_x64(x64):
         report = pg.check(function, progress=False)(x)
     assert "jump" not in {f.kind for f in report.findings}, str(report)
-    assert report.verdict != "error", str(report)
+    # The logistic map in float32 has no right digit.
+    assert not {f.kind for f in report.findings if f.severity == "error"} - {"precision"}, str(report)
 
 
 def test_a_jump_may_be_intended_or_allowed():

@@ -42,12 +42,13 @@ def assert_gradients(
         exhaustive: Whether to compare every entry of the gradient instead of sampled directions.
         seed: The seed for the directions.
         directions: How many directions.
-        allow_inconclusive: Whether a leaf may be inconclusive, as at a jump.
+        allow_inconclusive: Whether a leaf may be inconclusive, as at a jump; one that is stopped still fails.
         **kwargs: Its keyword arguments.
 
     Raises:
         ArgumentError: If the function has a parameter with the name of an option, or an option is not valid.
-        CheckError: If a leaf is in error, or inconclusive. It is an `AssertionError` and shows the table of the report.
+        CheckError: If a leaf is in error, stopped or inconclusive. It is an `AssertionError` and shows the table of the
+            report.
 
     Example:
         >>> import jax, jax.numpy as jnp, partgrad as pg

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from partgrad._check.verdict import ERROR, INCONCLUSIVE, OK, TABLE, Evidence, row_of, worst
+from partgrad._check.verdict import ERROR, INCONCLUSIVE, OK, STOPPED, TABLE, Evidence, row_of, worst
 
 WORDS = Evidence(
     ("finite", "not finite"),
@@ -17,7 +17,7 @@ WORDS = Evidence(
     ("equal", "differ", "jump", "noise"),
     ("equal", "between", "off", "zero", "unknown"),
     ("equal", "off", "unknown"),
-    ("none", "stop", "solver", "symmetric"),
+    ("none", "stop", "declared", "negligible", "solver", "symmetric"),
 )
 EVERYTHING = [Evidence(*words) for words in itertools.product(*WORDS)]
 
@@ -26,6 +26,7 @@ PLAIN = {
     "not finite": Evidence(derivative="not finite"),
     "unconverged": Evidence(match="off", excuse="solver"),
     "stopped": Evidence(match="off", excuse="stop"),
+    "declared": Evidence(match="off", excuse="declared"),
     "symmetric": Evidence(match="off", excuse="symmetric"),
     "modes": Evidence(modes="disagree"),
     "jump": Evidence(sides="jump"),
@@ -37,19 +38,17 @@ PLAIN = {
     "agrees": Evidence(),
 }
 VERDICTS = {
-    **dict.fromkeys(("not finite", "modes", "removable", "wrong"), (ERROR, "error")),
-    **dict.fromkeys(("unconverged", "stopped", "symmetric", "kink"), (OK, "warning")),
-    "jump": (INCONCLUSIVE, "warning"),
-    "noise": (INCONCLUSIVE, "info"),
-    "zero": (OK, "info"),
-    "agrees": (OK, ""),
+    **dict.fromkeys(("not finite", "modes", "removable", "wrong"), ERROR),
+    **dict.fromkeys(("jump", "noise"), INCONCLUSIVE),
+    **dict.fromkeys(("unconverged", "declared", "symmetric", "kink", "zero", "agrees"), OK),
+    "stopped": STOPPED,
 }
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_row(name):
     row = row_of(PLAIN[name])
-    assert (row.name, row.verdict, row.severity) == (name, *VERDICTS[name])
+    assert (row.name, row.verdict) == (name, VERDICTS[name])
 
 
 def test_every_row_is_needed_and_every_word_is_known():
@@ -66,6 +65,8 @@ def test_laws_of_the_table():
         row = row_of(evidence)
         if evidence.derivative == "not finite":
             assert row.verdict == ERROR
+        elif evidence.excuse == "stop":
+            assert row.verdict == STOPPED
         elif evidence.excuse == "none":
             if evidence.modes == "disagree":
                 assert row.verdict == ERROR, "at a jump too"
@@ -80,7 +81,8 @@ def test_laws_of_the_table():
 def test_the_worst_of_several():
     assert worst([]) == OK
     assert worst([OK, INCONCLUSIVE, OK]) == INCONCLUSIVE
-    assert worst([INCONCLUSIVE, ERROR, OK]) == ERROR
+    assert worst([INCONCLUSIVE, STOPPED, OK]) == STOPPED
+    assert worst([STOPPED, ERROR, OK]) == ERROR
 
 
 # --- functions -------------------------------------------------------------------------------------------------------
@@ -105,6 +107,8 @@ FUNCTIONS = {
     "smooth": (lambda x: jnp.exp(jnp.sin(x)), 0.7, OK),
     "an even function at its middle": (lambda x: jnp.cosh(x), 0.0, OK),
     "a rule": (ruled(jnp.sin, lambda x: 1.01 * jnp.cos(x)), 0.7, ERROR),
+    "a rule without a derivative": (ruled(jnp.sin, lambda x: 0.0 * x), 0.7, STOPPED),
+    "a part that is stopped": (lambda x: x * jax.lax.stop_gradient(x), 0.7, STOPPED),
     "a reverse rule": (only_backwards, 0.7, ERROR),
     "a removable gap": (at_one(lambda x: 1.0, lambda x: (x**3 - 1) / (x - 1) / 3), 1.0, ERROR),
     "a removable gap, filled well": (at_one(lambda x: x, lambda x: (x**3 - 1) / (x - 1) / 3), 1.0, OK),

@@ -8,14 +8,13 @@ import numpy as np
 from .._programs import (
     TRANSPARENT,
     Chain,
-    Dependence,
-    by_value,
     is_custom_rule,
     is_in_library,
     line,
     name_of,
     placed,
 )
+from .draws import is_scored
 from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
 from .float64 import widened
@@ -38,11 +37,10 @@ from .stops import (
     solvers_of,
     stops_of,
 )
-from .verdict import OK, row_of
+from .verdict import OK, STOPPED, row_of
 
-# The relative mismatch that a stop without consequences may leave, of a library or of the user; the first is also that
-# of an iteration that has converged.
-_SLIGHT, _SLIGHT_OF_USERS = 1e-3, 1e-4
+# The relative mismatch that a stop of a library may leave without consequences, and an iteration that has converged.
+_SLIGHT = 1e-3
 # Of so many selections that change at the point it is tried whether they decide: each takes a compilation.
 _MOST_CROSSINGS = 4
 # Decompositions that put numbers in order.
@@ -109,8 +107,11 @@ class Comparison:
                     pass
                 case "unconverged":
                     yield self._of_solver(leaf, answer)
-                case "stopped" | "symmetric":
-                    yield self._of_excuse(leaf, answer)
+                case "stopped" | "declared":
+                    yield self._of_stop(leaf, answer)
+                case "symmetric":
+                    (chain,), figures = self._excuses[leaf], self._figures(leaf, answer)
+                    yield finding("mismatch", "warning", "symmetric", [self._path(leaf)], chain, figures=figures)
                 case "kink":
                     yield self._of_kink(leaf, answer)
                 case "jump" | "noise":
@@ -137,7 +138,9 @@ class Comparison:
         ):
             excuse, chains = "solver", (solver,)
         elif name in ("wrong", "modes") and (chains := explaining_stops(place, direction, slack)):
-            excuse = "stop"
+            excuse = self._excuse_of(leaf, chains, seen.reading.telling.relative)
+        elif name == "wrong" and not seen.reading.kinks and (blamed := self._stopping_rules(leaf)):
+            excuse, chains = "stop", (blamed[0].chain,)
         elif name == "wrong" and (chain := explaining_factorization(place, leaf, direction, slack)) is not None:
             excuse, chains = "symmetric", (chain,)
         self._excuses[leaf] = chains
@@ -159,33 +162,40 @@ class Comparison:
         severity = "info" if figures is None or figures.relative <= _SLIGHT else "warning"
         return finding("precision", severity, "unconverged", [self._path(leaf)], chain, figures=figures, rule=None)
 
-    def _of_excuse(self, leaf: int, answer: Answer) -> Finding:
-        path, figures, chains = self._path(leaf), self._figures(leaf, answer), self._excuses[leaf]
-        chain = chains[0]
-        if answer.row.name == "symmetric":
-            return finding("mismatch", "warning", "symmetric", [path], chain, figures=figures)
-        drawn = lambda stop: any(self._program.drawn.into(stop)) and not mark_of(stop)
-        is_decided = lambda stop: any(self._decided(leaf).into(stop))
-        # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
-        most = _SLIGHT if all(map(is_in_library, chains)) else _SLIGHT_OF_USERS
-        severity = "info" if figures is not None and figures.relative <= most else "warning"
-        if all(map(is_fixed_draw, chains)):
-            return finding("mismatch", "info", "fixed draw", [path], chain, figures=figures)
-        if all(is_of_partgrad(stop) or (drawn(stop) and not is_decided(stop)) for stop in chains):
-            return finding("draw", "info", "score", [path], chain, figures=figures)
-        if (mark := mark_of(chain)) is not None:
-            return finding("mismatch", severity, "mark", [path], chain, figures=figures, mark=mark)
-        # A straight-through estimate, of which the findings about draws tell.
-        severity = "info" if all(drawn(stop) and is_decided(stop) for stop in chains) else severity
-        others = [where for where in dict.fromkeys(map(line, chains)) if where]
-        return finding("mismatch", severity, "stop", [path], chain, figures=figures, lines=others)
+    def _stopping_rules(self, leaf: int) -> list[Blame]:
+        """The rules to blame for a leaf, if none of them gives a derivative at all."""
+        blamed = list(self._rules.to_blame_for(leaf))
+        return blamed if all(blame.stops for blame in blamed) else []
 
-    def _decided(self, leaf: int) -> Dependence:
-        """What depends on something discrete that a leaf decides."""
-        program = self._program
-        jaxpr = program.jaxpr.jaxpr
-        decides = lambda chain: is_discrete(chain) and leaf in program.leaves_into(chain, program.value)
-        return by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(decides(chain)))
+    def _excuse_of(self, leaf: int, stops: tuple[Chain, ...], relative: float) -> str:
+        """What stops are that explain how far a derivative is off."""
+        if all(map(is_fixed_draw, stops)) or self._is_score(leaf, stops):
+            return "declared"
+        # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
+        return "negligible" if relative <= _SLIGHT and all(map(is_in_library, stops)) else "stop"
+
+    def _is_score(self, leaf: int, stops: tuple[Chain, ...]) -> bool:
+        """Whether stops make an estimator by the score: partgrad's, or one by hand, of a draw whose probability counts.
+
+        A random number in what is stopped, as in a target with noise, makes none.
+        """
+        drawn = [stop for stop in stops if not is_of_partgrad(stop)]
+        is_drawn = all(any(self._program.drawn.into(stop)) and mark_of(stop) is None for stop in drawn)
+        return is_drawn and (not drawn or is_scored(self._program, leaf, drawn))
+
+    def _of_stop(self, leaf: int, answer: Answer) -> Finding:
+        path, figures, chains = self._path(leaf), self._figures(leaf, answer), self._excuses[leaf]
+        severity = "warning" if answer.row.verdict == STOPPED else "info"
+        if is_custom_rule(chains[0][-1]):
+            return finding("mismatch", severity, "rule stop", [path], chains[0], figures=figures)
+        if all(map(is_fixed_draw, chains)):
+            return finding("mismatch", severity, "fixed draw", [path], chains[0], figures=figures)
+        if self._is_score(leaf, chains):
+            return finding("draw", severity, "score", [path], chains[0], figures=figures)
+        if (mark := mark_of(chains[0])) is not None:
+            return finding("mismatch", severity, "mark", [path], chains[0], figures=figures, mark=mark)
+        others = [where for where in dict.fromkeys(map(line, chains)) if where]
+        return finding("mismatch", severity, "stop", [path], chains[0], figures=figures, lines=others)
 
     # --- kinks and jumps ---------------------------------------------------------------------------------------------
 

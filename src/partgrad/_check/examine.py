@@ -32,10 +32,10 @@ from .progress import Progress
 from .questions import Search
 from .reading import Point
 from .report import GradientReport, LeafRow
-from .rounding import rounding
+from .rounding import is_undecided, rounding
 from .rules import Rules
 from .values import CONCRETIZATION, Values, untraceable, with_open_marks
-from .verdict import ERROR, INCONCLUSIVE, OK
+from .verdict import ERROR, INCONCLUSIVE, OK, worst
 from .zeros import zeros
 
 # What JAX adds to its errors.
@@ -180,12 +180,14 @@ class _Examination:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
         tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
+        stopped = {leaf for f in self.findings if f.reason == "rule stop" for leaf in f.leaves}
         # What cancels, or is lost, is not truly zero.
         is_lost = lambda f: (f.kind, f.reason) == ("zero", "rounding") or f.kind == "precision"
         lost = {leaf for f in self.findings if is_lost(f) for leaf in f.leaves}
         for found in zeros(self._own, is_flat) if self._own.is_finite else ():
             leaves = set(found.leaves)
             is_told = found.reason in ("rule", "not chosen", "truly zero") and leaves <= tied
+            is_told |= found.reason in ("rule", "cancels", "truly zero") and leaves <= stopped
             if leaves <= wrong or is_told or (found.reason in ("truly zero", "cancels") and leaves <= lost):
                 continue
             # A zero says more than that part of the derivative is stopped.
@@ -212,9 +214,10 @@ class _Examination:
         if compared is None:
             # The gradient of an implicit draw is right on average.
             return OK if has_implicit_draw(self._program, leaf) or not self._own.is_traced else INCONCLUSIVE
-        told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise", "oob")]
+        undecided = [finding for finding in own if is_undecided(finding)]
+        told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise", "oob")] + undecided
         is_excused = bool(told) and all(finding.intended for finding in told)
-        return OK if is_excused else compared.row.verdict
+        return OK if is_excused else worst([compared.row.verdict, *([INCONCLUSIVE] if undecided else [])])
 
 
 def no_reverse(program: Program | None, error: Exception) -> Finding:

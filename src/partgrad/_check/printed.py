@@ -22,7 +22,7 @@ from .._display import (
     within,
 )
 from .finding import Finding
-from .verdict import ERROR, INCONCLUSIVE
+from .verdict import ERROR, INCONCLUSIVE, STOPPED
 from .words import message
 
 # Those of `report.py`, which is printed here.
@@ -32,7 +32,7 @@ LeafRow: TypeAlias = Any
 # The widest that types, verdicts, gradients and findings may be; the path gets the rest of the line.
 _WIDEST = (12, 14, 9, 24)
 _SAID = {"error": "error", "warning": "warning", "info": "note"}
-_VERDICTS = ("error", "inconclusive", "warning", "ok")
+_VERDICTS = ("error", "stopped", "inconclusive", "warning", "ok")
 # If more leaves than this in a row have nothing to report, only some of them are shown.
 _FOLDED = 200
 _SHOWN = 10
@@ -119,12 +119,22 @@ def _title(report: GradientReport) -> str:
     verdicts = Counter(row.verdict for row in report.rows)
     said = [_counted(counts[severity], name) for severity, name in _SAID.items() if counts[severity]]
     if report.verdict != ERROR:
-        said.insert(0, report.verdict)
+        said.insert(0, f"{report.verdict}{_how_far(report)}")
     title = f"{', '.join(said)} in {_counted(len(report.rows), 'leaf', 'leaves')}"
-    if (unsure := verdicts[INCONCLUSIVE]) and len(report.rows) > 1:
-        title += f", {unsure:,} of which {'is' if unsure == 1 else 'are'} not decided"
+    for verdict, words in ((STOPPED, "stopped"), (INCONCLUSIVE, "not decided")):
+        if (number := verdicts[verdict]) and len(report.rows) > 1:
+            title += f", {number:,} of which {'is' if number == 1 else 'are'} {words}"
     name = shortened(printable(report.function), COLUMNS - len(title) - 2)
     return f"{name}: {title}"
+
+
+def _how_far(report: GradientReport) -> str:
+    """Of a stopped derivative, how far it is off where it is furthest."""
+    compared = [f.figures for f in report.findings if f.kind == "mismatch" and f.figures and not f.intended]
+    if report.verdict != STOPPED or not compared:
+        return ""
+    worst = max(compared, key=lambda figures: figures.relative)
+    return f" ({worst.derivative:.3g} for a slope of {worst.slope:.3g})"
 
 
 def _counted(number: int, one: str, many: str = "") -> str:

@@ -4,6 +4,7 @@ A direction moves all elements of a leaf, each in proportion to its size. Where 
 until the elements to blame are found, and asked again at a generic point nearby.
 """
 
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from .program import Array, Program
 from .reading import ABSENT, AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Point, Reading, coarsely
 from .verdict import Evidence, Row, row_of
 
-# With more leaves than this, they are first moved together, in this many groups.
+# Each leaf is moved by itself. With more leaves than this, further directions move some together, in so many groups.
 _ALONE = 64
 _GROUPS = 32
 # How many readings the elements of one leaf may take in all, before one is clean, and nearby.
@@ -93,7 +94,9 @@ class Search:
 
     def look_around(self, directions: int, exhaustive: bool, tick: Callable[[int, int], None]) -> None:
         """Read the sampled directions, and if asked for every element on its own."""
-        parts = [(turn, part) for turn in range(directions) for part in self._groups() if not turn or self._turns(part)]
+        whole = [[(i, np.arange(self._scales[i].size))] for i in self._compared]
+        parts = [(0, part) for part in whole]
+        parts += [(turn, part) for turn in range(1, directions) for part in self._groups(whole) if self._turns(part)]
         if exhaustive:
             single = [(0, [(i, np.array([k]))]) for i in self._compared for k in range(self._scales[i].size)]
             parts += [part for part in single if self._scales[part[1][0][0]].size > 1]
@@ -108,10 +111,9 @@ class Search:
         moved = [x + by for x, by in zip(self.point.leaves, self._shift, strict=True)]
         return Point(self.point.exact, moved, self.point.weights, self.point.outcomes)
 
-    def _groups(self) -> list[list[Part]]:
-        whole = [(i, np.arange(self._scales[i].size)) for i in self._compared]
+    def _groups(self, whole: list[list[Part]]) -> list[list[Part]]:
         together = 1 if len(whole) <= _ALONE else -(-len(whole) // _GROUPS)
-        return [whole[i : i + together] for i in range(0, len(whole), together)]
+        return [list(itertools.chain(*whole[i : i + together])) for i in range(0, len(whole), together)]
 
     def _turns(self, group: list[Part]) -> bool:
         """Whether there are directions other than forwards and backwards."""
@@ -164,7 +166,7 @@ class Search:
     def _beyond(self, place: Point, group: list[Part], direction: Leaves, reading: Reading) -> Reading | None:
         """The slopes that larger steps see, if a selection changes between the point and them, and not at once.
 
-        If none changes, noise may hide the slope at small steps: then larger ones may confirm it, but not refute it.
+        If none changes, noise may hide the slope at small steps: then others may confirm it, but not refute it.
         """
         crossings: list[Crossing] = []
         if reading.unsure or reading.jumps:
@@ -179,14 +181,15 @@ class Search:
             smallest = _FROM_AFAR * place.resolution if is_within else 2 * crossings[0].distance
             found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
             return None if found.unsure or found.jumps else found
-        larger = []
-        for power in (1, 2, 3, 4):
+        others = []
+        # The smaller ones are for a function that is steep and bends at once.
+        for power in (1, 2, 3, 4, -3):
             found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS**power, worst=COARSE)
             if found.is_clean:
                 return found
-            larger.append(coarsely(found))
+            others.append(coarsely(found))
         # What is known to a digit or two has to be seen twice.
-        confirming = [found for found in larger if found.is_clean]
+        confirming = [found for found in others if found.is_clean]
         return confirming[0] if len(confirming) > 1 else None
 
     # --- what was found ----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from .._trees import refuse_non_bools
 from ..errors import CheckError
 from .finding import SEVERITIES, Finding, plain
-from .verdict import ERROR, INCONCLUSIVE, OK, worst
+from .verdict import ERROR, INCONCLUSIVE, OK, STOPPED, worst
 
 
 class LeafRow(NamedTuple):
@@ -18,7 +18,7 @@ class LeafRow(NamedTuple):
             differentiated, as in `partgrad.summary`.
         gradient: The root mean square of its gradient's entries; None where there is none.
         dead: How many entries of its gradient are zero; None where there is none.
-        verdict: `ok`, `inconclusive` or `error`; None where it was not differentiated.
+        verdict: `ok`, `inconclusive`, `stopped` or `error`; None where it was not differentiated.
     """
 
     path: str
@@ -62,13 +62,13 @@ class GradientReport:
 
     @property
     def verdict(self) -> str:
-        """The worst verdict on a leaf, which is `ok`, `inconclusive` or `error`."""
+        """The worst verdict on a leaf, which is `ok`, `inconclusive`, `stopped` or `error`."""
         of_findings = [ERROR for finding in self.findings if finding.severity == "error"]
         return worst([*(row.verdict for row in self.rows if row.verdict is not None), *of_findings])
 
     @property
     def ok(self) -> bool:
-        """Whether every checked leaf is `ok`: none is in error, and none inconclusive."""
+        """Whether every checked leaf is `ok`: none is in error, stopped or inconclusive."""
         return self.verdict == OK
 
     def raise_if_failed(self, *, allow_inconclusive: bool = False) -> "GradientReport":
@@ -87,11 +87,11 @@ class GradientReport:
         refuse_non_bools(allow_inconclusive=allow_inconclusive)
         if self.ok or (allow_inconclusive and self.verdict == INCONCLUSIVE):
             return self
-        fix = (
-            "start with the first error below the table; `partgrad.check` returns the report as data."
-            if self.verdict == ERROR
-            else "check another point, or pass allow_inconclusive=True."
-        )
+        fix = {
+            ERROR: "start with the first error below the table; `partgrad.check` returns the report as data.",
+            STOPPED: "let the derivative through, or pass intended= with what stops it: a line, a function or a leaf.",
+            INCONCLUSIVE: "check another point, or pass allow_inconclusive=True.",
+        }[self.verdict]
         raise CheckError(
             f"The gradient of `{self.function}` did not pass its check.\n\n{self}\n",
             f"Expected every checked leaf to be ok{' or inconclusive' * allow_inconclusive}.",

@@ -23,6 +23,8 @@ from .questions import Answer
 _LOST, _LOST_UNITS = 3e-3, 30.0
 _TOLD_UNITS = 100.0
 _EXPLAINED_UNITS = 10.0
+# Relative errors of a gradient that has not two right digits, and of one that has none.
+_TWO_DIGITS, _NO_DIGIT = 1e-2, 1.0
 
 
 def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
@@ -40,14 +42,22 @@ def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
         kind = narrow[-1].outvars[0].aval.dtype
         is_explained = error <= _EXPLAINED_UNITS * float(jnp.finfo(kind).eps)
         more = {"error": error, "dtype": str(dtype), "through": str(kind), "is_explained": is_explained}
-        yield finding("precision", "warning", "narrow", path, narrow, **more)
+        severity = "error" if error >= _NO_DIGIT and not is_explained else "warning"
+        yield finding("precision", severity, "narrow", path, narrow, **more)
     elif is_lost:
         chain, of_value = losing(own, leaf, error)
         is_told = answer.row.name in ("kink", "jump") and bool(chain) and selects(chain)
         if is_told or (answer.row.name == "kink" and _is_between_sides(own, leaf, answer)):
             # Which side of it the point is on is a matter of rounding, and that it is there was said.
             return
-        yield finding("precision", "warning", "cancels", path, chain, error=error, dtype=str(dtype), of_value=of_value)
+        severity = "error" if error >= _NO_DIGIT else "warning"
+        yield finding("precision", severity, "cancels", path, chain, error=error, dtype=str(dtype), of_value=of_value)
+
+
+def is_undecided(finding: Finding) -> bool:
+    """Whether so few digits of a gradient are right that it is not `ok`."""
+    details = finding.details
+    return finding.kind == "precision" and not details.get("is_explained") and details.get("error", 0.0) > _TWO_DIGITS
 
 
 def _is_between_sides(own: Own, leaf: int, answer: Answer) -> bool:

@@ -32,11 +32,13 @@ _VALUE, _DERIVATIVE = 0, 1
 class Blame(NamedTuple):
     """A custom rule that computes another value than its function, or else another derivative.
 
-    The element is the one that is furthest off, in some steps of the loops around it.
+    The element is the one that is furthest off, in some steps of the loops around it. A rule stops if it gives no
+    derivative by anything at all, as `stop_gradient` does.
     """
 
     chain: Chain
     of_value: bool
+    stops: bool
     element: tuple[int, ...]
     steps: list[tuple[int, ...]]
 
@@ -69,7 +71,10 @@ class Rules:
         """The rules on the path of a leaf that cannot be compared, as for a callback, and why."""
         _ = self._blamed
         own = [c for c in self._incomparable if line(c) and leaf in self._program.leaves_into(c)]
-        return [(b.chain, self._incomparable[b.chain]) for b in _unlike([Blame(chain, False, (), []) for chain in own])]
+        return [
+            (b.chain, self._incomparable[b.chain])
+            for b in _unlike([Blame(chain, False, False, (), []) for chain in own])
+        ]
 
     def ruled_for(self, leaf: int) -> list[Chain]:
         """The rules on the path of a leaf, whether or not they can be compared."""
@@ -88,7 +93,7 @@ class Rules:
         return [_blame(answers) for answers in grouped.values()]
 
     def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
-        """The element that is furthest off, whether it belongs to the value or the derivative, and to which array."""
+        """The element that is furthest off, of value or derivative, of which array, and whether the rule stops."""
         del results
         if not is_custom_rule(chain[-1]):
             return None
@@ -101,10 +106,11 @@ class Rules:
 
 
 def _blame(answers: list[Answer]) -> Blame:
-    (worst, kind, array), equation = answers[0].numbers, answers[0].chain[-1]
+    (worst, kind, array, _), equation = answers[0].numbers, answers[0].chain[-1]
     atoms = equation.invars if kind == _DERIVATIVE and _is_reverse(equation) else equation.outvars
     place = element_of(int(worst), atoms[array].aval.shape)
-    return Blame(answers[0].chain, kind == _VALUE, place, steps_of(answers))
+    stops = all(answer.numbers[3] for answer in answers)
+    return Blame(answers[0].chain, kind == _VALUE, stops, place, steps_of(answers))
 
 
 def _unlike(blames: list[Blame]) -> list[Blame]:
@@ -149,7 +155,8 @@ def _differing(equation: JaxprEqn, operands: Operands) -> Any:
         _furthest(value, own_value, floating_results, _VALUE),
         _furthest(slope, own_slope, of_slope, _DERIVATIVE),
     ]
-    return jnp.where(numbers[0][0] >= 0, *numbers)
+    is_zero = jnp.all(jnp.array([jnp.all(part == 0) for part in slope]))
+    return jnp.append(jnp.where(numbers[0][0] >= 0, *numbers), is_zero.astype(jnp.int32))
 
 
 def _pushforward(function: Callable[..., list[Any]], point: Operands) -> tuple[Operands, Operands]:

@@ -92,6 +92,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "{changes}`stop_gradient` at {all_lines} stops part of it, and without that the two agree.",
         "remove it, unless it is intentional",
     ),
+    ("mismatch", "rule stop"): (
+        "{changes}the rule of {rule}, gives no derivative at all.",
+        "correct the rule, unless it is intentional",
+    ),
     ("mismatch", "mark"): ("{changes}{held_by} {mark}, and without that the two agree.", _REBUILT),
     ("mismatch", "fixed draw"): (
         "{changes}the draw at {where} has gradient='fixed', and without that the two agree.",

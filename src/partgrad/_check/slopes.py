@@ -146,9 +146,12 @@ def _judgement(levels: list["_Level"]) -> _Judged:
         better = agrees & ~(best.error <= window.error)
         best = _Window(*(np.where(better, new, old) for new, old in zip(window, best, strict=True)))
     believable = lambda window: (
-        (window.error <= _WORST * np.abs(window.slope))
-        | (window.error <= _WORST_IN_ROUNDING * rounding)
-        | (window.error <= _WORST_OF_FIRST * first)
+        np.isfinite(window.error)
+        & (
+            (window.error <= _WORST * np.abs(window.slope))
+            | (window.error <= _WORST_IN_ROUNDING * rounding)
+            | (window.error <= _WORST_OF_FIRST * first)
+        )
     )
     # Two windows that contradict each other, both with small errors, are both worthless.
     disputed = np.logical_or.reduce([believable(window) & ~_agree(window, best) for window in windows])

@@ -5,9 +5,9 @@ What is known of a leaf is put into six words, and the first row that fits decid
 
 from typing import NamedTuple
 
-OK, INCONCLUSIVE, ERROR = "ok", "inconclusive", "error"
+OK, INCONCLUSIVE, STOPPED, ERROR = "ok", "inconclusive", "stopped", "error"
 # The worst last.
-VERDICTS = (OK, INCONCLUSIVE, ERROR)
+VERDICTS = (OK, INCONCLUSIVE, STOPPED, ERROR)
 
 
 class Evidence(NamedTuple):
@@ -21,8 +21,10 @@ class Evidence(NamedTuple):
         match: Whether the derivative is `equal` to the slope, lies `between` those of the two sides, is `off`, or is
             `zero` as the slope is; `unknown` where there is no slope.
         nearby: The same at a point beside this one: `equal`, `off`, or `unknown` if nobody asked or could tell.
-        excuse: What explains that it is off, or that the differences do not settle: a `stop`, a `solver` that has not
-            converged, or a `symmetric` matrix whose elements were moved one by one; `none` if nothing does.
+        excuse: What explains that it is off, or that the differences do not settle: a `stop`, which may be a rule that
+            gives no derivative at all; a `declared` stop, such as that of a draw with `gradient="fixed"`; a
+            `negligible` one of a library; a `solver` that has not converged; or a `symmetric` matrix whose elements
+            were moved one by one. `none` if nothing does.
     """
 
     derivative: str = "finite"
@@ -40,31 +42,30 @@ class Row(NamedTuple):
         name: What was found.
         fits: For each word of the evidence the alternatives, or `*` for any.
         verdict: On the leaf.
-        severity: That of the finding; empty if there is nothing to tell.
     """
 
     name: str
     fits: tuple[str, str, str, str, str, str]
     verdict: str
-    severity: str
 
 
 # fmt: off
 TABLE = (
-    #   name           derivative    modes       sides           match   nearby   excuse       verdict, severity
-    Row("not finite",  ("not finite", "*",        "*",           "*",    "*",     "*"),        ERROR, "error"),
-    Row("unconverged", ("finite",     "*",        "*",           "*",    "*",     "solver"),   OK, "warning"),
-    Row("stopped",     ("finite",     "*",        "*",           "*",    "*",     "stop"),     OK, "warning"),
-    Row("symmetric",   ("finite",     "*",        "*",           "*",    "*",     "symmetric"), OK, "warning"),
-    Row("modes",       ("finite",     "disagree", "*",           "*",    "*",     "none"),     ERROR, "error"),
-    Row("jump",        ("finite",     "agree",    "jump",        "*",    "*",     "none"),     INCONCLUSIVE, "warning"),
-    Row("removable",   ("finite",     "agree",    "equal",       "off",  "equal", "none"),     ERROR, "error"),
-    Row("wrong",       ("finite",     "agree",    "*",           "off",  "*",     "none"),     ERROR, "error"),
-    Row("wrong",       ("finite",     "agree",    "differ|noise","*",    "off",   "none"),     ERROR, "error"),
-    Row("noise",       ("finite",     "agree",    "noise",       "*",    "*",     "none"),     INCONCLUSIVE, "info"),
-    Row("kink",        ("finite",     "agree",    "differ",      "*",    "*",     "none"),     OK, "warning"),
-    Row("zero",        ("finite",     "agree",    "equal",       "zero", "*",     "none"),     OK, "info"),
-    Row("agrees",      ("finite",     "agree",    "*",           "*",    "*",     "none"),     OK, ""),
+    #   name           derivative    modes       sides           match   nearby   excuse       verdict
+    Row("not finite",  ("not finite", "*",        "*",           "*",    "*",     "*"),        ERROR),
+    Row("unconverged", ("finite",     "*",        "*",           "*",    "*",     "solver"),   OK),
+    Row("stopped",     ("finite",     "*",        "*",           "*",    "*",     "stop"),     STOPPED),
+    Row("declared",    ("finite",     "*",        "*",           "*",    "*",     "declared|negligible"), OK),
+    Row("symmetric",   ("finite",     "*",        "*",           "*",    "*",     "symmetric"), OK),
+    Row("modes",       ("finite",     "disagree", "*",           "*",    "*",     "none"),     ERROR),
+    Row("jump",        ("finite",     "agree",    "jump",        "*",    "*",     "none"),     INCONCLUSIVE),
+    Row("removable",   ("finite",     "agree",    "equal",       "off",  "equal", "none"),     ERROR),
+    Row("wrong",       ("finite",     "agree",    "*",           "off",  "*",     "none"),     ERROR),
+    Row("wrong",       ("finite",     "agree",    "differ|noise","*",    "off",   "none"),     ERROR),
+    Row("noise",       ("finite",     "agree",    "noise",       "*",    "*",     "none"),     INCONCLUSIVE),
+    Row("kink",        ("finite",     "agree",    "differ",      "*",    "*",     "none"),     OK),
+    Row("zero",        ("finite",     "agree",    "equal",       "zero", "*",     "none"),     OK),
+    Row("agrees",      ("finite",     "agree",    "*",           "*",    "*",     "none"),     OK),
 )
 # fmt: on
 

@@ -28,6 +28,7 @@ LOOKS = {
     "info": Look("i", "#71829a", "sign"),
     "ok": Look("✓", "#2d8a2d", "sign"),
     "error": Look("✕", "#dd3333", "sign"),
+    "stopped": Look("∥", "#dd3333", "sign"),
     "warning": Look("!", "#a87800", "sign"),
     "inconclusive": Look("?", "#808080", "sign"),
 }
