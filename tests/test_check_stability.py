@@ -89,3 +89,15 @@ def test_a_difference_of_rounding_is_told_apart():
     turn = itertools.count()
     report = pg.check(lambda x: x * (1 + 1e-7 * (next(turn) % 2)), progress=False)(np.float32(1))
     assert [f.severity for f in report.findings if f.kind == "nondeterminism"] == ["info"]
+
+
+@pytest.mark.slow
+def test_a_reference_that_the_caller_passed_is_not_written():
+    def f(m, x):
+        m["count"][...] = m["again"][...] + jnp.ones((), m["count"].dtype)
+        return jnp.sum(m["w"] * x)
+
+    count = jax.new_ref(jnp.zeros((), jnp.bfloat16))
+    model = {"w": jnp.ones(3), "count": count, "again": count}
+    pg.check(lambda x, m: f(m, x), progress=False, directions=1)(jnp.arange(3.0), m=model)
+    assert count[...] == 0

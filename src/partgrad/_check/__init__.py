@@ -17,6 +17,7 @@ from .examine import Options, examine, is_rounding_products, refuse_tracers, wit
 from .finding import Finding as Finding
 from .intended import Meant
 from .progress import Progress
+from .references import with_own_references
 from .report import GradientReport as GradientReport
 
 P = ParamSpec("P")
@@ -107,6 +108,7 @@ def check(
     @functools.wraps(f, updated=())
     def checked(*args: Any, **kwargs: Any) -> GradientReport:
         refuse_tracers(name, flatten((args, kwargs))[0])
+        args, kwargs = with_own_references((args, kwargs))
         with shown, _undisturbed():
             call = arguments.call_to_check(args, kwargs, of_values=True)
             if not call.selected:

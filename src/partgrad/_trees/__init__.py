@@ -27,6 +27,7 @@ from .leaf import (
     is_array as is_array,
     is_differentiable as is_differentiable,
     is_node as is_node,
+    is_reference as is_reference,
     number_class as number_class,
     shape_of as shape_of,
     tied as tied,
