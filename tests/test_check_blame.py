@@ -166,8 +166,8 @@ def test_a_function_that_asks_whether_it_is_traced():
 @pytest.mark.slow
 def test_digits_that_cancel():
     found = findings(lambda x: (1.0 - jnp.cos(x)) / x**2, 1e-3)
-    assert set(found) == {("precision", "warning", "")}
-    assert found["precision", "warning", ""].where.startswith("test_check_blame.py")
+    assert set(found) == {("precision", "error", "")}
+    assert found["precision", "error", ""].where.startswith("test_check_blame.py")
 
 
 @pytest.mark.slow

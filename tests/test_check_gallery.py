@@ -60,6 +60,8 @@ def test_it_is_found_where_it_is(fault):
 def test_raising_is_for_errors(fault):
     report = report_of(fault.name)
     assert report.ok == all(row.verdict in ("ok", None) for row in report.rows)
+    is_stopped = any(f.reason in ("stop", "mark") and f.severity == "warning" for f in report.findings)
+    assert (report.verdict == "stopped") == (is_stopped and all(f.severity != "error" for f in report.findings)), report
     if fault.ok:
         report.raise_if_failed()
     else:
@@ -92,4 +94,4 @@ def test_the_data_are_consistent(fault):
     leaves = differentiated(fault)
     assert fault.leaf in [*leaves, ""]
     assert set(fault.also) <= set(leaves) - {fault.leaf}
-    assert fault.ok == (fault.severity != "error")
+    assert not (fault.ok and fault.severity == "error")

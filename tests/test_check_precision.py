@@ -67,8 +67,10 @@ def lines_of(function):
 def test_the_operation_that_loses_digits_has_its_line(function):
     report = pg.check(function, progress=False)(LOST[function])
     (finding,) = [f for f in report.findings if f.kind == "precision"]
-    assert (finding.severity, finding.reason) == ("warning", "cancels"), str(report)
+    has_no_digit = finding.details["error"] >= 1
+    assert (finding.severity, finding.reason) == ("error" if has_no_digit else "warning", "cancels"), str(report)
     assert finding.where == lines_of(function)
+    assert report.ok == (finding.details["error"] <= 1e-2)
 
 
 @pytest.mark.parametrize("function", LOST, ids=lambda f: f.__name__)

@@ -138,7 +138,7 @@ X, Y = F(0.3, -1.2, 0.7), np.float32(0.8)
 POINT = ({"x": X, "y": Y},)
 FAULTS = [
     Fault("rule_for_one_of_two", rule_for_one_of_two, POINT, "mismatch", "error", "['y']", False, words=("scaled`",)),
-    Fault("stop_in_a_helper", stop_in_a_helper, POINT, "mismatch", "warning", "['x']", True),
+    Fault("stop_in_a_helper", stop_in_a_helper, POINT, "mismatch", "warning", "['x']", False),
     Fault("ranks", ranks, POINT, "zero", "warning", "['x']", True, words=("`argsort`",)),
     Fault("staircase", staircase, POINT, "zero", "warning", "['x']", True, words=("`floor`",)),
     Fault("beyond_the_table", beyond_the_table, POINT, "zero", "warning", "['x']", True),
@@ -157,7 +157,7 @@ FAULTS = [
     ),
     Fault("switched_by_a_leaf", switched_by_a_leaf, POINT, "zero", "warning", "['y']", True, words=("`>`",)),
     Fault("histogram", histogram, POINT, "zero", "warning", "['x']", True),
-    Fault("forgotten_carry", forgotten_carry, POINT, "mismatch", "warning", "['y']", True),
+    Fault("forgotten_carry", forgotten_carry, POINT, "mismatch", "warning", "['y']", False),
     Fault(
         "callback_without_a_rule",
         callback_without_a_rule,

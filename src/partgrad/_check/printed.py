@@ -118,23 +118,30 @@ def _title(report: GradientReport) -> str:
     counts = Counter(finding.severity for finding in report.findings)
     verdicts = Counter(row.verdict for row in report.rows)
     said = [_counted(counts[severity], name) for severity, name in _SAID.items() if counts[severity]]
-    if report.verdict != ERROR:
-        said.insert(0, f"{report.verdict}{_how_far(report)}")
-    title = f"{', '.join(said)} in {_counted(len(report.rows), 'leaf', 'leaves')}"
-    for verdict, words in ((STOPPED, "stopped"), (INCONCLUSIVE, "not decided")):
-        if (number := verdicts[verdict]) and len(report.rows) > 1:
-            title += f", {number:,} of which {'is' if number == 1 else 'are'} {words}"
+    leaves, stopped, undecided = len(report.rows), verdicts[STOPPED], verdicts[INCONCLUSIVE]
+    if report.verdict == STOPPED:
+        title = ", ".join([f"stopped in {stopped:,} of {_counted(leaves, 'leaf', 'leaves')}{_how_far(report)}", *said])
+    else:
+        said = said if report.verdict == ERROR else [report.verdict, *said]
+        title = f"{', '.join(said)} in {_counted(leaves, 'leaf', 'leaves')}"
+        title += f", {stopped:,} of which {_is(stopped)} stopped" if stopped else ""
+    if undecided and leaves > 1:
+        title += f", {undecided:,} of which {_is(undecided)} not decided"
     name = shortened(printable(report.function), COLUMNS - len(title) - 2)
     return f"{name}: {title}"
 
 
 def _how_far(report: GradientReport) -> str:
-    """Of a stopped derivative, how far it is off where it is furthest."""
+    """How far the derivatives that are stopped are off, where one is furthest."""
     compared = [f.figures for f in report.findings if f.kind == "mismatch" and f.figures and not f.intended]
-    if report.verdict != STOPPED or not compared:
+    if not compared:
         return ""
     worst = max(compared, key=lambda figures: figures.relative)
     return f" ({worst.derivative:.3g} for a slope of {worst.slope:.3g})"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _counted(number: int, one: str, many: str = "") -> str:
