@@ -111,10 +111,13 @@ class Own:
         """Whether the value is finite."""
         return all(map(is_finite, self.plain))
 
+    def pulled(self, function: Any) -> Callable[[Operands, Operands], Operands]:
+        """The gradients of another function of the leaves, as a function of these and of cotangents."""
+        return lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0]
+
     def gradients_of(self, function: Any) -> list[Array] | None:
-        """The gradients of another function of the leaves, with the same weights; None if it has none."""
-        pulled = lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0]
-        return tried(pulled, self.program.leaves, self.cotangents)
+        """The gradients of another function of the leaves; None if it has none."""
+        return tried(self.pulled(function), self.program.leaves, self.cotangents)
 
 
 def compiled(jaxpr: ClosedJaxpr) -> Callable[[Operands, Operands], Operands]:

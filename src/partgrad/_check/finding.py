@@ -93,12 +93,14 @@ class Fix:
         by: What replaces it.
         derivative: The slope then, along the direction of the differences.
         slope: The slope by differences; None at a kink, where the derivative lies between those of its two sides.
+        beside: What else was changed, and has to be.
     """
 
     replaces: str
     by: str
     derivative: complex
     slope: complex | None
+    beside: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,6 +116,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "differentiate `{by}`: its derivative is finite, and differences do not settle, so they cannot tell whether it "
         "is right",
     ),
+    ("nan", "beside"): (
+        "{not_finite} The value does not take this path.",
+        "differentiate `partgrad.double_where(f)`, and mend the singularity{others}, which the value takes",
+    ),
     ("nan", "singular"): (
         "{not_finite} The value takes this path, and the operation has no derivative here.",
         "`{by}` has a derivative by convention, and it makes this one finite; differences cannot tell whether it is "

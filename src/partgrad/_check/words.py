@@ -76,6 +76,7 @@ def _fix(finding: Finding) -> str:
     assert fix is not None
     replaced = fix.replaces if " " in fix.replaces else f"`{fix.replaces}`"
     what = f"differentiate `{fix.by}`" if fix.replaces == "f" else f"write `{fix.by}` for {replaced}"
+    what = ", and ".join([what, *fix.beside])
     beside = "between the slopes on the two sides" if fix.slope is None else f"and differences give {number(fix.slope)}"
     return f"{what}; tried: along a random direction its derivative is {number(fix.derivative)}, {beside}"
 

@@ -1,0 +1,168 @@
+"""A gradient with several lines at which it becomes NaN: each line that is a cause is named, and no other."""
+
+import inspect
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import partgrad as pg
+
+F = lambda *values: jnp.array(values, jnp.float32)
+X = F(0, 1)
+
+
+def line(name):
+    lines = inspect.getsource(sys.modules[__name__]).splitlines()
+    (found,) = [number for number, text in enumerate(lines, 1) if text.endswith(f"  # {name}")]
+    return f"test_check_causes.py:{found}"
+
+
+def entropy(x):
+    return jnp.where(x > 0, x * jnp.log(x), 0.0).sum()  # entropy
+
+
+def root(x):
+    return jnp.where(x > 0, jnp.sqrt(x), 0.0).sum()  # root
+
+
+def square(x):
+    return jnp.where(x > 0, x**2 * jnp.log(x), 0.0).sum()  # square
+
+
+def length(x):
+    return jnp.linalg.norm(x * 0.0)  # length
+
+
+def spread(x):
+    return jnp.sqrt(jnp.sum((x - x[::-1][::-1]) ** 2))  # spread
+
+
+def safe_spread(x):
+    return pg.safe.norm(x - x[::-1][::-1])
+
+
+def pole(x):
+    return jnp.arccosh(1.0 + 0.0 * x[0])  # pole
+
+
+def total(*parts):
+    return lambda x: sum(part(x) for part in parts)
+
+
+def scanned(x, of_all=length):
+    step = lambda carry, at: (carry + root(at * jnp.ones(2)), None)
+    return lax.scan(step, 0.0, x)[0] + jax.jit(of_all)(x)
+
+
+def wrapped_inside(x):
+    return pg.double_where(entropy)(x) + length(x)
+
+
+def masked(x):
+    """What is stopped is no cause, although its derivative is NaN."""
+    return 0.0 * lax.stop_gradient(entropy(x) + root(x)) + length(x)
+
+
+def blocked(x):
+    """NaN that an outer selection takes away is no cause: a double `where`, written by hand around the selection."""
+    inside = jnp.where(x > 0, x, 1.0)
+    return jnp.where(x > 0, jnp.sqrt(inside) + entropy(inside), 0.0).sum() + length(x) + square(x)
+
+
+def two_leaves(p):
+    return entropy(p["a"]) + length(p["b"]) + length(p["a"]) * root(p["b"])
+
+
+TAKEN, NOT_TAKEN = "singular", "not taken"
+# The function, its point, each line that is a cause with its reason, and the function after the fixes that are stated.
+TABLE = {
+    "one of each": (
+        total(length, entropy),
+        X,
+        {"length": TAKEN, "entropy": NOT_TAKEN},
+        pg.double_where(total(lambda x: pg.safe.norm(x * 0.0), entropy)),
+    ),
+    "under double_where": (
+        pg.double_where(total(length, entropy)),
+        X,
+        {"length": TAKEN},
+        pg.double_where(total(lambda x: pg.safe.norm(x * 0.0), entropy)),
+    ),
+    "two that are not taken": (
+        total(entropy, lambda x: 0.0 * root(x)),
+        X,
+        {"entropy": NOT_TAKEN, "root": NOT_TAKEN},
+        pg.double_where(total(entropy, lambda x: 0.0 * root(x))),
+    ),
+    "two that are taken": (
+        total(length, spread),
+        X,
+        {"length": TAKEN, "spread": TAKEN},
+        total(lambda x: pg.safe.norm(x * 0.0), safe_spread),
+    ),
+    "four": (
+        total(length, spread, entropy, square),
+        X,
+        {"length": TAKEN, "spread": TAKEN, "entropy": NOT_TAKEN, "square": NOT_TAKEN},
+        pg.double_where(total(lambda x: pg.safe.norm(x * 0.0), safe_spread, entropy, square)),
+    ),
+    "one without a remedy": (total(pole, entropy), X, {"pole": "no remedy", "entropy": "beside"}, None),
+    "in a scan and a jit": (
+        scanned,
+        X,
+        {"root": NOT_TAKEN, "length": TAKEN},
+        pg.double_where(lambda x: scanned(x, lambda x: pg.safe.norm(x * 0.0))),
+    ),
+    "double_where inside": (wrapped_inside, X, {"length": TAKEN}, None),
+    "stopped": (masked, X, {"length": TAKEN}, None),
+    "blocked": (blocked, X, {"length": TAKEN, "square": NOT_TAKEN}, None),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLE)
+def test_each_cause_and_no_other(name):
+    function, point, causes, _ = TABLE[name]
+    report = pg.check(function, progress=False)(point)
+    found = {f.where: f.reason for f in report.findings if f.kind == "nan"}
+    assert found == {line(cause): reason for cause, reason in causes.items()}, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, (*_, mended) in TABLE.items() if mended])
+def test_the_fixes_together_are_what_was_tried(name):
+    function, point, _, mended = TABLE[name]
+    assert not jnp.isfinite(jax.grad(function)(point)).all()
+    gradient = jax.grad(mended)(point)
+    assert jnp.isfinite(gradient).all()
+    assert not [f for f in pg.check(mended, progress=False)(point).findings if f.kind == "nan"]
+    tried = [f.fix for f in pg.check(function, progress=False)(point).findings if f.kind == "nan" and f.fix]
+    # All say the same of the same program.
+    assert len({(fix.derivative, fix.slope) for fix in tried}) <= 1
+
+
+@pytest.mark.slow
+def test_leaves_have_their_own_causes():
+    report = pg.check(two_leaves, progress=False)({"a": X, "b": X})
+    found = {(leaf, f.where): f.reason for f in report.findings if f.kind == "nan" for leaf in f.leaves}
+    assert found == {
+        ("['a']", line("entropy")): NOT_TAKEN,
+        ("['a']", line("length")): TAKEN,
+        ("['b']", line("length")): TAKEN,
+        ("['b']", line("root")): NOT_TAKEN,
+    }, str(report)
+
+
+@pytest.mark.slow
+def test_of_a_fix_the_others_are_said():
+    report = pg.check(total(length, entropy), progress=False)(X)
+    (taken,) = [f for f in report.findings if f.reason == TAKEN]
+    (other,) = [f for f in report.findings if f.reason == NOT_TAKEN]
+    assert "write `partgrad.safe.norm` for `norm`, and differentiate `partgrad.double_where(f)`" in taken.message
+    assert (
+        f"differentiate `partgrad.double_where(f)`, and write `partgrad.safe.norm` at {line('length')}" in other.message
+    )
+    assert taken.to_dict()["fix"]["beside"] == ["differentiate `partgrad.double_where(f)`"]
