@@ -22,6 +22,7 @@ from flax import nnx
 
 import partgrad as pg
 from partgrad._audit import Recorder, audit, audited, data, from_project, joined, page, text
+from tables import table
 
 HELPERS = """\
 import jax
@@ -249,9 +250,7 @@ AROUND = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("around", AROUND)
+@table("transform, around", TRANSFORMS, AROUND, most=2, quick=0, kind=lambda transform, around: transform)
 def test_every_transform_is_seen(tmp_path, transform, around):
     result, _ = recorded(
         tmp_path, lambda: AROUND[around](lambda x: jax.tree.leaves(TRANSFORMS[transform](broken, x)), jnp.zeros(2))

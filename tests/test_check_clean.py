@@ -36,7 +36,7 @@ def test_no_error_is_found_in_what_libraries_do(case, wrapped, x64):
         assert report.verdict != "error", str(report)
 
 
-@table("case, x64", CASES, quick=3, most=80)
+@table("case, x64", CASES, quick=3, most=50)
 def test_nothing_is_found(case, x64):
     with jax.enable_x64(x64):
         case = made(case)

@@ -548,7 +548,7 @@ def test_cases(case):
     close(jax.jit(jax.jacrev(jax.grad(f)))(x), forward_over_reverse)
 
 
-@table("case", CASES, most=28, ids=lambda case: case.name)
+@table("case", CASES, most=14, ids=lambda case: case.name)
 def test_vmap_inside_and_outside(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
     both = jnp.stack([x, x])

@@ -193,6 +193,7 @@ def matrix():
 @table(
     "rule, inside, other",
     list(matrix()),
+    most=6,
     kind=lambda rule, inside, other: rule,
     ids=lambda p: p if isinstance(p, str) else p.__name__,
 )

@@ -119,7 +119,7 @@ def test_second_derivatives_are_unchanged(steps, end, x):
         check_second(steps, end, jnp.array(x))
 
 
-@table("first", range(0, 120, 2), most=30)
+@table("first", range(0, 120, 2), most=15)
 def test_random_programs(first):
     """As `python tests/scripts/random_programs.py` tries many more of."""
     wrong = {seed: tried(seed) for seed in (first, first + 1)}

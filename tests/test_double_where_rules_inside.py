@@ -71,7 +71,7 @@ AROUND = {
     [by_jvp, by_forward_pass, by_backward_pass],
     AROUND,
     ORDERS,
-    most=5,
+    most=3,
     quick=0,
     kind=lambda name, rule, around, order: (name, rule),
 )

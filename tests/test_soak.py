@@ -109,10 +109,10 @@ def test_no_call_keeps_arrays_or_objects(name):
         return len(jax.live_arrays()), sum(map(is_alive, gc.get_objects()))
 
     # What is kept in bounded number is full by then.
-    for number in range(150):
+    for number in range(120):
         CALLS[name](number % 100)
     arrays, objects = count()
-    for number in range(300):
+    for number in range(120):
         CALLS[name](number % 100)
     later_arrays, later_objects = count()
     assert later_arrays <= arrays
