@@ -103,7 +103,7 @@ FAULTS = [
         half_precision_in_the_middle,
         ({"x": F(0.3, 0.7, 1.1), "gain": S(1.7)},),
         "precision",
-        "warning",
+        "info",
         "['x']",
         True,
         words=("float16",),

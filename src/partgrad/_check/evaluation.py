@@ -63,12 +63,12 @@ class Own:
         self._answers: dict[str, list[Answer]] = {}
 
     def run(self, questions: dict[str, Question]) -> None:
-        """Run the program twice, compiled; the questions are asked in the first run."""
+        """Run the program twice, compiled, with the questions: without them it is another program, which rounds otherwise."""
         jaxpr, operands = self.program.value_and_cotangent, [*self.program.leaves, *self.cotangents]
         if jaxpr is None:
             jaxpr, operands = self.program.numbered, self.program.leaves
         try:
-            self.runs = [self._run(jaxpr, operands, questions if first else {}) for first in (True, False)]
+            self.runs = [self._run(jaxpr, operands, questions) for _ in range(2)]
         except jax.errors.UnexpectedTracerError as error:
             self._run_eagerly(error)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from .._compat import cached_property
 from .._programs import FOREIGN, Chain, Operands, arriving, line, raised_at
@@ -41,26 +42,28 @@ class Values:
     @cached_property
     def _noise(self) -> list[Array] | None:
         program = self._own.program
-        try:
-            return rounding_noise(program.jaxpr, program.leaves)
-        except REFUSALS:
-            return None
+        return _noise_of(program.jaxpr, program.leaves)
 
     def noise(self) -> list[Array] | None:
         """How far rounding may move the outputs, if that can be determined."""
         return self._noise
+
+    def _noise_of_gradients(self) -> list[Array] | None:
+        own, jaxpr = self._own, self._own.program.value_and_cotangent
+        moves = None if jaxpr is None else _noise_of(jaxpr, [*own.program.leaves, *own.cotangents])
+        return moves and moves[len(own.plain) :]
 
     def repeated(self, again: Operands) -> Iterator[Finding]:
         """One finding if two runs differ; an error if they differ by more than rounding."""
         own = self._own
         foreign = [chain for chain in own.program.smooth.chains if chain[-1].primitive.name in FOREIGN]
         # A change made by a callback could pass for rounding.
-        noise = None if foreign else self.noise
+        noise, noise_of_gradients = (None, None) if foreign else (self.noise, self._noise_of_gradients)
         count, (first, second) = len(own.plain), own.runs
         pairs = {
             "the function": (own.plain, again, noise),
             "the function under `jit`": (first[:count], second[:count], noise),
-            "the gradient": (first[count:], second[count:], None),
+            "the gradient": (first[count:], second[count:], noise_of_gradients),
         }
         unlike = {way: runs for way, runs in pairs.items() if not _is_bitwise_equal(*runs[:2])}
         if not unlike:
@@ -113,6 +116,13 @@ class Values:
             is_slight = found.absolute <= _OF_LOOPS * abs(found.first)
             if not (is_slight and reached and reached[found.output]):
                 yield way, found
+
+
+def _noise_of(jaxpr: ClosedJaxpr, operands: Operands) -> list[Array] | None:
+    try:
+        return rounding_noise(jaxpr, operands)
+    except REFUSALS:
+        return None
 
 
 def with_open_marks(plain: Operands, held: Operands) -> Iterator[Finding]:
