@@ -261,7 +261,7 @@ def test_a_conversion_beside_a_leaf_is_what_its_gradient_lost_digits_to():
         return jnp.sum((p["x"] - mean) ** 2 * p["weights"])
 
     found = findings(centred, {"x": F(1.1, 2.3, 3.7), "weights": F(1, 2, 3)})
-    assert found["precision", "warning", "['weights']"].where == line("centred")
+    assert found["precision", "info", "['weights']"].where == line("centred")
 
 
 def test_of_a_value_that_is_not_finite_nothing_is_compared():
