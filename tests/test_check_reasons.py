@@ -162,11 +162,11 @@ def test_what_low_precision_explains():
 
     found = findings(function, {"halved": S(1.3), "tenth": S(1.3), "hidden": F(1, 2, 3)})
     assert set(found) == {
-        ("precision", "warning", "['halved']"),
+        ("precision", "info", "['halved']"),
         ("precision", "info", "['tenth']"),
         ("mismatch", "error", "['hidden']"),
     }
-    assert found["precision", "warning", "['halved']"].details["through"] == "bfloat16"
+    assert found["precision", "info", "['halved']"].details["through"] == "bfloat16"
     assert found["precision", "info", "['tenth']"].reason == "constants"
     assert found["mismatch", "error", "['hidden']"].figures.element == (0,)
 

@@ -63,7 +63,7 @@ class Own:
         self._answers: dict[str, list[Answer]] = {}
 
     def run(self, questions: dict[str, Question]) -> None:
-        """Run the program twice, compiled, and ask the questions both times: without them it would be another program."""
+        """Run the program twice, compiled, and ask the questions both times: they are part of the program."""
         jaxpr, operands = self.program.value_and_cotangent, [*self.program.leaves, *self.cotangents]
         if jaxpr is None:
             jaxpr, operands = self.program.numbered, self.program.leaves
