@@ -132,13 +132,13 @@ def test_each_cause_and_no_other(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, (*_, mended) in TABLE.items() if mended])
+@pytest.mark.parametrize("name", [name for name, (*_, fixed) in TABLE.items() if fixed])
 def test_the_fixes_together_are_what_was_tried(name):
-    function, point, _, mended = TABLE[name]
+    function, point, _, fixed = TABLE[name]
     assert not jnp.isfinite(jax.grad(function)(point)).all()
-    gradient = jax.grad(mended)(point)
+    gradient = jax.grad(fixed)(point)
     assert jnp.isfinite(gradient).all()
-    assert not [f for f in pg.check(mended, progress=False)(point).findings if f.kind == "nan"]
+    assert not [f for f in pg.check(fixed, progress=False)(point).findings if f.kind == "nan"]
     tried = [f.fix for f in pg.check(function, progress=False)(point).findings if f.kind == "nan" and f.fix]
     # All say the same of the same program.
     assert len({(fix.derivative, fix.slope) for fix in tried}) <= 1

@@ -111,13 +111,14 @@ class Own:
         """Whether the value is finite."""
         return all(map(is_finite, self.plain))
 
-    def pulled(self, function: Any) -> Callable[[Operands, Operands], Operands]:
-        """The gradients of another function of the leaves, as a function of these and of cotangents."""
-        return lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0]
-
     def gradients_of(self, function: Any) -> list[Array] | None:
         """The gradients of another function of the leaves; None if it has none."""
-        return tried(self.pulled(function), self.program.leaves, self.cotangents)
+        return tried(pulled(function), self.program.leaves, self.cotangents)
+
+
+def pulled(function: Any) -> Callable[[Operands, Operands], Operands]:
+    """The gradients of a function of some leaves, as a function of these and of cotangents."""
+    return lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0]
 
 
 def compiled(jaxpr: ClosedJaxpr) -> Callable[[Operands, Operands], Operands]:

@@ -23,7 +23,7 @@ from .._programs import (
     of_cotangents,
     quick_jit,
 )
-from .evaluation import Own, is_finite
+from .evaluation import Own, is_finite, pulled
 from .finding import Finding
 from .names import element_of, finding, steps_of
 from .probe import Answer, probe
@@ -40,7 +40,7 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
         yield from _of_the_value(own, bad, point())
     if bad:
         births = _births_of_gradient(own) if program.cotangent is not None else []
-        of = lambda function: (own.pulled(function), [program.leaves, own.cotangents])
+        of = lambda function: (pulled(function), [program.leaves, own.cotangents])
         derivative = Derivative("gradient", of, lambda results, leaf: results[leaf])
         yield from _NotFinite(own, point, births, derivative).findings(bad)
     if own.is_finite and program.tangent is not None and not _tangent_is_finite(point()):

@@ -94,26 +94,26 @@ class Remedies:
     def of(self, leaf: int, causes: list[Cause]) -> list[tuple[Cause, Reason]]:
         """Each cause for a leaf, why the derivative is not finite there, and what was tried."""
         real = [cause for cause in causes if self._is_finite_with(cause, leaf) is False]
-        if len(real) < 2:
-            (cause, *_) = real or causes
-            return [(cause, self._of_one(leaf, cause, cause.origins if real else self._all_origins()))]
-        wrapped = self._wrapped(leaf)
-        if wrapped is not None and is_confirmed(wrapped):
-            return [(cause, self._unwrapped(wrapped)) for cause in real]
-        if self._is_rounding(leaf):
-            return [(cause, self._rounding(leaf)) for cause in real]
+        told, wrapped = real or causes[:1], self._wrapped(leaf)
+        if (shared := self._of_all(leaf, wrapped)) is not None:
+            return [(cause, shared) for cause in told]
+        if len(told) == 1:
+            (cause,) = told
+            alike = cause.origins if real else [origin for one in self._causes for origin in one.origins]
+            return [(cause, self._of_one(leaf, cause, alike, wrapped))]
         if wrapped is not None:
-            return [(cause, self._undecided(wrapped)) for cause in real]
-        return self._of_several(leaf, real)
+            return [(cause, self._undecided(wrapped)) for cause in told]
+        return self._of_several(leaf, told)
+
+    def _of_all(self, leaf: int, wrapped: Found | None) -> Reason | None:
+        """What explains all causes at once: that the value takes none of their paths, or that digits are lost."""
+        if wrapped is not None and is_confirmed(wrapped):
+            return self._unwrapped(wrapped)
+        return self._rounding(leaf) if self._is_rounding(leaf) else None
 
     # --- one cause ---------------------------------------------------------------------------------------------------
 
-    def _of_one(self, leaf: int, cause: Cause, alike: list[Chain]) -> Reason:
-        wrapped = self._wrapped(leaf)
-        if wrapped is not None and is_confirmed(wrapped):
-            return self._unwrapped(wrapped)
-        if self._is_rounding(leaf):
-            return self._rounding(leaf)
+    def _of_one(self, leaf: int, cause: Cause, alike: list[Chain], wrapped: Found | None) -> Reason:
         replaced = None
         for origins in ([cause.chain], alike):
             if replaced is None and cause.chain and _has_safe(cause.chain):
@@ -224,9 +224,6 @@ class Remedies:
             return list(lax.map(at, jnp.arange(len(self._causes))))
 
         return tried(derivatives, *self._derivative.of(self._program.run)[1])
-
-    def _all_origins(self) -> list[Chain]:
-        return [origin for cause in self._causes for origin in cause.origins]
 
     # --- trying ------------------------------------------------------------------------------------------------------
 

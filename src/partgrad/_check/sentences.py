@@ -118,7 +118,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("nan", "beside"): (
         "{not_finite} The value does not take this path.",
-        "differentiate `partgrad.double_where(f)`, and mend the singularity{others}, which the value takes",
+        "differentiate `partgrad.double_where(f)`, and fix the singularity{others}: the value takes that path",
     ),
     ("nan", "singular"): (
         "{not_finite} The value takes this path, and the operation has no derivative here.",

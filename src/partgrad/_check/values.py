@@ -44,21 +44,26 @@ class Values:
         program = self._own.program
         return _noise_of(program.jaxpr, program.leaves)
 
-    def noise(self) -> list[Array] | None:
-        """How far rounding may move the outputs, if that can be determined."""
-        return self._noise
-
+    @cached_property
     def _noise_of_gradients(self) -> list[Array] | None:
         own, jaxpr = self._own, self._own.program.value_and_cotangent
         moves = None if jaxpr is None else _noise_of(jaxpr, [*own.program.leaves, *own.cotangents])
         return moves and moves[len(own.plain) :]
+
+    def noise(self) -> list[Array] | None:
+        """How far rounding may move the outputs, if that can be determined."""
+        return self._noise
+
+    def noise_of_gradients(self) -> list[Array] | None:
+        """How far rounding may move the gradients, if that can be determined."""
+        return self._noise_of_gradients
 
     def repeated(self, again: Operands) -> Iterator[Finding]:
         """One finding if two runs differ; an error if they differ by more than rounding."""
         own = self._own
         foreign = [chain for chain in own.program.smooth.chains if chain[-1].primitive.name in FOREIGN]
         # A change made by a callback could pass for rounding.
-        noise, noise_of_gradients = (None, None) if foreign else (self.noise, self._noise_of_gradients)
+        noise, noise_of_gradients = (None, None) if foreign else (self.noise, self.noise_of_gradients)
         count, (first, second) = len(own.plain), own.runs
         pairs = {
             "the function": (own.plain, again, noise),
