@@ -68,6 +68,7 @@ def test_a_function_by_its_qualified_name(what):
     assert {kind for kind, finding in found.items() if finding.intended} == {expected}, found
 
 
+@pytest.mark.slow
 def test_a_name_of_nothing_is_stale():
     report = pg.check(both, progress=False, intended=[f"{__name__}.tarket", "no.such.module"])(POINT)
     assert sorted(f.details["entry"] for f in report.findings if f.kind == "intended") == [
@@ -87,6 +88,7 @@ def test_one_rule_does_not_excuse_another_of_the_same_name():
     assert pg.check(f, progress=False, intended=[twice, thrice])(point).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [clipped, clipped_backward, "name"], ids=["rule", "backward", "qualified name"])
 def test_a_rule_by_itself_by_its_function_or_by_the_name_that_the_report_prints(what):
     f = lambda x: clipped(x) * 3.0

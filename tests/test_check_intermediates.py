@@ -101,6 +101,7 @@ def test_a_misspelt_name_is_an_error(wrt):
         quiet(after, wrt)(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0, 1e5])
 def test_a_value_is_moved_in_proportion_to_its_own_size(size):
     f = lambda x: jnp.log(checkpoint_name(x * size, "h")).sum()

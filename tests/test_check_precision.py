@@ -73,6 +73,7 @@ def test_the_operation_that_loses_digits_has_its_line(function):
     assert report.ok == (finding.details["error"] <= 1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", LOST, ids=lambda f: f.__name__)
 def test_in_float64_there_is_nothing_to_tell(function):
     with jax.enable_x64(True):
@@ -198,7 +199,7 @@ CANCELLING = {
 }
 
 
-@table("name, x64, x", CANCELLING, [False, True], [1e-5, 2e-6], quick=8)
+@table("name, x64, x", CANCELLING, [False, True], [1e-5, 2e-6], quick=3)
 def test_where_nearly_all_digits_cancel_the_derivative_is_not_called_wrong(name, x64, x):
     with jax.enable_x64(x64):
         report = pg.check(CANCELLING[name], progress=False)(x)

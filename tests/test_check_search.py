@@ -121,6 +121,7 @@ def errors(report):
     return [finding for finding in report.findings if finding.severity == "error"]
 
 
+@pytest.mark.slow
 @table("name", PLANTED, quick=4)
 def test_bad_points_are_found(name):
     f, point, operation = PLANTED[name]
@@ -197,6 +198,7 @@ def test_what_is_left_out_is_said(monkeypatch, search, reason):
     assert report.to_dict()["search"] == report.search
 
 
+@pytest.mark.slow
 def test_a_function_that_refuses_other_points():
     """The search cannot go there, and says so."""
     f = lambda x: jnp.sqrt(eqx.error_if(x, x < 1.0, "too small")) ** 2

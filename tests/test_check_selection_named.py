@@ -66,6 +66,7 @@ REMOVABLE = {
 }
 
 
+@pytest.mark.slow
 @table("function, x64", REMOVABLE, [False, True], quick=4, ids=lambda f: getattr(f, "__name__", None))
 def test_a_wrong_slope_of_a_series_is_an_error_with_its_line(function, x64):
     x, operation = REMOVABLE[function]
@@ -129,6 +130,7 @@ TIES = {
 }
 
 
+@pytest.mark.slow
 @table("name, x64", TIES, [False, True], quick=8)
 def test_a_tie_is_a_warning_with_its_line(name, x64):
     function, x, operation = TIES[name]

@@ -36,6 +36,7 @@ def honest(x):
 turns = itertools.cycle([jnp.sin, jnp.cos])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [

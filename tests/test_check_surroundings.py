@@ -156,6 +156,7 @@ def line_of(fault):
     return f"test_check_surroundings.py:{number}"
 
 
+@pytest.mark.slow
 @table("fault, surrounding", CASES, most=5, kind=lambda fault, surrounding: surrounding, ids=lambda f: f.__name__)
 def test_it_is_found_where_it_is(fault, surrounding):
     function = surrounding(fault)

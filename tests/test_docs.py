@@ -16,36 +16,18 @@ from pages import run_page
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = ["partgrad", *(module.name for module in pkgutil.walk_packages(partgrad.__path__, "partgrad."))]
 EVERY_PAGE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# What takes more than a second or two, nearly all of it compiling. Names stand for pages of any folder.
-LONG = {
-    "adapters",
-    "check",
-    "constrain",
-    "double_where_tested",
-    "double_where_limits",
-    "ensembles",
-    "error_bars",
-    "fit",
-    "flax",
-    "inside",
-    "nan",
-    "neural_tangents",
-    "out_of_bounds",
-    "random",
-    "safe",
-    "sample",
-    "solvers",
-    "start",
-    "tie",
-}
+# The pages whose examples run with the quick tests: those that a newcomer reads first. Names stand for any folder.
+FIRST = {"README", "marks", "selectors", "using"}
+# Most of what these take goes into compiling.
+COMPILING = ("partgrad.safe", "partgrad.testing", "partgrad._random", "partgrad._audit", "partgrad._check")
 PAGES = [
-    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] * (page.stem in LONG))
+    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] * (page.stem not in FIRST))
     for page in EVERY_PAGE
     if "```python" in page.read_text()
 ]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith(COMPILING)) for n in MODULES])
 def test_docstrings(name):
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0

@@ -712,6 +712,7 @@ ADDED = {
 }
 
 
+@pytest.mark.slow
 @table("name", ADDED, quick=2)
 def test_what_a_backward_pass_adds_has_its_derivative(name):
     """It goes through the slope of what comes before, where the number itself is zero."""

@@ -190,6 +190,7 @@ def matrix():
         yield rule, "plain", "float"
 
 
+@pytest.mark.slow
 @table(
     "rule, inside, other",
     list(matrix()),
@@ -297,6 +298,7 @@ STOPPED = {
 }
 
 
+@pytest.mark.slow
 @table("name", STOPPED, quick=2)
 def test_a_backward_pass_after_what_has_no_derivative(name):
     """Not under `jit`, which drops what raises."""
@@ -329,6 +331,7 @@ def test_a_backward_pass_that_prints_in_a_loop(capfd):
 OF_JAX = [jax.nn.relu, jax.nn.relu6, jnp.sin, jax.nn.softplus, lambda x: jnp.logaddexp(x, x), lambda x: x]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["defjvp", "defjvps", "constant", "defvjp"])
 @pytest.mark.parametrize("f", OF_JAX, ids=["relu", "relu6", "sin", "softplus", "logaddexp", "own"])
 def test_another_rule_for_a_function_of_jax(f, kind):

@@ -28,6 +28,7 @@ def interpolated(x):
     return (0.75 * jnp.exp(x)[np.array([2])] + 0.25 * jnp.exp(x)[np.array([3])])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("derivative", "f", "truth"),
     [

@@ -101,6 +101,7 @@ REVERSE = {
 CASES = [(loop, how) for loop in LOOPS for how in [*FORWARD, *([] if loop == "while" else REVERSE)]]
 
 
+@pytest.mark.slow
 @table("case", CASES, most=9, quick=8, kind=lambda case: case[0])
 def test_the_derivative_is_that_of_the_guarded_loop(case):
     loop, how = case

@@ -244,6 +244,7 @@ LOWER = np.tril(np.arange(1.0, 49.0).reshape(3, 4, 4)) * np.array([1.0, 1.0, 0.0
 ROWS = np.array([[1.5, 2.0, 3.0, 0.7], [1.0, 2.0, 1.0, 2.0], [0.0, 1.0, 0.0, 2.0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_ROWS)
 def test_rows_that_nothing_is_fed_into_or_demanded_of(name):
     """The second row is padding, whose norm has no derivative. The third is not selected, and nothing of it is finite."""

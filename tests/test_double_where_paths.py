@@ -40,6 +40,7 @@ def permuted(v):
     return jnp.where(v > 0, lax.ppermute(jnp.log(v), "i", [(0, 0)]), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "truth"),
     [
@@ -81,6 +82,7 @@ def test_a_custom_derivative_in_a_loop_twice():
     equal(jax.jacrev(jax.jacfwd(wrapped(f)))(0.0), 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("derivative", [jax.grad, jax.hessian])
 @pytest.mark.parametrize("where", ["into", "inside", "out of", "by index"])
 def test_auto_axes_on_a_mesh_of_explicit_axes(derivative, where):

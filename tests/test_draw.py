@@ -184,6 +184,7 @@ WRAPS = {"plain": lambda f: f, "jit of checkpoint": lambda f: jax.jit(jax.checkp
 log_prob = jax.scipy.stats.bernoulli.logpmf
 
 
+@pytest.mark.slow
 @table("program, word, wrap", PROGRAMS, ["error", "score"], WRAPS, kind=lambda program, word, wrap: program)
 def test_refused_through_every_transform_and_silent_otherwise(program, word, wrap):
     drawn = functools.partial(bernoulli, gradient=word, log_prob=log_prob)

@@ -153,6 +153,7 @@ def z_score(estimates, exact):
     return np.abs(estimates.mean(0) - np.asarray(exact)) / error
 
 
+@pytest.mark.slow
 @table("name", PROGRAMS)
 def test_value_gradient_and_hessian_are_unbiased(name):
     f, exact = PROGRAMS[name]

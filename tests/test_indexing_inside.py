@@ -421,6 +421,7 @@ HELD = {"integer": lambda x: 1 + jnp.argmax(x), "float": lambda x: lax.stop_grad
 JACOBIANS = [jax.jacrev, jax.jacfwd]
 
 
+@pytest.mark.slow
 @table("held, kind, reads", HELD, ["argument", "custom_jvp", "custom_vjp"], [False, True], quick=1)
 def test_a_rule_that_holds_a_traced_value(held, kind, reads):
     def program(own, read):

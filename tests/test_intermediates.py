@@ -126,6 +126,7 @@ def test_a_name_that_occurs_twice_has_a_tuple_and_a_glob_a_dict():
     }
 
 
+@pytest.mark.slow
 def test_under_transformations_of_the_caller():
     f = wrapped("scan")
     gradient = pg.grad(f, wrt=pg.intermediate("h"))

@@ -25,6 +25,7 @@ def assert_close(whole, pieces):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @table(
     "transform, wrt, chunk_size",
     TRANSFORMS,
@@ -89,6 +90,7 @@ def test_integer_outputs_and_functions_that_branch_on_values():
     assert_close(pg.hessian(g)(x), pg.hessian(g, chunk_size=1)(x))
 
 
+@pytest.mark.slow
 @table("transform", TRANSFORMS)
 @pytest.mark.parametrize("kind", ["shard_map", "explicit"])
 def test_on_a_mesh(transform, kind):

@@ -8,7 +8,7 @@ from tables import table
 TRIPLES = matrix.covering_array(3)
 
 
-@table("cell", TRIPLES, quick=8, most=200, ids=str)
+@table("cell", TRIPLES, quick=4, most=200, ids=str)
 def test_a_cell_is_right_or_refused_by_jax(cell):
     assert matrix.judge(cell) is None
 

@@ -145,6 +145,7 @@ def test_nothing_is_kept_alive_while_all_is_well(context):
     assert alive() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", calls())
 @pytest.mark.parametrize("value", [1.0, jnp.nan])
 def test_no_tracer_leaks(context, value):
@@ -177,6 +178,7 @@ LEAVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("value", [1.0, 0.0])
 def test_any_leaf_may_stand_beside_the_differentiated_ones(leaf, value):

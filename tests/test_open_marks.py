@@ -151,6 +151,7 @@ def _is_held_by_class(path):
     return re.search(r"\bperiod\b", path) is not None
 
 
+@pytest.mark.slow
 @table("run", RUNS)
 @given(trees, st.data())
 @settings(max_examples=examples(12))

@@ -92,6 +92,7 @@ def test_overlapping_and_mismatched_parts():
     refused([], "`combine` got no parts")
 
 
+@pytest.mark.slow
 def test_an_optimiser_takes_both_gradient_and_part_and_leaves_the_rest_alone():
     model = {"k": composite(), "n": 3}
     selected, rest = pg.partition(model)

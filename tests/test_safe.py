@@ -105,6 +105,7 @@ def test_functions_of_two_operands(name, x64):
             assert_same(tangent, jnp.asarray(slope), ulps=2)
 
 
+@pytest.mark.slow
 @table("name", BINARY)
 @pytest.mark.parametrize("modes", [*SECOND, (jax.jacrev, jax.jacrev)], ids=["fr", "rf", "rr"])
 def test_second_derivatives_of_two_operands(name, modes):
@@ -158,6 +159,7 @@ ROWS = jnp.array([[3.0, 4, 0.5], [0, 0, 0], [2, -2, 2], [0, -0.0, 0], [1, 5, 0],
 ORDERS = [None, 1, 2, 1.5, 0.5, 0, -1, INF, -INF]
 
 
+@pytest.mark.slow
 @table("order", ORDERS)
 def test_norms_of_vectors(order):
     singular = np.asarray((ROWS == 0).all(1, keepdims=True) | jnp.zeros((1, 3), bool))
@@ -239,6 +241,7 @@ def test_a_norm_that_underflows_is_not_at_its_singular_point():
 SPREAD = jnp.array([[3.0, 4, 0.5], [0.1, 0.1, 0.1], [1, NAN, 2], [INF, INF, INF], [-0.0, 0, 0], [INF, 1, 2]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"ddof": 3}, {"correction": 0.5, "keepdims": True}, {"dtype": jnp.float16}],

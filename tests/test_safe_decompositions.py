@@ -148,6 +148,7 @@ def test_what_the_function_closes_over_is_differentiated(modes):
         )
 
 
+@pytest.mark.slow
 def test_a_projector_by_a_step_is_not_smoothed():
     a, h, *_ = matrices([1.0, 1.0, 2.0, 2.0])
     with jax.enable_x64(True):

@@ -93,6 +93,7 @@ def test_pathwise(name):
     assert same == 1
 
 
+@pytest.mark.slow
 @table("name", IMPLICIT)
 def test_implicit(name):
     with jax.enable_x64(True):
@@ -118,6 +119,7 @@ def test_biased():
     assert off > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "samplers"), [("pathwise", PATHWISE), ("implicit", IMPLICIT), ("silently zero", ZERO), ("biased", BIASED)]
 )

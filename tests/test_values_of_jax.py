@@ -469,6 +469,7 @@ CAUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "f", "path"), CAUSED.values(), ids=CAUSED)
 @pytest.mark.parametrize("transform", [pg.grad, pg.jacrev, pg.hessian], ids=lambda t: t.__name__)
 def test_an_error_that_a_traced_number_causes_names_it(transform, model, f, path):

@@ -238,6 +238,7 @@ def test_rounding_is_not_a_fault(name):
     right(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "hilbert", "eigh", "complex", "newton", "bfloat16"])
 def test_rounding_is_not_a_fault_in_double_precision(name):
     with jax.enable_x64(True):

@@ -124,6 +124,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function(name, x64):

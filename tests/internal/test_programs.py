@@ -162,6 +162,7 @@ def kept(x, y):
     return lax.cond(y > 0, lambda x, y: x, lambda x, y: x + 1.0, x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "expected"),
     [

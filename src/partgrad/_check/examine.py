@@ -22,6 +22,7 @@ from .draws import draws, has_implicit_draw
 from .evaluation import Exact, Own, cotangents_of
 from .finding import Finding, merged
 from .float64 import widened
+from .growth import Growth, growths, may_be_growth
 from .indices import asked, indices
 from .intended import Meant, intended
 from .names import finding
@@ -29,7 +30,7 @@ from .nonfinite import nonfinite
 from .outcomes import Outcomes
 from .program import Program, differentiable
 from .progress import Progress
-from .questions import Search
+from .questions import Search, least
 from .reading import Point
 from .report import GradientReport, LeafRow
 from .rounding import is_undecided, rounding
@@ -135,6 +136,7 @@ class _Examination:
         self._progress.tick("operations")
         if is_stable:
             self._compare()
+        self._explain_by_growth()
         self._add_zeros()
         self._progress.tick("zeros")
 
@@ -171,6 +173,21 @@ class _Examination:
             if program.paths[leaf] not in wrong:
                 self.findings += rounding(own, leaf, answer)
 
+    @cached_property
+    def _growths(self) -> list[Growth]:
+        return growths(self._program)
+
+    def _explain_by_growth(self) -> None:
+        """Put the growth of tangents along a loop in place of the noise, lost digits and overflows that it explains."""
+        for number, found in enumerate(self.findings):
+            if may_be_growth(found):
+                leaves = [leaf for leaf, path in enumerate(self._program.paths) if path in found.leaves]
+                explaining = (g for g in self._growths if g.explains(found, self._program, leaves))
+                if growth := next(explaining, None):
+                    self.findings[number] = growth.finding(found, self._program, leaves)
+        grown = {leaf for found in self.findings if found.kind == "growth" for leaf in found.leaves}
+        self.findings = [f for f in self.findings if f.kind != "noise" or not set(f.leaves) <= grown]
+
     def _in_error(self, *kinds: str) -> set[str]:
         """The leaves in which there are errors of some kinds."""
         found = (f for f in self.findings if f.severity == "error" and f.kind in kinds)
@@ -190,9 +207,20 @@ class _Examination:
             is_told |= found.reason in ("rule", "cancels", "truly zero") and leaves <= stopped
             if leaves <= wrong or is_told or (found.reason in ("truly zero", "cancels") and leaves <= lost):
                 continue
+            found = self._underflowing(found)
             # A zero says more than that part of the derivative is stopped.
             self.findings = [f for f in self.findings if not _tells_part_of(found, f)]
             self.findings.append(found)
+
+    def _underflowing(self, zero: Finding) -> Finding:
+        """The finding for a gradient that is zero only in its own precision; or else the same."""
+        exact = self._point.gradient if zero.reason in ("truly zero", "cancels") and self._comparison else None
+        leaves = [leaf for leaf, path in enumerate(self._program.paths) if path in zero.leaves]
+        dtype = self._program.leaves[leaves[0]].dtype
+        if exact is None or not all(0 < np.linalg.norm(exact[leaf]) < least(dtype) for leaf in leaves):
+            return zero
+        size = max(float(np.linalg.norm(exact[leaf])) for leaf in leaves)
+        return finding("zero", "warning", "underflow", zero.leaves, zero.chain, rule=None, dtype=str(dtype), size=size)
 
     def concluded(self) -> tuple[list[Finding], list[str]]:
         """The findings, each cause once, and the verdict on each leaf."""
@@ -217,7 +245,11 @@ class _Examination:
         undecided = [finding for finding in own if is_undecided(finding)]
         told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise", "oob")] + undecided
         is_excused = bool(told) and all(finding.intended for finding in told)
-        return OK if is_excused else worst([compared.row.verdict, *([INCONCLUSIVE] if undecided else [])])
+        if is_excused:
+            return OK
+        # What was compared with noise says nothing.
+        is_noise = any(finding.kind == "growth" for finding in own)
+        return worst([OK if is_noise else compared.row.verdict, *([INCONCLUSIVE] if undecided else [])])
 
 
 def no_reverse(program: Program | None, error: Exception) -> Finding:

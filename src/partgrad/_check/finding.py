@@ -17,6 +17,7 @@ KINDS = (
     "jump",
     "noise",
     "precision",
+    "growth",
     "nondeterminism",
     "intended",
 )
@@ -108,8 +109,8 @@ class Finding:
     """One cause of trouble with a gradient, or something worth knowing about it.
 
     Attributes:
-        kind: `value`, `mismatch`, `nan`, `oob`, `zero`, `draw`, `tie`, `jump`, `noise`, `precision`, `nondeterminism`
-            or `intended`.
+        kind: `value`, `mismatch`, `nan`, `oob`, `zero`, `draw`, `tie`, `jump`, `noise`, `precision`, `growth`,
+            `nondeterminism` or `intended`.
         severity: `error` if the gradient cannot be trusted, `warning` if it may not mean what you think, `info` if
             there is nothing to fix.
         reason: What it is, within its kind: `rule`, `stop`, `removable`, `no path` and so on.

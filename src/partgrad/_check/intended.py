@@ -14,7 +14,7 @@ from .names import known_as
 Meant = str | Callable[..., Any]
 
 # Never intentional: a changed value, NaN, nondeterminism, and differences that do not settle.
-_KINDS = frozenset({"mismatch", "zero", "draw", "tie", "oob", "precision", "jump"})
+_KINDS = frozenset({"mismatch", "zero", "draw", "tie", "oob", "precision", "growth", "jump"})
 
 
 def intended(findings: Sequence[Finding], meant: Sequence[Meant]) -> Iterator[Finding]:

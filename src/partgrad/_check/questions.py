@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from .._compat import cached_property
@@ -36,6 +37,8 @@ SLACK_OF_CONSTANTS = 1e-6
 _BADLY = 1e-3
 # Parts of the value that are little, and next to nothing.
 _LITTLE, _HARDLY = 1e-3, 1e-5
+# In the smallest normal number of a dtype: what has lost no digit although it is next to that.
+_LEAST = 1e3
 # Other steps, for a second opinion, and larger ones.
 _OTHER_STEPS = (0.73, 1.37)
 _LARGER_STEPS = 12.0
@@ -315,7 +318,7 @@ class Search:
         """The relative error of the gradient in the precision of the program, compared with float64."""
         if self.point.gradient is None or gradient is None:
             return None
-        return relative_error(widened(gradient[i]), self.point.gradient[i])
+        return relative_error(widened(gradient[i]), self.point.gradient[i], least(gradient[i].dtype))
 
     def _cancels(self, i: int, own: Leaves | None) -> bool:
         error, gradient = self._precision(i, own), self.point.gradient
@@ -353,9 +356,14 @@ def _most_wrong(seen: list[Seen]) -> Seen | None:
     return max(wrong, key=lambda s: s.reading.telling.relative, default=None)
 
 
-def relative_error(got: Any, expected: Any) -> float:
-    """The relative distance of one array from another."""
-    size, off = np.linalg.norm(expected), np.linalg.norm(got - expected)
+def least(dtype: Any) -> float:
+    """What is smaller than this has no digits to lose, because the dtype can hardly tell it from zero."""
+    return _LEAST * float(jnp.finfo(dtype).tiny)
+
+
+def relative_error(got: Any, expected: Any, smallest: float = 0.0) -> float:
+    """The distance of one array from another, relative to the size of that, or to the smallest size that counts."""
+    size, off = max(float(np.linalg.norm(expected)), smallest), np.linalg.norm(got - expected)
     return float(off / size) if size else float(off > 0)
 
 

@@ -57,6 +57,8 @@ def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
 def is_undecided(finding: Finding) -> bool:
     """Whether so few digits of a gradient are right that it is not `ok`."""
     details = finding.details
+    if finding.kind == "growth":
+        return True
     return finding.kind == "precision" and not details.get("is_explained") and details.get("error", 0.0) > _TWO_DIGITS
 
 

@@ -181,6 +181,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "the gradient is truly zero here: the derivative of {at} is zero at this point{place}.",
         "",
     ),
+    ("zero", "underflow"): (
+        "the gradient is zero because {dtype} has nothing as small: in float64 its size is {size:.1e}.",
+        "scale what is small{at_line}, or compute it in a wider type",
+    ),
     ("zero", "cancels"): ("the gradient is zero here: its terms cancel, or a factor is zero.", ""),
     ("zero", "rounding"): ("the gradient is zero up to rounding errors: its terms cancel.", ""),
     ("zero", "elements"): ("the gradient is zero in {dead:,} of its {size:,} elements.", ""),
@@ -230,6 +234,11 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "the function is not finite beside the point, or raises an error there, so differences neither confirm nor "
         "refute the gradient.",
         _OTHER_POINT,
+    ),
+    ("growth", "loop"): (
+        "along the loop at {where}, tangents grow by a factor of {factor:.4g} a step (a Lyapunov exponent of "
+        "{rate:.3g}) for {steps_of_loop} steps, and rounding errors with them: no gradient in {dtype} is meaningful there.",
+        "shorten the horizon, or cut the loop into segments with `jax.lax.stop_gradient` between them",
     ),
     ("precision", "narrow"): (
         "the gradient in {dtype} has a relative error of {error:.1e}; it goes through {through}{at_line}{unexplained}.",
