@@ -74,9 +74,9 @@ LOOPS = {
     "a loop of a known number of steps": lambda x: lax.fori_loop(0, 150, lambda i, x: 3.9 * x * (1 - x), x),  # grows
     "a batch": lambda x: jax.vmap(logistic(3.9, 150))(jnp.stack([x, x / 2])).sum(),
     "under jit": jax.jit(logistic(3.9, 150)),
-    "with a checkpoint": lambda x: lax.scan(jax.checkpoint(lambda x, _: (3.9 * x * (1 - x), x)), x, length=150)[
-        0
-    ],  # grows
+    "with a checkpoint": lambda x: lax.scan(  # grows
+        jax.checkpoint(lambda x, _: (3.9 * x * (1 - x), x)), x, length=150
+    )[0],
     "a loop of loops": lambda x: lax.scan(lambda x, _: (logistic(3.9, 10)(x), None), x, length=15)[0],  # grows
     "with inputs": lambda x: lax.scan(lambda x, a: (a * x * (1 - x), a), x, jnp.linspace(3.8, 3.9, 150))[0],  # grows
     "with a dictionary": lambda x: lax.scan(  # grows

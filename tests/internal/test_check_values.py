@@ -28,7 +28,7 @@ def program(function, *leaves):
 def values_of(function, *leaves):
     traced = program(function, *leaves)
     plain = traced.outputs(traced.leaves)
-    own = Own(traced, plain, np.ones(sum(value.size for value in plain)))
+    own = Own(traced, np.ones(sum(value.size for value in plain)), [plain])
     own.run({})
     return own, Values(own)
 

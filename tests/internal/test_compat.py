@@ -205,9 +205,11 @@ PIECES = {
             == [None] * len(traced(lambda x: jnp.sin(x) + jnp.sort(x), jnp.ones(3)))
         ),
     ),
-    "files_of": (
+    "codes_of": (
         "The traceback of an equation no longer has `raw_frames()`, whose first item are the code objects.",
-        lambda: __file__ in compat.files_of(traced(lambda x: 2 * x, 1.0)[0].source_info.traceback),
+        lambda: (
+            __file__ in {c.co_filename for c in compat.codes_of(traced(lambda x: 2 * x, 1.0)[0].source_info.traceback)}
+        ),
     ),
     "ordinary_custom_vjp": (
         "`jax._src.config.custom_vjp3` is no longer a context that switches the new `jax.custom_vjp` off.",

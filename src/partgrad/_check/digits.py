@@ -95,7 +95,7 @@ class _InPairs:
         operands = [*self._program.leaves, *self._own.cotangents]
         pairs = lambda values, variables: [self._pair(v, a.aval) for v, a in zip(values, variables, strict=True)]
         results = self._run(jaxpr, pairs(consts, jaxpr.constvars), pairs(operands, jaxpr.invars), ())
-        return results[len(self._own.plain) :]
+        return results[len(self._program.out_avals) :]
 
     def _pair(self, value: Any, aval: Any) -> tuple[Any, Any]:
         return value, widened(value) if is_floating(aval) else value

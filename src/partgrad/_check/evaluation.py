@@ -6,7 +6,7 @@ computes the value, the forward or the reverse derivative. Both are kept for the
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,8 +20,10 @@ from .._compat import cached_property, silent_callbacks
 from .._programs import (
     Chain,
     Operands,
+    any_equation,
     evaluate,
     explicit_sharding,
+    has_rule_outside_jax,
     inner_jaxprs,
     is_floating,
     jaxpr_and_consts,
@@ -49,13 +51,13 @@ class Own:
 
     Args:
         program: The program.
-        plain: Its outputs, run as the user wrote it.
         weights: One for each element of the outputs; the gradient is that of the weighted sum.
+        eager: The outputs of runs as the user wrote it; none if they are those of the program.
     """
 
-    def __init__(self, program: Program, plain: Operands, weights: Array):
-        self.program, self.plain, self.weights = program, plain, weights
-        self.cotangents = cotangents_of(weights, plain)
+    def __init__(self, program: Program, weights: Array, eager: Sequence[Operands] = ()):
+        self.program, self.weights, self.eager = program, weights, list(eager)
+        self.cotangents = cotangents_of(weights, program.out_avals)
         # Why there is no gradient; None if there is one.
         self.missing = program.missing.get("reverse")
         # Whether the gradient could be traced; if not, it was computed eagerly.
@@ -79,6 +81,7 @@ class Own:
         try:
             outputs, pull = jax.vjp(program.outputs, program.leaves)
             self.runs = [jax.device_get([*outputs, *pull(self.cotangents)[0]])] * 2
+            self.eager = self.eager or [outputs]
             self.missing, self.is_traced = None, False
         except jax.errors.UnexpectedTracerError as own:
             self.missing = own
@@ -86,25 +89,38 @@ class Own:
 
     def _run(self, jaxpr: ClosedJaxpr, operands: Operands, questions: dict[str, Question]) -> Operands:
         if not questions:
-            return jax.device_get(compiled(jaxpr)(jaxpr_and_consts(jaxpr)[1], operands))
+            return self._evaluated(jaxpr, operands)
         ((name, question),) = questions.items()
         outputs, answers = probe(jaxpr, operands, question, purpose=name)
         self._answers[name] = answers
         return jax.device_get(outputs)
 
+    def _evaluated(self, jaxpr: ClosedJaxpr, operands: Operands) -> Operands:
+        outputs: Operands = jax.device_get(compiled(jaxpr)(jaxpr_and_consts(jaxpr)[1], operands))
+        return outputs
+
     def answers(self, name: str) -> list[Answer]:
         """The answers to a question that was asked while the program ran."""
         return self._answers.get(name, [])
 
+    @cached_property
+    def plain(self) -> Operands:
+        """The outputs without differentiation, where only a custom rule could compute others."""
+        if self.eager:
+            return self.eager[0]
+        if self.missing is not None or not any_equation(self.program.jaxpr.jaxpr, has_rule_outside_jax):
+            return self.values[0]
+        return self._evaluated(self.program.numbered, self.program.leaves)
+
     @property
     def values(self) -> list[Operands]:
         """The outputs of both runs."""
-        return [run[: len(self.plain)] for run in self.runs]
+        return [run[: len(self.program.out_avals)] for run in self.runs]
 
     @cached_property
     def gradients(self) -> list[Array]:
         """The gradient for each leaf; empty if there is no reverse derivative."""
-        return [np.asarray(gradient) for gradient in self.runs[0][len(self.plain) :]]
+        return [np.asarray(gradient) for gradient in self.runs[0][len(self.program.out_avals) :]]
 
     @cached_property
     def is_finite(self) -> bool:
@@ -137,12 +153,12 @@ def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
         return None
 
 
-def cotangents_of(weights: Array, plain: Operands) -> Operands:
+def cotangents_of(weights: Array, outputs: Sequence[Any]) -> Operands:
     """Weights, one per element, in the shapes and dtypes of the outputs."""
-    ends = np.cumsum([value.size for value in plain], dtype=int)
-    parts = [weights[end - value.size : end].reshape(value.shape) for end, value in zip(ends, plain, strict=True)]
-    real = lambda part, value: part if jnp.iscomplexobj(value) else part.real
-    return [real(*pair).astype(pair[1].dtype) for pair in zip(parts, plain, strict=True)]
+    ends = np.cumsum([value.size for value in outputs], dtype=int)
+    parts = [weights[end - value.size : end].reshape(value.shape) for end, value in zip(ends, outputs, strict=True)]
+    real = lambda part, value: part if jnp.issubdtype(value.dtype, jnp.complexfloating) else part.real
+    return [real(*pair).astype(pair[1].dtype) for pair in zip(parts, outputs, strict=True)]
 
 
 def is_finite(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from .._trees import describe
 from ..errors import ArgumentError
 from .compare import Comparison, compared_eagerly
 from .draws import draws, has_implicit_draw
+from .eager import may_differ_eagerly
 from .evaluation import Exact, Own, cotangents_of
 from .finding import Finding, merged
 from .float64 import widened
@@ -60,44 +61,53 @@ class Options(NamedTuple):
 def examine(call: Call, options: Options, progress: Progress) -> GradientReport:
     """Check a call of a function, and report."""
     differentiated = lambda output: differentiable(first_of_pair(output) if options.has_aux else output)
-    outputs = lambda leaves: differentiated(call(list(leaves)))
+    evaluated = 0
+
+    def outputs(leaves: Operands) -> Operands:
+        nonlocal evaluated
+        evaluated += 1
+        return differentiated(call(list(leaves)))
+
     leaves = list(map(jnp.asarray, call.selected))
     progress.expect(_STEPS)
-    plain, again = outputs(leaves), outputs(leaves)
-    refuse_tracers(options.name, plain)
-    if not plain:
+    generator = np.random.default_rng(options.seed)
+    report = lambda gradient, findings, verdicts, **cost: _report(
+        options.name, call, gradient, findings, verdicts, {"function": evaluated, **cost}
+    )
+    try:
+        program = Program(outputs, leaves, _paths(call), forward=options.forward)
+    except CONCRETIZATION as error:
+        plain = outputs(leaves)
+        refuse_tracers(options.name, plain)
+        gradient = _eager_gradient(outputs, leaves, cotangents_of(_weights(plain, generator), plain))
+        return report(gradient, [untraceable(error)], [ERROR] * len(leaves))
+    except jax.errors.UnexpectedTracerError as error:
+        return report([], [no_reverse(None, error)], [ERROR] * len(leaves))
+    refuse_tracers(options.name, program.traced.consts)
+    if not program.out_avals:
         raise ArgumentError(
             f"`{options.name}` returns nothing that has a derivative.",
             "Expected at least one floating or complex array among its outputs.",
             fix="return the number to differentiate; integers have no derivative.",
         )
-    generator = np.random.default_rng(options.seed)
-    weights = _weights(plain, generator)
-    try:
-        program = Program(outputs, leaves, _paths(call), forward=options.forward)
-    except CONCRETIZATION as error:
-        gradient = _eager_gradient(outputs, leaves, cotangents_of(weights, plain))
-        return _report(options.name, call, gradient, [untraceable(error)], [ERROR] * len(leaves), {})
-    except jax.errors.UnexpectedTracerError as error:
-        found = [no_reverse(None, error)]
-        return _report(options.name, call, [], found, [ERROR] * len(leaves), {})
     progress.tick("traced")
-    own = Own(program, plain, weights)
+    may_differ = may_differ_eagerly(outputs, program.traced, leaves)
+    own = Own(program, _weights(program.out_avals, generator), [outputs(leaves) for _ in range(2 * may_differ)])
     try:
         own.run(asked(program))
     except jax.errors.JaxRuntimeError as error:
-        # What fails when it runs would fail again, and print its traceback again.
-        found = [no_reverse(program, error)]
-        return _report(options.name, call, [], found, [ERROR] * len(leaves), {"function": 2})
+        # What fails when it runs fails as the user wrote it too; or else it would print its traceback again.
+        outputs(leaves)
+        return report([], [no_reverse(program, error)], [ERROR] * len(leaves))
     progress.tick("values")
     examination = _Examination(own, options, generator, progress)
     if call.level:
-        held = differentiated(call.with_marks_held(leaves))
-        examination.findings += with_open_marks(plain, held)
-    examination.run(again)
+        held = lambda leaves: differentiated(call.with_marks_held(leaves))
+        examination.findings += with_open_marks(own, held)
+    examination.run()
     findings, verdicts = examination.concluded()
-    cost = {"function": 4, "derivative": 2, "finite differences": examination.evaluations}
-    return _report(options.name, call, own.gradients, findings, verdicts, cost)
+    cost = {"derivative": len(own.runs), "finite differences": examination.evaluations}
+    return report(own.gradients, findings, verdicts, **cost)
 
 
 class _Examination:
@@ -121,10 +131,10 @@ class _Examination:
         """How often the function was evaluated in float64."""
         return self._point.exact.evaluations if "_point" in self.__dict__ else 0
 
-    def run(self, again: Operands) -> None:
+    def run(self) -> None:
         """Ask all questions."""
         own, say, values = self._own, self.findings.extend, Values(self._own)
-        say(values.repeated(again))
+        say(values.repeated())
         is_stable = all(finding.severity == "info" for finding in self.findings)
         if is_stable:
             say(values.compared(self._rules))
@@ -298,9 +308,10 @@ def with_new_arguments(f: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _weights(plain: list[Any], generator: np.random.Generator) -> np.ndarray[Any, Any]:
+def _weights(outputs: Sequence[Any], generator: np.random.Generator) -> np.ndarray[Any, Any]:
     """1 for a single real number; else random weights that every precision holds exactly and that seldom cancel."""
-    size, is_complex = sum(value.size for value in plain), any(map(jnp.iscomplexobj, plain))
+    is_complex = any(jnp.issubdtype(value.dtype, jnp.complexfloating) for value in outputs)
+    size = sum(value.size for value in outputs)
     if size == 1 and not is_complex:
         return np.ones(1)
     draw_some = lambda: generator.choice([-1, 1], size) * generator.integers(4, 8, size) / 4.0

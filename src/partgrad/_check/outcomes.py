@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from .._compat import cached_property, silent_callbacks
-from .._programs import EXTREMAL_WRITES, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
+from .._programs import CHOOSING, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
 from .evaluation import Leaves
 from .float64 import promoted
 from .probe import Answer, probe
@@ -21,8 +21,7 @@ from .program import Program
 
 _STEPS = frozenset({"floor", "ceil", "round", "sign"})
 _BY_INDEX = frozenset({"argmax", "argmin"})
-_CHOOSING = frozenset({"max", "min", "abs", "clamp", "sort", "reduce_max", "reduce_min", "cummax", "cummin", "top_k"})
-_CHOOSING |= {"reduce_window_max", "reduce_window_min"} | EXTREMAL_WRITES
+_CHOOSING = CHOOSING | {"abs"}
 # Larger arrays of outcomes are summed up to one number.
 _MOST_ELEMENTS = 1 << 16
 _Key = tuple[tuple[int, ...], tuple[int, ...]]

@@ -47,7 +47,9 @@ from .._programs import (
 
 Array = np.ndarray[Any, Any]
 
-_NUMBER = re.compile(r"partgrad\.(\d+)")
+# No scope of a user is called that.
+_SCOPE = "partgrad equation "
+_NUMBER = re.compile(rf"{_SCOPE}(\d+)")
 
 
 class Program:
@@ -62,7 +64,8 @@ class Program:
     ):
         self.leaves, self.paths, self._forward = list(leaves), paths, forward
         self.outputs = lambda leaves: differentiable(function(list(leaves)))
-        self.jaxpr = _with_open_wrappers(jax.make_jaxpr(self.outputs)(self.leaves), self.leaves)
+        self.traced = jax.make_jaxpr(self.outputs)(self.leaves)
+        self.jaxpr = _with_open_wrappers(self.traced, self.leaves)
         self._equations: list[JaxprEqn] = []
         self._numbers: dict[int, int] = {}
         self._number(self.jaxpr.jaxpr)
@@ -168,7 +171,7 @@ class Program:
 
     def _scope(self, chain: Chain) -> Any:
         number = self._numbers.get(id(chain[-1]))
-        return contextlib.nullcontext() if number is None else jax.named_scope(f"partgrad.{number}")
+        return contextlib.nullcontext() if number is None else jax.named_scope(f"{_SCOPE}{number}")
 
     def origin(self, derived: Iterable[JaxprEqn]) -> Chain:
         """The equation of the function that an equation of a derivative was derived from; empty if there is none."""
@@ -212,6 +215,12 @@ class Program:
     def drawn(self) -> Dependence:
         """What depends on a random draw inside the function."""
         return of_draws(self.jaxpr.jaxpr)
+
+    @cached_property
+    def pushed(self) -> Dependence:
+        """What depends on the tangents in the forward derivative."""
+        assert self.tangent is not None
+        return of_cotangents(self.tangent.jaxpr, len(self.leaves))
 
     @cached_property
     def pulled(self) -> Dependence:

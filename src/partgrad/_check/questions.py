@@ -20,8 +20,8 @@ from .reading import ABSENT, AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROU
 from .verdict import Evidence, Row, row_of
 
 # Each leaf is moved by itself. With more leaves than this, further directions move some together, in so many groups.
-_ALONE = 64
-_GROUPS = 32
+_ALONE = 8
+_GROUPS = 4
 # How many readings the elements of one leaf may take in all, before one is clean, and nearby.
 _PARTINGS = 40
 _PARTINGS_IN_VAIN = 6

@@ -237,7 +237,8 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("growth", "loop"): (
         "along the loop at {where}, tangents grow by a factor of {factor:.4g} a step (a Lyapunov exponent of "
-        "{rate:.3g}) for {steps_of_loop} steps, and rounding errors with them: no gradient in {dtype} is meaningful there.",
+        "{rate:.3g}) for {steps_of_loop} steps, and rounding errors with them: no gradient in {dtype} is meaningful "
+        "there.",
         "shorten the horizon, or cut the loop into segments with `jax.lax.stop_gradient` between them",
     ),
     ("precision", "narrow"): (

@@ -1,6 +1,6 @@
 """A function has one value: two runs, `jit`, differentiation and open marks must not change it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ from jax.extend.core import ClosedJaxpr
 
 from .._compat import cached_property
 from .._programs import FOREIGN, Chain, Operands, arriving, line, raised_at
+from .eager import is_same
 from .evaluation import Own, compiled
 from .finding import Finding
 from .float64 import widened
@@ -48,7 +49,7 @@ class Values:
     def _noise_of_gradients(self) -> list[Array] | None:
         own, jaxpr = self._own, self._own.program.value_and_cotangent
         moves = None if jaxpr is None else _noise_of(jaxpr, [*own.program.leaves, *own.cotangents])
-        return moves and moves[len(own.plain) :]
+        return moves and moves[len(own.program.out_avals) :]
 
     def noise(self) -> list[Array] | None:
         """How far rounding may move the outputs, if that can be determined."""
@@ -58,18 +59,19 @@ class Values:
         """How far rounding may move the gradients, if that can be determined."""
         return self._noise_of_gradients
 
-    def repeated(self, again: Operands) -> Iterator[Finding]:
+    def repeated(self) -> Iterator[Finding]:
         """One finding if two runs differ; an error if they differ by more than rounding."""
         own = self._own
         foreign = [chain for chain in own.program.smooth.chains if chain[-1].primitive.name in FOREIGN]
         # A change made by a callback could pass for rounding.
         noise, noise_of_gradients = (None, None) if foreign else (self.noise, self.noise_of_gradients)
-        count, (first, second) = len(own.plain), own.runs
+        count, (first, second) = len(own.program.out_avals), own.runs
         pairs = {
-            "the function": (own.plain, again, noise),
             "the function under `jit`": (first[:count], second[:count], noise),
             "the gradient": (first[count:], second[count:], noise_of_gradients),
         }
+        if len(own.eager) > 1:
+            pairs = {"the function": (own.eager[0], own.eager[1], noise), **pairs}
         unlike = {way: runs for way, runs in pairs.items() if not _is_bitwise_equal(*runs[:2])}
         if not unlike:
             return
@@ -130,9 +132,12 @@ def _noise_of(jaxpr: ClosedJaxpr, operands: Operands) -> list[Array] | None:
         return None
 
 
-def with_open_marks(plain: Operands, held: Operands) -> Iterator[Finding]:
+def with_open_marks(own: Own, held: Callable[[Operands], Operands]) -> Iterator[Finding]:
     """One finding if opening the marks that `wrt` names changes the value of the function."""
-    for found in disagreeing(plain, held):
+    traced = jax.make_jaxpr(lambda leaves: held(leaves))(own.program.leaves)
+    if is_same(traced, own.program.traced):
+        return
+    for found in disagreeing(own.plain, compiled(traced)(traced.consts, own.program.leaves)):
         yield finding("value", "error", "open marks", [], plain=found.first, other=found.second)
 
 

@@ -6,13 +6,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from .._compat import cached_property
 from .._programs import (
+    CHOOSING,
     TESTS,
     Chain,
     Dependence,
     Operands,
     arriving,
     branches_of,
+    by_value,
     differentiably,
     is_custom_rule,
     is_floating,
@@ -27,18 +30,19 @@ from .._programs import (
 from .evaluation import Own
 from .finding import Finding
 from .names import finding, operation_of, steps_of
-from .probe import Answer, probe
+from .probe import Answer, Question, probe
 from .program import Program
 from .stops import is_fixed_draw, mark_of
 
 _SATURATING = frozenset({"tanh", "logistic", "erf", "erfc", "exp", "exp2", "expm1", "log1p", "atan"})
 # Operations that take one of several values: by their size or a condition, and by their position.
-_CHOOSING = frozenset({"select_n", "max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "sort"})
-_CHOOSING |= {"scatter-min", "scatter-max"}
+_CHOOSING = CHOOSING | {"select_n"}
+# What finds a place, or puts elements in order.
+_PLACED_BY = CHOOSING | {"argmax", "argmin"}
 # Functions that choose a sign, and nothing that depends on a leaf.
 _REMAINDERS = frozenset({"mod", "%", "remainder", "fmod", "divmod"})
-# What flows back to an operand that was spread over an array, or used twice.
-_SUMS = frozenset({"reduce_sum", "add_any"})
+# What adds up what goes along several paths, forwards or back.
+_SUMS = frozenset({"reduce_sum", "add_any", "add", "sub"})
 _PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
 
 
@@ -51,7 +55,7 @@ def zeros(own: Own, is_flat: Callable[[int], bool] = lambda leaf: False) -> Iter
     """
     program = own.program
     reached, smooth = union(program.value.outputs), union(program.smooth.outputs)
-    killed: list[tuple[Answer, int]] | None = None
+    deaths = _Deaths(own)
     for leaf, path in enumerate(program.paths):
         if not reached >> leaf & 1:
             yield finding("zero", "warning", "no path", [path])
@@ -60,8 +64,7 @@ def zeros(own: Own, is_flat: Callable[[int], bool] = lambda leaf: False) -> Iter
         elif program.cotangent is None:
             continue
         elif own.gradients and not own.gradients[leaf].any() and own.gradients[leaf].size:
-            killed = _where_cotangents_die(own) if killed is None else killed
-            yield _vanishing(program, leaf, killed, is_flat)
+            yield _vanishing(program, leaf, deaths, is_flat)
         elif own.gradients and (dead := int(np.sum(own.gradients[leaf] == 0))):
             yield finding("zero", "info", "elements", [path], dead=dead, size=own.gradients[leaf].size)
 
@@ -140,35 +143,57 @@ def _barrier(path: str, chain: Chain) -> Finding:
     return finding("zero", severity, reason, [path], chain, **more)
 
 
-def _where_cotangents_die(own: Own) -> list[tuple[Answer, int]]:
-    """The operations of the reverse pass that return only zeros although something flows in.
+class _Deaths:
+    """Where the derivative of a leaf becomes zero: the operations that return only zeros although something flows in.
 
-    Of a product, only the side with the leaf counts: each operation has a bit for each leaf it leads to.
+    A tangent of one leaf is pushed through the forward derivative: compiled once, and run for each leaf. Without one,
+    cotangents are pulled, and of a product only the side with the leaf counts.
     """
-    program = own.program
-    jaxpr, flowing = program.cotangent, program.pulled
-    assert jaxpr is not None
 
-    def question(chain: Chain, operands: Operands, results: Operands) -> Any:
-        if is_mutating(chain[-1]):
-            return None
-        given = [jnp.asarray(operand) for operand, mask in zip(operands, flowing.into(chain), strict=True) if mask]
-        given = [operand for operand in given if is_floating(operand)]
-        made = [result for result, mask in zip(results, flowing.out_of(chain), strict=True) if mask]
-        if not given or not made:
-            return None
-        some = jnp.stack([jnp.any(operand != 0) for operand in given]).any()
-        none = jnp.stack([jnp.all(result == 0) for result in made]).all()
-        return jnp.where(some & none, 0, -1)[None]
+    def __init__(self, own: Own):
+        self._own, self._program = own, own.program
 
-    _, answers = probe(jaxpr, [*program.leaves, *own.cotangents], question)
-    chains = {tuple(map(id, answer.chain)): answer.chain for answer in answers}
-    reached = arriving(jaxpr.jaxpr, chains.values())
-    leaves = {
-        key: union((mask >> number & 1) << leaf for leaf, mask in enumerate(reached))
-        for number, key in enumerate(chains)
-    }
-    return [(answer, leaves[tuple(map(id, answer.chain))]) for answer in answers]
+    def of(self, leaf: int) -> list[Answer]:
+        """The operations, in order of execution."""
+        program = self._program
+        if program.tangent is None:
+            return [answer for answer, leaves in self._pulled if leaves >> leaf & 1]
+        generator = np.random.default_rng(leaf)
+        tangents = [jnp.zeros_like(x) for x in program.leaves]
+        tangents[leaf] = jnp.asarray(generator.uniform(0.5, 1.5, tangents[leaf].shape), tangents[leaf].dtype)
+        given = [*program.leaves, *tangents]
+        return probe(program.tangent, given, self._question(program.pushed), purpose="zeros")[1]
+
+    @cached_property
+    def _pulled(self) -> list[tuple[Answer, int]]:
+        """For all leaves at once: each operation with a bit for each leaf it leads to."""
+        program = self._program
+        jaxpr = program.cotangent
+        assert jaxpr is not None
+        _, answers = probe(jaxpr, [*program.leaves, *self._own.cotangents], self._question(program.pulled))
+        chains = {tuple(map(id, answer.chain)): answer.chain for answer in answers}
+        reached = arriving(jaxpr.jaxpr, chains.values())
+        leaves = {
+            key: union((mask >> number & 1) << leaf for leaf, mask in enumerate(reached))
+            for number, key in enumerate(chains)
+        }
+        return [(answer, leaves[tuple(map(id, answer.chain))]) for answer in answers]
+
+    @staticmethod
+    def _question(flowing: Dependence) -> Question:
+        def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+            if is_mutating(chain[-1]):
+                return None
+            given = [jnp.asarray(operand) for operand, mask in zip(operands, flowing.into(chain), strict=True) if mask]
+            given = [operand for operand in given if is_floating(operand)]
+            made = [result for result, mask in zip(results, flowing.out_of(chain), strict=True) if mask]
+            if not given or not made:
+                return None
+            some = jnp.stack([jnp.any(operand != 0) for operand in given]).any()
+            none = jnp.stack([jnp.all(result == 0) for result in made]).all()
+            return jnp.where(some & none, 0, -1)[None]
+
+        return question
 
 
 def _not_taken(program: Program, leaf: int) -> Chain:
@@ -189,12 +214,10 @@ def _is_of_several(program: Program, leaf: int, chain: Chain) -> bool:
     return any(is_floating(atom.aval) and not mask >> leaf & 1 for atom, mask in operands)
 
 
-def _vanishing(
-    program: Program, leaf: int, killed: list[tuple[Answer, int]], is_flat: Callable[[int], bool]
-) -> Finding:
+def _vanishing(program: Program, leaf: int, deaths: _Deaths, is_flat: Callable[[int], bool]) -> Finding:
     """The finding for a gradient that has a path but is zero at this point."""
     path = program.paths[leaf]
-    origins = [(program.origin(answer.chain), answer) for answer, leaves in killed if leaves >> leaf & 1]
+    origins = [(program.origin(answer.chain), answer) for answer in deaths.of(leaf)]
     own = [(chain, answer) for chain, answer in origins if chain and leaf in program.leaves_into(chain)]
     if not own:
         blocked = [c for c in blockers(program, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
@@ -204,7 +227,7 @@ def _vanishing(
         branching = _not_taken(program, leaf)
         return finding("zero", *(("warning", "not chosen") if branching else ("info", "cancels")), [path], branching)
     # What still arrives at another operation was not lost where something is selected.
-    chain, first = next((pair for pair in own if pair[0][-1].primitive.name not in _CHOOSING), own[0])
+    chain, first = next((pair for pair in own if not _is_selected(program, leaf, pair[0])), own[0])
     if first.chain[-1].primitive.name in _SUMS:
         return finding("zero", "info", "cancels", [path])
     name = chain[-1].primitive.name
@@ -213,6 +236,37 @@ def _vanishing(
         return finding("zero", "warning", "saturated", [path], chain, **more)
     if is_custom_rule(chain[-1]) and not _is_of_several(program, leaf, chain):
         return finding("zero", "warning", "rule", [path], chain, **more)
-    if name in _CHOOSING | _PLACING and not is_flat(leaf) and operation_of(chain) not in _REMAINDERS:
-        return finding("zero", "warning", "not chosen" if name in _CHOOSING else "left out", [path], chain, **more)
+    if is_flat(leaf) or operation_of(chain) in _REMAINDERS:
+        return finding("zero", "info", "truly zero", [path], chain, **more)
+    if selecting := _selecting(program, leaf, chain):
+        return finding("zero", "warning", "not chosen", [path], selecting, **more)
+    if name in _PLACING:
+        return finding("zero", "warning", "left out", [path], chain, **more)
     return finding("zero", "info", "truly zero", [path], chain, **more)
+
+
+def _is_selected(program: Program, leaf: int, chain: Chain) -> bool:
+    return bool(_selecting(program, leaf, chain))
+
+
+def _selecting(program: Program, leaf: int, chain: Chain) -> Chain:
+    """The operation by which other elements were selected, if that is how a leaf was lost at an operation; else empty.
+
+    Where an element is read by its place, it is what found the place or put the elements in order.
+    """
+    name = chain[-1].primitive.name
+    if name in _CHOOSING:
+        return chain
+    if name not in _PLACING:
+        return ()
+    depends = lambda c: bool(union(program.value.into(c)) >> leaf & 1)
+    found = [c for c in program.value.chains if c[-1].primitive.name in _PLACED_BY and depends(c)]
+    found = [c for c in found if _leads_to(program, c, chain)]
+    return found[-1] if found else ()
+
+
+def _leads_to(program: Program, chain: Chain, to: Chain) -> bool:
+    """Whether the results of an operation go into another one, by value."""
+    own = lambda c: int(c[-1] is chain[-1])
+    flow = by_value(program.jaxpr.jaxpr, [0] * len(program.leaves), own=own)
+    return flow.knows(to) and bool(union(flow.into(to)))

@@ -40,6 +40,7 @@ from .equations import (
     is_reverse_only as is_reverse_only,
     is_unreduced as is_unreduced,
     jaxpr_and_consts as jaxpr_and_consts,
+    jaxprs_in as jaxprs_in,
     mesh_elsewhere as mesh_elsewhere,
     name_of as name_of,
     padded_window as padded_window,
@@ -85,6 +86,7 @@ from .interpreter import (
     zeros_like_aval as zeros_like_aval,
 )
 from .lines import (
+    has_rule_outside_jax as has_rule_outside_jax,
     holds_users_function as holds_users_function,
     is_in_library as is_in_library,
     is_of_jax as is_of_jax,
@@ -102,6 +104,7 @@ from .lines import (
 from .primitives import (
     CALLS as CALLS,
     CHECKPOINTS as CHECKPOINTS,
+    CHOOSING as CHOOSING,
     COMPARISONS as COMPARISONS,
     CUSTOM_JVPS as CUSTOM_JVPS,
     CUSTOM_LINEAR as CUSTOM_LINEAR,

@@ -37,13 +37,17 @@ def reclosing(jaxpr: Jaxpr) -> Callable[[Operands], ClosedJaxpr]:
     return lambda consts: ClosedJaxpr(body, list(consts))
 
 
-def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
-    """The jaxprs in the parameters of an equation."""
+def jaxprs_in(equation: JaxprEqn) -> Iterator[Any]:
+    """The jaxprs, open or closed, in the parameters of an equation."""
     for parameter in equation.params.values():
         for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
-            jaxpr, _ = jaxpr_and_consts(item)
-            if hasattr(jaxpr, "eqns"):
-                yield jaxpr
+            if hasattr(jaxpr_and_consts(item)[0], "eqns"):
+                yield item
+
+
+def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """The open jaxprs in the parameters of an equation."""
+    return (jaxpr_and_consts(item)[0] for item in jaxprs_in(equation))
 
 
 def any_equation(jaxpr: Jaxpr, predicate: Callable[[JaxprEqn], bool]) -> bool:

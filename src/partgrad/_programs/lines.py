@@ -17,16 +17,19 @@ import jax
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
-from .._compat import files_of
+from .._compat import codes_of
 from ..errors import PartgradError
 from .equations import (
     Chain,
     inner_jaxprs,
     name_of,
+    rule_file,
     written,
 )
 from .primitives import (
     CALLS,
+    CUSTOM_JVPS,
+    CUSTOM_RULES,
     TRANSPARENT,
 )
 
@@ -60,6 +63,12 @@ def is_users(file: str) -> bool:
 def is_of_jax(file: str) -> bool:
     """Whether a file is one of JAX's; a code object or `written` names it."""
     return file.startswith(_JAX)
+
+
+def has_rule_outside_jax(equation: JaxprEqn) -> bool:
+    """Whether an equation is the call of a function with a custom rule, unless that is known to be one of JAX's."""
+    is_of_jax_itself = equation.primitive.name in CUSTOM_JVPS and is_of_jax(rule_file(equation))
+    return equation.primitive.name in CUSTOM_RULES and not is_of_jax_itself
 
 
 def _is_outside_jax(file: str) -> bool:
@@ -160,7 +169,7 @@ def has_line(equation: JaxprEqn) -> bool:
 # Of the equations of one derivative, many have the traceback of the same operation.
 @functools.lru_cache(maxsize=256)
 def _shows_line(traceback: Any) -> bool:
-    return any(map(is_users, files_of(traceback)))
+    return any(is_users(code.co_filename) for code in codes_of(traceback))
 
 
 def _sites(call: JaxprEqn) -> list[_Frame]:

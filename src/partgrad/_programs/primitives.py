@@ -46,6 +46,12 @@ FOREIGN = named("pure_callback io_callback ffi_call rng_uniform")
 EXTREMAL_WRITES = named("scatter-min scatter-max")
 WRITES = EXTREMAL_WRITES | named("scatter scatter-add scatter-sub scatter-mul")
 
+# --- what takes one of several numbers, by their size -----------------------------------------------------------------
+
+CHOOSING = EXTREMAL_WRITES | named(
+    "max min clamp sort top_k approx_top_k reduce_max reduce_min reduce_window_max reduce_window_min cummax cummin"
+)
+
 # --- what is linear --------------------------------------------------------------------------------------------------
 
 # Each element of a result is an element of an operand.

@@ -15,14 +15,9 @@ from .equations import (
     Operands,
     any_equation,
     jaxpr_and_consts,
-    rule_file,
 )
 from .interpreter import as_array
-from .lines import is_of_jax
-from .primitives import (
-    CUSTOM_JVPS,
-    CUSTOM_RULES,
-)
+from .lines import has_rule_outside_jax
 from .same import Recent, keyed_jaxpr
 
 # Runs the traced function itself, on other inputs.
@@ -173,8 +168,7 @@ def holds_tracers(jaxpr: Jaxpr) -> bool:
     """
 
     def holds(equation: Any) -> bool:
-        name = equation.primitive.name
-        if name not in CUSTOM_RULES or (name in CUSTOM_JVPS and is_of_jax(rule_file(equation))):
+        if not has_rule_outside_jax(equation):
             return False
         # With the rule of a function that is being transformed, JAX keeps the transformation and its tracers.
         return any(reaches(value, jax.core.Tracer, beyond=jax.core.Trace) for value in equation.params.values())

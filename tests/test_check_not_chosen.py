@@ -1,0 +1,81 @@
+"""A leaf that is not the one selected has one finding, however it was lost, with its line."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import partgrad as pg
+from tables import table
+
+both = lambda p: jnp.stack([p["a"], p["b"]])
+three = lambda p: jnp.stack([p["a"], p["b"], 1.5 * p["b"]])
+
+SELECTING = {
+    "where": lambda p: jnp.where(p["b"] > p["a"], p["b"], p["a"]),
+    "select": lambda p: jnp.select([p["b"] > p["a"], p["a"] > p["b"]], [p["b"], p["a"]]),
+    "piecewise": lambda p: jnp.piecewise(p["b"], [p["b"] > 1.0], [lambda x: x, lambda x: x * p["a"]]),
+    "cond": lambda p: lax.cond(p["b"] > p["a"], lambda q: q["b"], lambda q: q["a"], p),
+    "maximum": lambda p: jnp.maximum(p["a"], p["b"]),
+    "minimum": lambda p: jnp.minimum(-p["a"], -p["b"]),
+    "clip": lambda p: jnp.clip(p["a"], p["b"], 10.0),
+    "max": lambda p: jnp.max(both(p)),
+    "max and another use": lambda p: jnp.max(both(p)) * p["b"],
+    "max under jit": lambda p: jax.jit(jnp.max)(both(p)),
+    "nanmax": lambda p: jnp.nanmax(both(p)),
+    "norm": lambda p: jnp.linalg.norm(both(p), jnp.inf),
+    "in a scan": lambda p: lax.scan(lambda c, x: (jnp.maximum(c, x), None), -1.0, both(p))[0],
+    "in a batch": lambda p: jax.vmap(jnp.maximum)(p["a"][None], p["b"][None]).sum(),
+    "top_k": lambda p: lax.top_k(both(p), 1)[0][0],
+    "approx_max_k": lambda p: lax.approx_max_k(both(p), 1)[0][0],
+    "sort": lambda p: jnp.sort(both(p))[-1],
+    "partition": lambda p: jnp.partition(both(p), 1)[1],
+    "argsort": lambda p: jnp.take_along_axis(both(p), jnp.argsort(both(p)), 0)[-1],
+    "median": lambda p: jnp.median(three(p)),
+    "quantile": lambda p: jnp.quantile(three(p), 1.0),
+    "cummax": lambda p: lax.cummax(both(p))[-1],
+    "max_pool": lambda p: lax.reduce_window(both(p), -jnp.inf, lax.max, (2,), (1,), "VALID")[0],
+    "segment_max": lambda p: jax.ops.segment_max(both(p), jnp.array([0, 0]), 1)[0],
+    "argmax": lambda p: both(p)[jnp.argmax(both(p))],
+    "take of argmin": lambda p: jnp.take(-both(p), jnp.argmin(-both(p))),
+}
+# What is lost in another way keeps its own finding.
+OTHERWISE = {
+    "left out": lambda p: both(p).at[0].set(3.0).sum(),
+    "truly zero": lambda p: (p["a"] - 1.0) ** 2 + p["b"],
+    "cancels": lambda p: p["a"] - p["a"] + p["b"],
+    "saturated": lambda p: jnp.tanh(100 * p["a"]) + p["b"],
+    "no path": lambda p: both(p)[1],
+}
+
+
+def of_a(function):
+    report = pg.check(function)({"a": jnp.float32(1.0), "b": jnp.float32(2.0)})
+    assert report.ok
+    assert not [finding for finding in report.findings if "['b']" in finding.leaves]
+    (finding,) = report.findings
+    return finding
+
+
+@table("name", SELECTING, quick=6)
+def test_one_finding(name):
+    finding = of_a(SELECTING[name])
+    assert (finding.kind, finding.severity, finding.reason) == ("zero", "warning", "not chosen")
+    assert finding.line == SELECTING[name].__code__.co_firstlineno
+    assert finding.operation
+
+
+@pytest.mark.parametrize("reason", OTHERWISE)
+def test_what_is_lost_otherwise(reason):
+    assert of_a(OTHERWISE[reason]).reason == reason
+
+
+def test_many_leaves_are_told_by_one_program(compilations):
+    """They are asked with one compiled program, however many are zero."""
+    for number in (7, 30):
+        leaves = {f"a{i}": jnp.float32(i) for i in range(number)} | {"b": jnp.float32(100.0)}
+        compilations[0] = 0
+        report = pg.check(lambda p: jnp.max(jnp.stack(list(p.values()))))(leaves)
+        (finding,) = report.findings
+        assert (finding.reason, len(finding.leaves)) == ("not chosen", number)
+        assert 3 <= compilations[0] <= 4
