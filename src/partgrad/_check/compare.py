@@ -206,17 +206,23 @@ class Comparison:
             return None
         found = sorted(self._search.crossings(leaf, seen)[:: -1 if last else 1], key=lambda c: not line(c.chain))
         if answer.row.name in ("kink", "jump") and len({id(crossing.chain[-1]) for crossing in found}) > 1:
-            found = [c for c in found[:_MOST_CROSSINGS] if self._decides(leaf, seen, c.chain)] or found
+            tried = found[:_MOST_CROSSINGS]
+            decide = self._deciding(leaf, seen, [crossing.chain for crossing in tried])
+            found = [crossing for number, crossing in enumerate(tried) if decide(number)] or found
         return next(iter(found), None)
 
-    def _decides(self, leaf: int, seen: Seen, chain: Chain) -> bool:
-        """Whether the function is smooth at the point if the results of an operation stay as they are there."""
+    def _deciding(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[int], bool]:
+        """Whether the function is smooth at the point if the results of one of some operations stay as there."""
         point, direction = self._search.point, self._search.direction([(leaf, seen.indices)], seen.toward)
-        fixed = point.exact.fixing(lambda derived: self._program.origin(derived)[-1:] == chain[-1:])
-        try:
-            return not point.of(fixed).slope(direction).kind.any()
-        except NOT_TWICE:
-            return False
+        with_held = point.exact.holding(chains)
+
+        def decides(number: int) -> bool:
+            try:
+                return not point.of(with_held({number})).slope(direction).kind.any()
+            except NOT_TWICE:
+                return False
+
+        return decides
 
     def _of_kink(self, leaf: int, answer: Answer) -> Finding:
         answer = answer._replace(seen=self._at_kink(leaf, answer))
@@ -250,8 +256,11 @@ class Comparison:
         """The decomposition whose eigenvalues or singular values meet at the kink; None if there is none."""
         program, seen = self._program, answer.seen
         chains = [c for c in program.smooth.chains if c[-1].primitive.name in _SPECTRAL and program.is_into(leaf, c)]
-        decides = lambda chain: seen is not None and self._decides(leaf, seen, chain)
-        return next(filter(decides, chains[:_MOST_CROSSINGS]), None)
+        if seen is None:
+            return None
+        tried = chains[:_MOST_CROSSINGS]
+        decides = self._deciding(leaf, seen, tried)
+        return next((chain for number, chain in enumerate(tried) if decides(number)), None)
 
     def _safe_rule(self, leaf: int) -> Chain:
         chains = self._program.smooth.chains

@@ -6,7 +6,7 @@ computes the value, the forward or the reverse derivative. Both are kept for the
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import jax
@@ -182,6 +182,7 @@ class Exact:
         self._is_complex = [jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in program.out_avals]
         self._inputs = [(leaf.shape, jnp.iscomplexobj(leaf)) for leaf in program.leaves]
         self._jaxprs = [program.numbered, program.tangent, program.cotangent]
+        self._held: dict[tuple[int, ...], Callable[..., Any]] = {}
         made = lambda: self._staged(runs_on)
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
 
@@ -231,24 +232,43 @@ class Exact:
         changed._run = changed._staged(None)
         return changed
 
-    def fixing(self, is_fixed: Callable[[Chain], bool]) -> "Exact":
-        """The same, except that some equations keep their results while the point moves along a direction."""
+    def holding(self, chains: Sequence[Chain]) -> Callable[[Container[int]], "Exact"]:
+        """The same with some equations that keep their results while the point moves along a direction.
 
-        def rule(chain: Chain, operands: Operands) -> Operands | None:
-            if is_fixed(chain):
-                return [lax.all_gather(result, _BOTH)[1] for result in exactly(chain[-1], operands)]
-            # Callbacks to Python cannot run at many points at once.
-            return _without_callbacks(chain, operands)
+        Returns:
+            From the numbers of those that keep them, among the given ones, to the program; all are compiled once.
+        """
+        numbers = {id(chain[-1]): number for number, chain in enumerate(chains)}
+        value, leaves_of = self._jaxprs[_VALUE], functools.partial(_leaves_of, self._inputs)
 
-        value, leaves_of = _of_constants(self._jaxprs[_VALUE], rule=rule), functools.partial(_leaves_of, self._inputs)
+        def of_value(held: Any, consts: Any, moved: Any, point: Any) -> Any:
+            def rule(chain: Chain, operands: Operands) -> Operands | None:
+                number = next((numbers.get(id(origin)) for origin in self.program.origin(chain)[-1:]), None)
+                if number is None:
+                    # Callbacks to Python cannot run at many points at once.
+                    return _without_callbacks(chain, operands)
+                results = exactly(chain[-1], operands)
+                return [jnp.where(held[number], lax.all_gather(result, _BOTH)[1], result) for result in results]
 
-        def of_value(which: Any, consts: Any, moved: Any, point: Any, weights: Any) -> Any:
-            at = lambda vector: _joined(value(consts[_VALUE], leaves_of(vector)))
+            run = _of_constants(value, rule=rule)
+            at = lambda vector: _joined(run(consts[_VALUE], leaves_of(vector)))
             return jax.vmap(at, axis_name=_BOTH)(jnp.stack([moved, point]))[0], jnp.zeros(0)
 
-        changed, own, staged = copy.copy(self), self._run, quick_jit(of_value)
-        changed._run = lambda which, *rest: (staged if which == _VALUE else own)(which, *rest)
-        return changed
+        if tuple(numbers) not in self._held:
+            self._held[tuple(numbers)] = quick_jit(of_value)
+        staged, own = self._held[tuple(numbers)], self._run
+
+        def with_held(some: Container[int]) -> "Exact":
+            held, changed = np.zeros(len(chains), bool), copy.copy(self)
+            for number, chain in enumerate(chains):
+                held[numbers[id(chain[-1])]] |= number in some
+            run = lambda which, consts, moved, point, weights: (
+                staged(held, consts, moved, point) if which == _VALUE else own(which, consts, moved, point, weights)
+            )
+            changed._run = run
+            return changed
+
+        return with_held
 
     # --- what it computes --------------------------------------------------------------------------------------------
 

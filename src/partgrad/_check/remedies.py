@@ -16,7 +16,7 @@ from .. import safe
 from .._double_where import double_where
 from .._programs import Chain, Operands, bind, is_custom_rule, is_floating, is_in_library, line
 from .digits import first_losing
-from .evaluation import Own, is_finite, tried
+from .evaluation import Exact, Own, is_finite, tried
 from .finding import Fix
 from .names import operation_of
 from .probe import Answer
@@ -90,6 +90,8 @@ class Remedies:
         self._own, self._point, self._program = own, point, own.program
         self._derivative, self._causes = derivative, causes
         self._tried: dict[Any, Operands | None] = {}
+        # The function, with the reverse derivative of a remedy.
+        self._remedied: dict[Any, Exact] = {}
 
     def of(self, leaf: int, causes: list[Cause]) -> list[tuple[Cause, Reason]]:
         """Each cause for a leaf, why the derivative is not finite there, and what was tried."""
@@ -115,7 +117,9 @@ class Remedies:
 
     def _of_one(self, leaf: int, cause: Cause, alike: list[Chain], wrapped: Found | None) -> Reason:
         replaced = None
-        for origins in ([cause.chain], alike):
+        # Those of all leaves at that line come first: they are tried once.
+        at_line = [origin for one in self._causes if one.number == cause.number for origin in one.origins]
+        for origins in (at_line, [cause.chain], alike):
             if replaced is None and cause.chain and _has_safe(cause.chain):
                 replaced = self._replaced(leaf, origins)
         if wrapped is not None and (replaced is None or wrapped.row.name not in _WRONG):
@@ -235,9 +239,11 @@ class Remedies:
         found = self._tried[key]
         if found is None or not is_finite(self._derivative.part(found, leaf)):
             return None
-        program, point = self._program, self._point()
-        remedied = Program(function, program.leaves, program.paths)
-        search = Search(point.of(point.exact.with_reverse_of(remedied)), np.random.default_rng(0), [leaf])
+        point = self._point()
+        if key not in self._remedied:
+            remedied = Program(function, self._program.leaves, self._program.paths)
+            self._remedied[key] = point.exact.with_reverse_of(remedied)
+        search = Search(point.of(self._remedied[key]), np.random.default_rng(0), [leaf])
         search.look_around(1, False, lambda done, of: None)
         return search.answer(leaf, None)
 

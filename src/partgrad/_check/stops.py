@@ -34,8 +34,8 @@ from .evaluation import Exact, Leaves
 from .program import Program
 from .reading import AGREE, ROUNDING, Point
 
-# Each attempt costs a compilation.
-_MOST_TRIED = 12
+# How many are tried one by one.
+_MOST_TRIED = 24
 _FACTORIZATIONS = frozenset({"cholesky", "eigh", "linear_solve"})
 # What is raised by programs that cannot be evaluated at two points at once.
 NOT_TWICE = (TypeError, ValueError, NotImplementedError, AssertionError)
@@ -46,20 +46,20 @@ _FURTHEST = 0.5
 
 def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Chain, ...]:
     """The fewest `stop_gradient` equations that explain a mismatch along a direction; none if they do not."""
-    stops = {id(chain[-1]): chain for chain in stops_of(point.exact.program)}
+    stops = list({id(chain[-1]): chain for chain in stops_of(point.exact.program)}.values())
     if not stops:
         return ()
+    with_held = point.exact.holding(stops)
 
-    def explain(fixed: set[int]) -> bool:
+    def explain(held: set[int]) -> bool:
         try:
-            program = point.exact.program
-            exact = point.exact.fixing(lambda chain: any(id(e) in fixed for e in program.origin(chain)[-1:]))
-            return _agrees(point.of(exact), direction, slack)
+            return _agrees(point.of(with_held(held)), direction, slack)
         except NOT_TWICE:
             return False
 
-    tried = list(stops)[:_MOST_TRIED]
-    needed = set(stops) if explain(set(stops)) else set()
+    tried, needed = range(len(stops))[:_MOST_TRIED], set(range(len(stops)))
+    if not explain(needed):
+        needed = set()
     if len(stops) > 1:
         for one in tried:
             if explain({one}):
@@ -67,7 +67,7 @@ def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Cha
     for one in tried:
         if len(needed) > 1 and explain(needed - {one}):
             needed -= {one}
-    return tuple(chain for one, chain in stops.items() if one in needed)
+    return tuple(stops[one] for one in sorted(needed))
 
 
 def explaining_factorization(point: Point, leaf: int, direction: Leaves, slack: float) -> Chain | None:
