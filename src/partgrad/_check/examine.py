@@ -156,8 +156,9 @@ class _Examination:
         if not own.is_traced:
             self.findings += compared_eagerly(own, self._point, self._rules, self._generator)
             return
-        # What is not finite has no slope, and that of an implicit draw is not its slope at a fixed key.
-        bad = self._in_error("nan")
+        # What is not finite has no slope, that of an implicit draw is not its slope at a fixed key, and what is read out
+        # of bounds was found to disagree.
+        bad = self._in_error("nan", "oob")
         leaves = [
             leaf
             for leaf, path in enumerate(program.paths)
@@ -173,12 +174,8 @@ class _Examination:
         search.look_around(self._options.directions, self._options.exhaustive, tick)
         answers = {leaf: search.answer(leaf, own.gradients or None) for leaf in leaves}
         self._comparison = Comparison(own, search, self._rules, answers)
-        explained = self._in_error("nan", "oob")
-        for found in self._comparison.findings():
-            rest = tuple(leaf for leaf in found.leaves if leaf not in explained)
-            if rest or found.kind != "mismatch":
-                self.findings.append(found)
-        wrong = self._in_error("nan", "oob", "mismatch")
+        self.findings += self._comparison.findings()
+        wrong = self._in_error("mismatch")
         for leaf, answer in self._comparison.answers.items():
             if program.paths[leaf] not in wrong:
                 self.findings += rounding(own, leaf, answer)
@@ -211,11 +208,11 @@ class _Examination:
         # What cancels, or is lost, is not truly zero.
         is_lost = lambda f: (f.kind, f.reason) == ("zero", "rounding") or f.kind == "precision"
         lost = {leaf for f in self.findings if is_lost(f) for leaf in f.leaves}
-        for found in zeros(self._own, is_flat) if self._own.is_finite else ():
+        for found in zeros(self._own, is_flat, wrong) if self._own.is_finite else ():
             leaves = set(found.leaves)
             is_told = found.reason in ("rule", "not chosen", "truly zero") and leaves <= tied
             is_told |= found.reason in ("rule", "cancels", "truly zero") and leaves <= stopped
-            if leaves <= wrong or is_told or (found.reason in ("truly zero", "cancels") and leaves <= lost):
+            if is_told or (found.reason in ("truly zero", "cancels") and leaves <= lost):
                 continue
             found = self._underflowing(found)
             # A zero says more than that part of the derivative is stopped.

@@ -1,6 +1,6 @@
 """A gradient of zeros: no path, a stop, a mark, an integer, a saturated operation, or truly zero."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,17 +46,20 @@ _SUMS = frozenset({"reduce_sum", "add_any", "add", "sub"})
 _PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
 
 
-def zeros(own: Own, is_flat: Callable[[int], bool] = lambda leaf: False) -> Iterator[Finding]:
+def zeros(own: Own, is_flat: Callable[[int], bool], but: Container[str]) -> Iterator[Finding]:
     """One finding for each leaf whose gradient is zero.
 
     Args:
         own: The function, after it ran.
         is_flat: Whether the slopes on both sides of a selection are zero too, for a leaf.
+        but: The paths of leaves of which nothing is told.
     """
     program = own.program
     reached, smooth = union(program.value.outputs), union(program.smooth.outputs)
     deaths = _Deaths(own)
     for leaf, path in enumerate(program.paths):
+        if path in but:
+            continue
         if not reached >> leaf & 1:
             yield finding("zero", "warning", "no path", [path])
         elif not smooth >> leaf & 1:
