@@ -42,6 +42,7 @@ _LEAST = 1e3
 # Other steps, for a second opinion, and larger ones.
 _OTHER_STEPS = (0.73, 1.37)
 _LARGER_STEPS = 12.0
+_SMALLER_STEPS = _LARGER_STEPS**-3
 # How many times the resolution of the leaves the steps are from which a selection looks as if it changed at the point.
 _FROM_AFAR = 64.0
 
@@ -183,11 +184,14 @@ class Search:
             is_within = crossings[0].distance <= 2 * place.resolution
             smallest = _FROM_AFAR * place.resolution if is_within else 2 * crossings[0].distance
             found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
+            if found.unsure:
+                # A function that is steep and bends at once.
+                found = place.read(direction, slack=self.slack, shrink=_SMALLER_STEPS)
             return None if found.unsure or found.jumps else found
         others = []
         # The smaller ones are for a function that is steep and bends at once.
-        for power in (1, 2, 3, 4, -3):
-            found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS**power, worst=COARSE)
+        for shrink in (*(_LARGER_STEPS**power for power in (1, 2, 3, 4)), _SMALLER_STEPS):
+            found = place.read(direction, slack=self.slack, shrink=shrink, worst=COARSE)
             if found.is_clean:
                 return found
             others.append(coarsely(found))

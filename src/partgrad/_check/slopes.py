@@ -139,7 +139,7 @@ def _judgement(levels: list["_Level"]) -> _Judged:
     windows = [_window(levels[first : last + 1]) for first, last in _windows(len(levels))]
     rounding = levels[0].rounding
     # A slope of zero has no size of its own; but those of the larger steps have, if they shrink with the steps.
-    first = np.where(_vanishes(levels), np.abs(levels[0].central), 0.0)
+    first = _first_of_vanishing(levels)
     best = windows[-1]
     for i, window in enumerate(windows[:-1]):
         agrees = np.logical_and.reduce([_agree(window, finer) for finer in windows[i + 1 :]])
@@ -173,11 +173,16 @@ def _judgement(levels: list["_Level"]) -> _Judged:
     )
 
 
-def _vanishes(levels: list["_Level"]) -> Array:
-    """Whether the slope of each step is less than half that of the step before, down to rounding."""
-    pairs = itertools.pairwise(levels)
-    shrinks = (np.abs(fine.central) <= np.abs(coarse.central) / 2 + 10 * fine.rounding for coarse, fine in pairs)
-    return np.logical_and.reduce(list(shrinks))
+def _first_of_vanishing(levels: list["_Level"]) -> Array:
+    """The slope of the first step, if that of each step is less than half that of the step before, down to rounding.
+
+    Of an even function, whose central slopes are all zero, it is the slope on one side.
+    """
+    is_even = np.logical_and.reduce([np.abs(level.central) <= 10 * level.rounding for level in levels])
+    sizes = [np.where(is_even, np.abs(level.gap) / 2, np.abs(level.central)) for level in levels]
+    pairs = zip(itertools.pairwise(sizes), levels[1:], strict=True)
+    shrinks = (fine <= coarse / 2 + 10 * level.rounding for (coarse, fine), level in pairs)
+    return np.where(np.logical_and.reduce(list(shrinks)), sizes[0], 0.0)
 
 
 def _agree(one: "_Window", other: "_Window") -> Array:
@@ -274,19 +279,23 @@ def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Sid
     error = np.where(
         is_cusp, levels[-1].rounding + 0.1 * np.abs(np.where(steep_right, left, right)), right_error + left_error
     )
+    # Slopes on the sides that are less certain than how far they are apart tell nothing of either.
+    is_kink &= error <= np.abs(right - left)
     kind = np.where(_jumps(levels[-5:]), JUMP, np.where(is_kink | is_cusp, KINK, UNSURE))
     return kind, _Sides(right, left, error)
 
 
 def _side(levels: list[_Level], side: float) -> tuple[Array, Array]:
-    """The slope on a side, which falls in all powers of the step, and its error."""
+    """The slope on a side, which falls in all powers of the step, and its error: the least that no finer one refutes."""
     slopes = [level.central + side * level.gap for level in levels]
-    best, least = slopes[-1], np.full(slopes[-1].shape, np.inf)
-    for last in range(2, len(levels)):
+    best, least, finer = slopes[-1], np.full(slopes[-1].shape, np.inf), list[tuple[Array, Array]]()
+    for last in reversed(range(2, len(levels))):
         found, error = _limit(slopes[last - 2 : last + 1], _RATIO, _RATIO)
         error = error + 4 * levels[last].rounding
-        is_better = error < least
+        agrees = [np.abs(found - other) <= _APART * (error + of_other) for other, of_other in finer]
+        is_better = (error < least) & np.logical_and.reduce(agrees) if agrees else error < least
         best, least = np.where(is_better, found, best), np.where(is_better, error, least)
+        finer.append((found, error))
     return best, least
 
 
