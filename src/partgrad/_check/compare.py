@@ -15,7 +15,7 @@ from .._programs import (
     placed,
 )
 from .draws import is_scored
-from .evaluation import Own, compiled, is_finite
+from .evaluation import Leaves, Own, compiled, is_finite
 from .finding import Figures, Finding
 from .float64 import widened
 from .indices import written_twice
@@ -27,6 +27,7 @@ from .reading import ROUNDING, Point
 from .rules import Blame, Rules
 from .stops import (
     NOT_TWICE,
+    agrees,
     explaining_factorization,
     explaining_loops,
     explaining_stops,
@@ -204,25 +205,40 @@ class Comparison:
         seen = answer.seen
         if seen is None:
             return None
-        found = sorted(self._search.crossings(leaf, seen)[:: -1 if last else 1], key=lambda c: not line(c.chain))
-        if answer.row.name in ("kink", "jump") and len({id(crossing.chain[-1]) for crossing in found}) > 1:
+        # A custom rule has the derivative that it has, whatever is selected in its function.
+        is_ruled = lambda chain: any(map(is_custom_rule, chain[:-1]))
+        order = lambda crossing: (is_ruled(crossing.chain), not line(crossing.chain))
+        found = sorted(self._search.crossings(leaf, seen)[:: -1 if last else 1], key=order)
+        if len({id(crossing.chain[-1]) for crossing in found}) > 1:
             tried = found[:_MOST_CROSSINGS]
-            decide = self._deciding(leaf, seen, [crossing.chain for crossing in tried])
-            found = [crossing for number, crossing in enumerate(tried) if decide(number)] or found
+            of_row = self._smooth if answer.row.name in ("kink", "jump") else self._right
+            decides = of_row(leaf, seen, [crossing.chain for crossing in tried])
+            found = [crossing for number, crossing in enumerate(tried) if decides(number)] or found
         return next(iter(found), None)
 
-    def _deciding(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[int], bool]:
+    def _smooth(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[int], bool]:
         """Whether the function is smooth at the point if the results of one of some operations stay as there."""
+        return self._held(leaf, seen, chains, lambda point, along: not point.slope(along).kind.any())
+
+    def _right(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[int], bool]:
+        """Whether the derivative is the slope if the results of one of some operations stay as there."""
+        slack = max(self._search.slack, 0.0)
+        return self._held(leaf, seen, chains, lambda point, along: agrees(point, along, slack))
+
+    def _held(
+        self, leaf: int, seen: Seen, chains: list[Chain], question: Callable[[Point, Leaves], bool]
+    ) -> Callable[[int], bool]:
+        """The answer to a question about a program in which one of some operations keeps its results."""
         point, direction = self._search.point, self._search.direction([(leaf, seen.indices)], seen.toward)
         with_held = point.exact.holding(chains)
 
-        def decides(number: int) -> bool:
+        def answer(number: int) -> bool:
             try:
-                return not point.of(with_held({number})).slope(direction).kind.any()
+                return question(point.of(with_held({number})), direction)
             except NOT_TWICE:
                 return False
 
-        return decides
+        return answer
 
     def _of_kink(self, leaf: int, answer: Answer) -> Finding:
         answer = answer._replace(seen=self._at_kink(leaf, answer))
@@ -259,7 +275,7 @@ class Comparison:
         if seen is None:
             return None
         tried = chains[:_MOST_CROSSINGS]
-        decides = self._deciding(leaf, seen, tried)
+        decides = self._smooth(leaf, seen, tried)
         return next((chain for number, chain in enumerate(tried) if decides(number)), None)
 
     def _safe_rule(self, leaf: int) -> Chain:

@@ -42,6 +42,10 @@ from .zeros import zeros
 
 # What JAX adds to its errors.
 _BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JAX transformations require")
+# How far beside the point a function that is flat there is looked at, relative to the size of a leaf.
+_BESIDE = 1e-2
+# The reasons of zeros that a stop explains.
+_CUT = frozenset({"not chosen", "left out", "truly zero", "cancels"})
 # The steps of progress before and after finite differences.
 _STEPS = 4
 
@@ -156,8 +160,8 @@ class _Examination:
         if not own.is_traced:
             self.findings += compared_eagerly(own, self._point, self._rules, self._generator)
             return
-        # What is not finite has no slope, that of an implicit draw is not its slope at a fixed key, and what is read out
-        # of bounds was found to disagree.
+        # What is not finite has no slope, that of an implicit draw is not its slope at a fixed key, and what is read
+        # out of bounds was found to disagree.
         bad = self._in_error("nan", "oob")
         leaves = [
             leaf
@@ -205,6 +209,8 @@ class _Examination:
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
         tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
         stopped = {leaf for f in self.findings if f.reason == "rule stop" for leaf in f.leaves}
+        # Where the value goes through a stop only, that is why.
+        cut = {leaf for f in self.findings if f.reason in ("stop", "mark") for leaf in f.leaves}
         # What cancels, or is lost, is not truly zero.
         is_lost = lambda f: (f.kind, f.reason) == ("zero", "rounding") or f.kind == "precision"
         lost = {leaf for f in self.findings if is_lost(f) for leaf in f.leaves}
@@ -212,9 +218,10 @@ class _Examination:
             leaves = set(found.leaves)
             is_told = found.reason in ("rule", "not chosen", "truly zero") and leaves <= tied
             is_told |= found.reason in ("rule", "cancels", "truly zero") and leaves <= stopped
+            is_told |= found.reason in _CUT and leaves <= cut
             if is_told or (found.reason in ("truly zero", "cancels") and leaves <= lost):
                 continue
-            found = self._underflowing(found)
+            found = self._stationary(self._underflowing(found))
             # A zero says more than that part of the derivative is stopped.
             self.findings = [f for f in self.findings if not _tells_part_of(found, f)]
             self.findings.append(found)
@@ -228,6 +235,19 @@ class _Examination:
             return zero
         size = max(float(np.linalg.norm(exact[leaf])) for leaf in leaves)
         return finding("zero", "warning", "underflow", zero.leaves, zero.chain, rule=None, dtype=str(dtype), size=size)
+
+    def _stationary(self, zero: Finding) -> Finding:
+        """The finding for a rule that gives a zero where the slope is zero, but not beside; or else the same."""
+        if zero.reason != "rule" or not self._comparison:
+            return zero
+        point = self._point
+        for leaf in (leaf for leaf, path in enumerate(self._program.paths) if path in zero.leaves):
+            along = [np.zeros_like(x) for x in point.leaves]
+            along[leaf] = np.where(point.leaves[leaf] == 0, 1.0, point.leaves[leaf])
+            beside = [point.exact.value(point.leaves, along, step) for step in (_BESIDE, -_BESIDE)]
+            if all(np.array_equal(value, point.start) for value in beside):
+                return zero
+        return dataclasses.replace(zero, severity="info", reason="truly zero")
 
     def concluded(self) -> tuple[list[Finding], list[str]]:
         """The findings, each cause once, and the verdict on each leaf."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from .._compat import cached_property
 from .._programs import (
     Chain,
     Dependence,
@@ -15,6 +16,7 @@ from .._programs import (
     Sources,
     any_equation,
     differentiably,
+    feeding,
     is_custom_rule,
     is_floating,
     is_in_library,
@@ -114,8 +116,13 @@ def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list
 
 
 def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
-    """The element of the first result that is not finite although all operands are, and whether it is NaN."""
+    """The element of the first result that is not finite although all operands are, and whether it is NaN.
+
+    And whether an operand that is a constant of the derivative, a value, is not finite itself.
+    """
     flowing = [jnp.asarray(operand) for operand, mask in zip(operands, masks, strict=True) if mask]
+    others = [jnp.asarray(x) for x, m in zip(operands, masks, strict=True) if not m and hasattr(x, "dtype")]
+    of_value = jnp.stack([jnp.zeros((), bool), *(~jnp.isfinite(x).all() for x in others if _is_floating(x))]).any()
     made = [jnp.asarray(result) for result in results if hasattr(result, "dtype") and _is_floating(result)]
     if not flowing or not made:
         return None
@@ -125,7 +132,8 @@ def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
         bad = ~jnp.isfinite(jnp.ravel(result))
         first = jnp.argmax(bad) if bad.size else 0
         is_nan = jnp.isnan(jnp.ravel(result)[first]) if bad.size else False
-        answers.append(jnp.stack([jnp.where(finite & bad.any(), first, -1), is_nan]).astype(jnp.int32))
+        place = jnp.where(finite & bad.any(), first, -1)
+        answers.append(jnp.stack([place, is_nan, of_value]).astype(jnp.int32))
     best = jnp.stack(answers)
     return best[jnp.argmax(best[:, 0] >= 0)]
 
@@ -159,31 +167,46 @@ class _NotFinite:
                 if reason not in ("not taken", "singular") and not self._own.is_finite:
                     continue
                 first, alike = cause.births[0], [b for b in cause.births if program.origin(b.chain) == cause.chain]
+                of_value = cause.chain != program.origin(first.chain)
+                element = element_of(int(first.numbers[0]), first.chain[-1].outvars[0].aval.shape)
                 yield finding(
                     "nan",
                     "error",
                     reason,
                     [program.paths[leaf]],
-                    self._place(first),
+                    self._place(first, cause.chain),
                     mode=self._mode,
                     first="NaN" if first.numbers[1] else "infinite",
-                    element=element_of(int(first.numbers[0]), first.chain[-1].outvars[0].aval.shape),
+                    of_value=of_value,
+                    element=() if of_value else element,
                     steps=steps_of(alike),
                     **more,
                 )
 
-    def _place(self, birth: Answer) -> Chain:
-        """What a finding names."""
+    @cached_property
+    def _births_of_value(self) -> list[Chain]:
+        """The operations that make NaN of what is finite, in the value, where it is not selected."""
+        program = self._program
+        found = _births(program.jaxpr, program.leaves, program.value)
+        return [birth.chain for birth in found if birth.numbers[1] and line(birth.chain)]
+
+    def _origins(self, birth: Answer) -> list[Chain]:
+        """The operation whose derivative is not finite; or those that made a NaN among the values that it needs."""
         chain = self._program.origin(birth.chain)
+        made = self._births_of_value if birth.numbers[2] and chain else []
+        return (feeding(self._program.jaxpr.jaxpr, made, chain) if made else []) or [chain]
+
+    def _place(self, birth: Answer, origin: Chain) -> Chain:
+        """What a finding names."""
         # A rule of a library that runs the user's code.
-        is_rule_of_library = bool(chain) and is_custom_rule(chain[-1]) and is_in_library(chain)
-        return birth.chain if is_rule_of_library and line(birth.chain) else chain
+        is_rule_of_library = bool(origin) and is_custom_rule(origin[-1]) and is_in_library(origin)
+        return birth.chain if is_rule_of_library and line(birth.chain) else origin
 
     def _grouped(self, births: list[Answer]) -> list[Cause]:
         """The births by line."""
         causes: dict[Any, Cause] = {}
-        for birth in births:
-            place, origin = self._place(birth), self._program.origin(birth.chain)
+        for birth, origin in [(one, origin) for one in births for origin in self._origins(one)]:
+            place = self._place(birth, origin)
             key = line(place) or tuple(map(id, place))
             number = self._numbers.setdefault(key, len(self._numbers))
             cause = causes.setdefault(key, Cause(number, origin, [], []))

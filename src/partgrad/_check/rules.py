@@ -26,7 +26,8 @@ from .names import element_of, rule_of, steps_of
 from .probe import Answer, probe
 from .program import Program
 
-_VALUE, _DERIVATIVE = 0, 1
+# What differs; or what cannot be compared, because the derivative of the function is not finite.
+_VALUE, _DERIVATIVE, _UNKNOWN = 0, 1, 2
 
 
 class Blame(NamedTuple):
@@ -90,7 +91,10 @@ class Rules:
         grouped: dict[tuple[Any, ...], list[Answer]] = {}
         for answer in probe(self._program.jaxpr, self._program.leaves, self._question)[1]:
             grouped.setdefault((*map(id, answer.chain), answer.numbers[1]), []).append(answer)
-        return [_blame(answers) for answers in grouped.values()]
+        for (*_, kind), (first, *_) in grouped.items():
+            if kind == _UNKNOWN:
+                self._incomparable[first.chain] = "whose own derivative is not finite there"
+        return [_blame(answers) for (*_, kind), answers in grouped.items() if kind != _UNKNOWN]
 
     def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
         """The element that is furthest off, of value or derivative, of which array, and whether the rule stops."""
@@ -156,7 +160,12 @@ def _differing(equation: JaxprEqn, operands: Operands) -> Any:
         _furthest(slope, own_slope, of_slope, _DERIVATIVE),
     ]
     is_zero = jnp.all(jnp.array([jnp.all(part == 0) for part in slope]))
-    return jnp.append(jnp.where(numbers[0][0] >= 0, *numbers), is_zero.astype(jnp.int32))
+    differs = jnp.where(numbers[0][0] >= 0, *numbers)
+    is_known = jnp.all(
+        jnp.array([jnp.isfinite(own).all() | ~jnp.isfinite(s).all() for s, own in zip(slope, own_slope, strict=True)])
+    )
+    unknown = jnp.where(is_known, differs, jnp.array([0, _UNKNOWN, of_slope[0] if of_slope else 0], jnp.int32))
+    return jnp.append(jnp.where(differs[0] >= 0, differs, unknown), is_zero.astype(jnp.int32))
 
 
 def _pushforward(function: Callable[..., list[Any]], point: Operands) -> tuple[Operands, Operands]:

@@ -72,18 +72,18 @@ def slope(
         worst: The relative error with which a slope still counts as one, if no smaller step improves it.
     """
     start = np.asarray(along(0.0) if at_zero is None else at_zero)
-    judged, levels, steps = _Judged.unknown(_real(start).size), list[_Level](), list[float]()
+    judged, probes, steps = _Judged.unknown(_real(start).size), list[_Probes](), list[float]()
     with np.errstate(all="ignore"):
-        while len(levels) < _FEWEST_LEVELS or (len(levels) < _MOST_LEVELS and np.any(judged.may_improve)):
-            step = _FIRST_STEP * shrink / _RATIO ** len(levels)
-            if step < smallest and len(levels) >= _FEWEST_LEVELS:
+        while len(steps) < _FEWEST_LEVELS or (len(steps) < _MOST_LEVELS and np.any(judged.may_improve)):
+            step = _FIRST_STEP * shrink / _RATIO ** len(steps)
+            if step < smallest and len(steps) >= _FEWEST_LEVELS:
                 break
             off = noise(step)
             off = np.repeat(off, 2) if np.iscomplexobj(start) and np.ndim(off) else off
-            levels.append(_level(step, _real(along(step)), _real(along(-step)), _real(start), off))
+            probes.append(_Probes(step, _real(along(step)), _real(along(-step)), off))
             steps.append(step)
-            if len(levels) >= _FEWEST_LEVELS:
-                judged.improve(levels)
+            if len(steps) >= _FEWEST_LEVELS:
+                judged.improve(_levels(probes, _real(start)))
     is_known = (judged.kind == UNSURE) & (judged.error <= worst * np.abs(judged.derivative))
     kind = np.where(is_known & ~judged.disputed, SMOOTH, judged.kind)
     right, left = (np.where(kind == KINK, side, judged.derivative) for side in (judged.right, judged.left))
@@ -199,6 +199,28 @@ class _Level(NamedTuple):
     step: Array
 
 
+class _Probes(NamedTuple):
+    """The values at a step to both sides, and their noise."""
+
+    step: float
+    forward: Array
+    backward: Array
+    noise: Any
+
+
+def _levels(probes: list[_Probes], start: Array) -> list[_Level]:
+    """The slopes of each step. At the edge of a domain, beyond which nothing is finite, they are those from inside."""
+    ends = [np.isfinite(probes[-1].forward), np.isfinite(probes[-1].backward)]
+    no_forward, no_backward = ends[1] & ~ends[0] & np.isfinite(start), ends[0] & ~ends[1] & np.isfinite(start)
+    levels = []
+    for step, forward, backward, noise in probes:
+        # As if the function went on with the same slope.
+        ahead = np.where(no_forward, 2 * start - backward, forward)
+        behind = np.where(no_backward, 2 * start - forward, backward)
+        levels.append(_level(step, ahead, behind, start, noise))
+    return levels
+
+
 def _level(step: float, forward: Array, backward: Array, start: Array, noise: Any) -> _Level:
     central = (forward - backward) / (2 * step)
     gap = ((forward - start) - (start - backward)) / step
@@ -286,7 +308,7 @@ def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Sid
 
 
 def _side(levels: list[_Level], side: float) -> tuple[Array, Array]:
-    """The slope on a side, which falls in all powers of the step, and its error: the least that no finer one refutes."""
+    """The slope on a side, in all powers of the step, and its error: the least that no finer one refutes."""
     slopes = [level.central + side * level.gap for level in levels]
     best, least, finer = slopes[-1], np.full(slopes[-1].shape, np.inf), list[tuple[Array, Array]]()
     for last in reversed(range(2, len(levels))):

@@ -53,7 +53,7 @@ def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Cha
 
     def explain(held: set[int]) -> bool:
         try:
-            return _agrees(point.of(with_held(held)), direction, slack)
+            return agrees(point.of(with_held(held)), direction, slack)
         except NOT_TWICE:
             return False
 
@@ -79,7 +79,7 @@ def explaining_factorization(point: Point, leaf: int, direction: Leaves, slack: 
     if first is None:
         return None
     symmetrised = Program(lambda leaves: program.run(leaves, _with_symmetric_parts), program.leaves, program.paths)
-    return first if _agrees(point.of(Exact(symmetrised)), direction, slack) else None
+    return first if agrees(point.of(Exact(symmetrised)), direction, slack) else None
 
 
 def explaining_loops(point: Point, leaf: int, direction: Leaves, slack: float) -> Chain | None:
@@ -93,7 +93,7 @@ def explaining_loops(point: Point, leaf: int, direction: Leaves, slack: float) -
     with np.errstate(all="ignore"):
         change = np.max(np.abs(running_on.start - point.start), initial=0.0)
     is_near = bool(change <= _FURTHEST * np.max(np.abs(point.start), initial=0.0))
-    return solvers[0] if is_near and _agrees(running_on, direction, slack) else None
+    return solvers[0] if is_near and agrees(running_on, direction, slack) else None
 
 
 def solvers_of(program: Program, leaf: int) -> list[Chain]:
@@ -125,7 +125,8 @@ def is_until(equation: JaxprEqn) -> bool:
     return not all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in asked)
 
 
-def _agrees(point: Point, direction: Leaves, slack: float) -> bool:
+def agrees(point: Point, direction: Leaves, slack: float) -> bool:
+    """Whether the derivatives of a program are its slope along a direction."""
     return point.read(direction, slack=slack).status in (AGREE, ROUNDING)
 
 

@@ -168,7 +168,8 @@ def _two_values(finding: Finding) -> str:
 
 
 def _not_finite(finding: Finding) -> str:
-    by = f"the derivative of {_at(finding)}" if finding.where or finding.operation else "an operation of JAX"
+    what = "value" if finding.details.get("of_value") else "derivative"
+    by = f"the {what} of {_at(finding)}" if finding.where or finding.operation else "an operation of JAX"
     return f"the {finding.details['mode']} is not finite: first {finding.details['first']} in {by}{place(finding)}."
 
 
@@ -191,9 +192,10 @@ def _smooth_here(finding: Finding) -> str:
 def _unless_degenerate(otherwise: Callable[[Finding], str]) -> Callable[[Finding], str]:
     """Advice for a singularity, which is another one for the vectors of a degenerate space."""
     degenerate = (
-        "where eigenvalues or singular values are equal, their vectors depend on the choice of a basis, and only a "
-        "function that treats the space as a whole has a derivative: that of `partgrad.safe.eigh`, `safe.svd` or "
-        "`safe.matrix_function`"
+        "where eigenvalues or singular values are equal, their vectors depend on the choice of a basis. What depends "
+        "on the space as a whole (its projector, a sum over its values) has a derivative by `partgrad.safe.eigh` or "
+        "`safe.svd`; a function of the matrix, such as its inverse or root, has one by `safe.matrix_function`, "
+        "`jnp.linalg.pinv` or `solve`, and not by those"
     )
     return lambda finding: degenerate if finding.operation in ("eigh", "svd") else otherwise(finding)
 

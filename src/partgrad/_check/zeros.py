@@ -15,8 +15,8 @@ from .._programs import (
     Operands,
     arriving,
     branches_of,
-    by_value,
     differentiably,
+    feeding,
     is_custom_rule,
     is_floating,
     is_in_library,
@@ -149,18 +149,31 @@ def _barrier(path: str, chain: Chain) -> Finding:
 class _Deaths:
     """Where the derivative of a leaf becomes zero: the operations that return only zeros although something flows in.
 
-    A tangent of one leaf is pushed through the forward derivative: compiled once, and run for each leaf. Without one,
-    cotangents are pulled, and of a product only the side with the leaf counts.
+    A tangent of one leaf is pushed through the forward derivative: compiled once, and run for each leaf. Where it only
+    cancels, elements may be lost in different places: then, and without a forward derivative, cotangents are pulled. Of
+    a product, only the side with the leaf counts.
     """
 
     def __init__(self, own: Own):
         self._own, self._program = own, own.program
 
-    def of(self, leaf: int) -> list[Answer]:
-        """The operations, in order of execution."""
+    def of(self, leaf: int) -> list[tuple[Chain, Answer]]:
+        """The operations on the path of the leaf, and in its derivative, in order of execution."""
+        found = self._on_path(leaf, self._pushed(leaf))
+        if not found or found[0][1].chain[-1].primitive.name in _SUMS:
+            pulled = self._on_path(leaf, [answer for answer, leaves in self._pulled if leaves >> leaf & 1])
+            return pulled or found
+        return found
+
+    def _on_path(self, leaf: int, answers: list[Answer]) -> list[tuple[Chain, Answer]]:
+        program = self._program
+        origins = ((program.origin(answer.chain), answer) for answer in answers)
+        return [(chain, answer) for chain, answer in origins if chain and leaf in program.leaves_into(chain)]
+
+    def _pushed(self, leaf: int) -> list[Answer]:
         program = self._program
         if program.tangent is None:
-            return [answer for answer, leaves in self._pulled if leaves >> leaf & 1]
+            return []
         generator = np.random.default_rng(leaf)
         tangents = [jnp.zeros_like(x) for x in program.leaves]
         tangents[leaf] = jnp.asarray(generator.uniform(0.5, 1.5, tangents[leaf].shape), tangents[leaf].dtype)
@@ -172,7 +185,8 @@ class _Deaths:
         """For all leaves at once: each operation with a bit for each leaf it leads to."""
         program = self._program
         jaxpr = program.cotangent
-        assert jaxpr is not None
+        if jaxpr is None:
+            return []
         _, answers = probe(jaxpr, [*program.leaves, *self._own.cotangents], self._question(program.pulled))
         chains = {tuple(map(id, answer.chain)): answer.chain for answer in answers}
         reached = arriving(jaxpr.jaxpr, chains.values())
@@ -220,8 +234,7 @@ def _is_of_several(program: Program, leaf: int, chain: Chain) -> bool:
 def _vanishing(program: Program, leaf: int, deaths: _Deaths, is_flat: Callable[[int], bool]) -> Finding:
     """The finding for a gradient that has a path but is zero at this point."""
     path = program.paths[leaf]
-    origins = [(program.origin(answer.chain), answer) for answer in deaths.of(leaf)]
-    own = [(chain, answer) for chain, answer in origins if chain and leaf in program.leaves_into(chain)]
+    own = deaths.of(leaf)
     if not own:
         blocked = [c for c in blockers(program, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
         blocked = blocked or _in_rules_of_libraries(program, leaf)
@@ -264,12 +277,5 @@ def _selecting(program: Program, leaf: int, chain: Chain) -> Chain:
         return ()
     depends = lambda c: bool(union(program.value.into(c)) >> leaf & 1)
     found = [c for c in program.value.chains if c[-1].primitive.name in _PLACED_BY and depends(c)]
-    found = [c for c in found if _leads_to(program, c, chain)]
+    found = feeding(program.jaxpr.jaxpr, found, chain)
     return found[-1] if found else ()
-
-
-def _leads_to(program: Program, chain: Chain, to: Chain) -> bool:
-    """Whether the results of an operation go into another one, by value."""
-    own = lambda c: int(c[-1] is chain[-1])
-    flow = by_value(program.jaxpr.jaxpr, [0] * len(program.leaves), own=own)
-    return flow.knows(to) and bool(union(flow.into(to)))

@@ -10,6 +10,7 @@ from .dependence import (
     by_value as by_value,
     dependencies as dependencies,
     differentiably as differentiably,
+    feeding as feeding,
     last_of as last_of,
     of_cotangents as of_cotangents,
     of_draws as of_draws,

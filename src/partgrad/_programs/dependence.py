@@ -347,12 +347,24 @@ def reaching(jaxpr: Jaxpr, chains: Iterable[Chain]) -> list[Chain]:
     return [chain for number, chain in enumerate(chains) if reached >> number & 1]
 
 
+def feeding(jaxpr: Jaxpr, chains: Iterable[Chain], into: Chain) -> list[Chain]:
+    """The given equations whose results the value of an operand of another equation depends on."""
+    chains = list(chains)
+    flow = _marking(jaxpr, chains)
+    reached = union(flow.into(into)) if flow.knows(into) else 0
+    return [chain for number, chain in enumerate(chains) if reached >> number & 1]
+
+
 def arriving(jaxpr: Jaxpr, chains: Iterable[Chain]) -> Sources:
     """For each output, which of the given equations its value depends on: a bit for each of them."""
+    return _marking(jaxpr, chains).outputs
+
+
+def _marking(jaxpr: Jaxpr, chains: Iterable[Chain]) -> Dependence:
     bits = {_key(chain): 1 << number for number, chain in enumerate(chains)}
     # Equations inside one of them are part of it.
     own = lambda chain: union(bits.get(_key(chain[:length]), 0) for length in range(1, len(chain) + 1))
-    return by_value(jaxpr, [0] * len(jaxpr.invars), own=own).outputs
+    return by_value(jaxpr, [0] * len(jaxpr.invars), own=own)
 
 
 def last_of(jaxpr: Jaxpr, chains: Iterable[Chain]) -> list[Chain]:
