@@ -57,9 +57,21 @@ def _guarded(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
     return operands[1] if isinstance(equation.invars[0], Literal) else operands[0]
 
 
+def _overflow(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
+    """The distance of an exponent from where the exponential is no longer finite."""
+    return operands[0] - np.log(float(jnp.finfo(operands[0].dtype).max))
+
+
+def _whole(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
+    """The distance from the nearest number at which a rounded number jumps."""
+    x, half = operands[0], 0.5 if equation.primitive.name == "round" else 0.0
+    return x - half - jax.lax.stop_gradient(jnp.round(x - half))
+
+
 _RESIDUALS: dict[str, tuple[_Residual, ...]] = {
     **dict.fromkeys(("sqrt", "rsqrt", "cbrt", "log", "log2", "abs", "sign", "digamma", "lgamma"), (_first(),)),
     "log1p": (_first(-1.0),),
+    **dict.fromkeys(("exp", "expm1"), (_overflow,)),
     "acosh": (_first(1.0),),
     **dict.fromkeys(("asin", "acos", "atanh", "erf_inv"), (_first(1.0), _first(-1.0))),
     **dict.fromkeys(("div", "rem"), (lambda equation, operands, results: operands[1],)),
@@ -111,7 +123,7 @@ def _is_index(equation: JaxprEqn) -> bool:
 
 def _residuals_of(equation: JaxprEqn, ends: tuple[_Residual, ...] = ()) -> tuple[_Residual, ...]:
     if _is_index(equation):
-        return ends
+        return (_whole, *ends)
     name = equation.primitive.name
     found = _RESIDUALS.get(name, ())
     if not found or not is_floating(equation.invars[0].aval):
