@@ -45,7 +45,7 @@ _BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JA
 # How far beside the point a function that is flat there is looked at, relative to the size of a leaf.
 _BESIDE = 1e-2
 # The reasons of zeros that a stop explains.
-_CUT = frozenset({"not chosen", "left out", "truly zero", "cancels"})
+_CUT = frozenset({"not chosen", "left out"})
 # The steps of progress before and after finite differences.
 _STEPS = 4
 

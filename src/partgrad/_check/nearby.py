@@ -23,7 +23,7 @@ from .program import differentiable
 from .report import GradientReport
 
 # At most so many of the points that were reached are checked, and so many of one operation.
-_CHECKED, _OF_ONE = 8, 2
+_CHECKED, _OF_ONE = 8, 4
 # A slope is infinite if it grows as the step shrinks, and by ever as much, as that of `x log x` at zero does.
 _STEPS, _AS_MUCH = (1e-1, 1e-2, 1e-3, 1e-4), 0.7
 _DIRECTIONS = 3
@@ -68,7 +68,7 @@ def with_nearby(
     except jax.errors.JaxRuntimeError:
         # As `equinox.error_if` does.
         found = Searched([], 0, 1, "the function raises an error at other points")
-    points = _worst_first([*found.points, *_beyond(found.points, leaves, limits)], outputs, leaves)
+    points = _worst_first(found.points, list(_beyond(found.points, leaves, limits)), outputs, leaves)
     reports = _in_time(points, lambda point: check(_moved(call.targets, point)), end)
     if len(reports) < len(points):
         found = found._replace(left=found.left + len(points) - len(reports), reason="the time was up")
@@ -125,16 +125,23 @@ def _cause(finding: Finding) -> Any:
     return finding.kind, finding.file, finding.line, finding.operation
 
 
-def _worst_first(points: Sequence[Reached], outputs: Callable[..., list[Any]], given: list[Any]) -> list[Reached]:
-    """The points at which the value is finite, a few of each operation; those with a new gradient that is not first."""
+def _worst_first(
+    points: Sequence[Reached], beyond: Sequence[Reached], outputs: Callable[..., list[Any]], given: list[Any]
+) -> list[Reached]:
+    """The points at which the value is finite, a few of each operation; those with a new gradient that is not first.
+
+    Of the points beyond them, only such.
+    """
     total = lambda values: sum(jnp.sum(jnp.real(output)) for output in outputs(*values))
     value, slope = quick_jit(lambda values: outputs(*values)), quick_jit(jax.grad(total))
     bad = lambda leaves: {number for number, own in enumerate(_gradient(slope, leaves)) if not np.isfinite(own).all()}
     known, ranked = bad(given), dict[bytes, tuple[bool, Reached]]()
-    for point in points:
+    for number, point in enumerate([*points, *beyond]):
         key = b"".join(np.asarray(leaf).tobytes() for leaf in point.leaves)
         if key not in ranked and all(map(_is_moderate, value(point.leaves))):
-            ranked[key] = bad(point.leaves) <= known, point
+            is_known = bad(point.leaves) <= known
+            if number < len(points) or not is_known:
+                ranked[key] = is_known, point
     chosen, counts = list[Reached](), Counter[tuple[str, str]]()
     for _, point in sorted(ranked.values(), key=lambda pair: pair[0]):
         counts[point.operation, point.where] += 1

@@ -5,7 +5,7 @@ until the elements to blame are found, and asked again at a generic point nearby
 """
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -158,6 +158,9 @@ class Search:
             return self._beyond(place, group, direction, reading) or coarsely(reading)
         if MISMATCH not in (reading.forward.status, reading.reverse.status):
             return reading
+        if self._is_at_edge(place, group, direction, reading):
+            nothing = {name: getattr(reading, name)._replace(status=INCONCLUSIVE) for name in ("forward", "reverse")}
+            return reading._replace(unsure=1, **nothing)
         # Other steps have to confirm it, of which the smaller ones may drown in noise.
         others = (place.read(direction, slack=self.slack, shrink=shrink) for shrink in _OTHER_STEPS)
         other = next(
@@ -167,6 +170,18 @@ class Search:
         refuted = [mode for mode in ("forward", "reverse") if is_wrong(reading, mode) and not is_wrong(other, mode)]
         return reading._replace(**{mode: getattr(reading, mode)._replace(status=INCONCLUSIVE) for mode in refuted})
 
+    def _is_at_edge(self, place: Point, group: list[Part], direction: Leaves, reading: Reading) -> bool:
+        """Whether the function is finite on one side only, and a selection changes there: the other slope may count."""
+        step = min(reading.steps)
+        ends = [np.isfinite(place.exact.value(place.leaves, direction, side * step)).all() for side in (-1, 1)]
+        return not all(ends) and bool(self._changing(place, group, direction, reading.steps))
+
+    def _changing(self, place: Point, group: list[Part], direction: Leaves, steps: Sequence[float]) -> list[Crossing]:
+        """The selections that change between the point and these steps."""
+        probes = [(step, place.moved(direction, side * step)) for step in steps for side in (-1, 1)]
+        leaf = group[0][0] if len(group) == 1 else None
+        return place.outcomes.crossings(leaf, place.leaves, probes)
+
     def _beyond(self, place: Point, group: list[Part], direction: Leaves, reading: Reading) -> Reading | None:
         """The slopes that larger steps see, if a selection changes between the point and them, and not at once.
 
@@ -174,20 +189,19 @@ class Search:
         """
         crossings: list[Crossing] = []
         if reading.unsure or reading.jumps:
-            probes = [(step, place.moved(direction, side * step)) for step in reading.steps for side in (-1, 1)]
-            leaf = group[0][0] if len(group) == 1 else None
-            crossings = place.outcomes.crossings(leaf, place.leaves, probes)
-        if crossings and crossings[0].distance <= min(reading.steps) and not place.resolution:
-            return None
+            crossings = self._changing(place, group, direction, reading.steps)
         if crossings:
+            is_at_once = crossings[0].distance <= min(reading.steps) and not place.resolution
             # Of a selection that changes within the digits of the leaves, nothing is to be seen but from afar.
             is_within = crossings[0].distance <= 2 * place.resolution
             smallest = _FROM_AFAR * place.resolution if is_within else 2 * crossings[0].distance
-            found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
-            if found.unsure:
-                # A function that is steep and bends at once.
-                found = place.read(direction, slack=self.slack, shrink=_SMALLER_STEPS)
-            return None if found.unsure or found.jumps else found
+            afar = {"shrink": _LARGER_STEPS, "smallest": smallest}
+            # The smaller ones are for a function that is steep and bends at once.
+            for steps in (*[afar] * (not is_at_once), {"shrink": _SMALLER_STEPS}):
+                found = place.read(direction, slack=self.slack, **steps)
+                if not found.unsure:
+                    return None if found.jumps else found
+            return None
         others = []
         # The smaller ones are for a function that is steep and bends at once.
         for shrink in (*(_LARGER_STEPS**power for power in (1, 2, 3, 4)), _SMALLER_STEPS):

@@ -21,6 +21,8 @@ from .residuals import CHOICES, Residuals
 
 # At most so many elements of residuals are driven to zero, and so many of one operation.
 _TARGETS, _OF_ONE = 48, 3
+# An operation with no more elements than this has all of them driven.
+_FEW = 4
 _STEPS = 30
 # The given point, and so many others, moved by this part of the size of each number.
 _STARTS, _SPREAD = 2, 0.5
@@ -133,7 +135,7 @@ def _chosen(first: np.ndarray, owners: np.ndarray, names: list[str], generator: 
     chosen = []
     for number in range(len(names)):
         (own,) = np.nonzero((owners == number) & np.isfinite(first) & (first != 0))
-        near = own[np.argsort(np.abs(first[own]))][: _OF_ONE - 1]
+        near = own[np.argsort(np.abs(first[own]))][: _FEW if own.size <= _FEW else _OF_ONE - 1]
         more = generator.choice(own, 1).tolist() if own.size else []
         chosen.append(list(dict.fromkeys([*near.tolist(), *more])))
     order = sorted(range(len(names)), key=lambda number: names[number] in CHOICES)
