@@ -13,6 +13,13 @@ def pytest_addoption(parser: Any) -> None:
     flag = lambda name, text: group.addoption(f"--gradients{name}", action="store_true", help=text)
     flag("", "check the functions that are differentiated, and say so in the summary")
     flag("-strict", "the same, and fail if a gradient is wrong")
+    # An option of its own, since one with an optional value would take the next argument, a file, for it.
+    group.addoption(
+        "--gradients-strict=stopped",
+        dest="gradients_strict_stopped",
+        action="store_true",
+        help="the same, and fail too if one is cut by a stop_gradient, a mark or a rule",
+    )
     flag("-all", "also check functions of other libraries")
     flag("-search", "also search for bad points near the given ones")
     group.addoption("--gradients-seconds", type=float, default=20.0, help="the most for one function (20)")
@@ -34,8 +41,8 @@ def pytest_configure(config: Any) -> None:
 
 
 def _record(config: Any, options: Any) -> None:
-    names = ("gradients", "gradients_strict", "gradients_all", "gradients_search", "gradients_json", "gradients_html")
-    if any(getattr(options, name) for name in names) and not config.pluginmanager.has_plugin(_NAME):
+    names = ("", "_strict", "_strict_stopped", "_all", "_search", "_json", "_html")
+    if any(getattr(options, f"gradients{name}") for name in names) and not config.pluginmanager.has_plugin(_NAME):
         from partgrad._audit.pytest_audit import Gradients
 
         config.pluginmanager.register(Gradients(config, options), _NAME)

@@ -162,6 +162,24 @@ def test_a_suite(project, workers):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "option", "status"),
+    [
+        ("pytest", "--gradients-strict", 0),
+        ("pytest", "--gradients-strict=stopped", 1),
+        ("partgrad", "--strict=errors", 0),
+        ("partgrad", "--strict=stopped", 1),
+    ],
+)
+def test_a_gradient_that_is_cut_fails_if_that_is_asked(tmp_path, command, option, status):
+    (tmp_path / "test_cut.py").write_text(
+        "import jax\n\n\ndef test_cut():\n    jax.grad(lambda x: x * jax.lax.stop_gradient(x))(3.0)\n\n\ntest_cut()\n"
+    )
+    given = (option, "test_cut.py") if command == "pytest" else ("audit", option, "test_cut.py")
+    assert run(tmp_path, command, *given).returncode == status
+
+
+@pytest.mark.slow
 def test_a_suite_without_the_option_is_left_alone(project):
     done = run(project, "pytest", "-q", "-k", "clean")
     assert "gradients" not in done.stdout

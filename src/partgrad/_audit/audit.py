@@ -14,6 +14,7 @@ from .settings import Settings
 # What a person writes on a line whose findings are intended.
 COMMENT = "# partgrad: intended"
 _NO_DERIVATIVE = frozenset({"no reverse", "no loop"})
+_STOPPING = frozenset({"stop", "rule stop", "mark"})
 _SEVERITIES = ("error", "warning", "info")
 # The least that it takes to compile a check, for each operation of the function.
 _COMPILING = 0.004
@@ -63,6 +64,12 @@ class Audited(NamedTuple):
     def errors(self) -> int:
         """The number of causes of wrong gradients."""
         return sum(cause.finding["severity"] == "error" for cause in self.causes)
+
+    @property
+    def stopped(self) -> int:
+        """The number of causes that cut a gradient: a `stop_gradient`, a mark, or a rule without a derivative."""
+        found = (cause.finding for cause in self.causes)
+        return sum(f["severity"] == "warning" and f["reason"] in _STOPPING for f in found)
 
 
 class _OutOfTime(Exception):

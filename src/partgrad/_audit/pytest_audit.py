@@ -68,9 +68,14 @@ class Gradients:
             return
         if self._recorder.places or not self._results:
             self._results.append(result)
-        option = self._config.getoption
-        if option("gradients_strict") and joined(self._results).errors and not session.exitstatus:
+        if self._fails(joined(self._results)) and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _fails(self, result: Audited) -> bool:
+        """Whether what was found fails a run, by the options."""
+        option = self._config.getoption
+        of_stops = option("gradients_strict_stopped")
+        return bool((result.errors and (option("gradients_strict") or of_stops)) or (result.stopped and of_stops))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Write the section, and the files that were asked for."""

@@ -61,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     audit.add_argument("--all", action="store_true", help="also functions of other libraries")
     audit.add_argument("--search", action="store_true", help="also search for bad points nearby")
+    strict = "what makes the exit status 1: errors, or a gradient that is cut too (%(default)s)"
+    audit.add_argument("--strict", choices=("errors", "stopped"), default="errors", help=strict)
     audit.add_argument("--seconds", type=float, default=20.0, help="the most for one function (%(default)s)")
     audit.add_argument("--total", type=float, default=300.0, help="the most for all functions (%(default)s)")
     audit.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
@@ -159,7 +161,7 @@ def _report(result: Audited, settings: Settings, given: argparse.Namespace, stat
     ):
         if file is not None:
             file.write_text(written(), encoding="utf-8")
-    return status or int(result.errors > 0)
+    return status or int(result.errors > 0 or (given.strict == "stopped" and result.stopped > 0))
 
 
 def _progress() -> Callable[[str], object]:

@@ -118,11 +118,11 @@ def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list
 def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
     """The element of the first result that is not finite although all operands are, and whether it is NaN.
 
-    And whether an operand that is a constant of the derivative, a value, is not finite itself.
+    And whether an operand that is a constant of the derivative, a value, is NaN itself.
     """
     flowing = [jnp.asarray(operand) for operand, mask in zip(operands, masks, strict=True) if mask]
     others = [jnp.asarray(x) for x, m in zip(operands, masks, strict=True) if not m and hasattr(x, "dtype")]
-    of_value = jnp.stack([jnp.zeros((), bool), *(~jnp.isfinite(x).all() for x in others if _is_floating(x))]).any()
+    of_value = jnp.stack([jnp.zeros((), bool), *(jnp.isnan(x).any() for x in others if _is_floating(x))]).any()
     made = [jnp.asarray(result) for result in results if hasattr(result, "dtype") and _is_floating(result)]
     if not flowing or not made:
         return None
