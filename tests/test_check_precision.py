@@ -214,3 +214,31 @@ def test_a_gradient_of_rounding_errors_that_is_large_is_no_zero():
         report = pg.check(lambda x: (1 - jnp.cos(x)) / x**2, progress=False)(1e-4)
     assert "precision" in {f.kind for f in report.findings}
     assert "zero" not in {f.kind for f in report.findings}
+
+
+HIDDEN = {
+    "a logarithm": (lambda x: jnp.log(1 + x) / x, 1e-10),
+    "a cosine": (lambda x: (1 - jnp.cos(x)) / x**2, 1e-8),
+    "a sine": (lambda x: (jnp.sin(x) - x) / x**3, 1e-6),
+    "an exponential": (lambda x: (jnp.exp(x) - 1 - x) / x**2, 1e-9),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_noise_in_float64_hides_no_slope(name):
+    """No digit of these gradients is right, and no higher precision is there to tell."""
+    function, point = HIDDEN[name]
+    with jax.enable_x64(True):
+        assert pg.check(function)(point).verdict == "inconclusive"
+
+
+def test_a_verdict_has_a_finding():
+    """The gradient in float32 is finite by rounding only."""
+
+    def angle(p):
+        unit = p / jnp.linalg.norm(p)
+        return jnp.arccos(jnp.clip(unit @ unit, -1.0, 1.0))
+
+    report = pg.check(angle)(jnp.array([0.3, 0.7]))
+    assert report.verdict == "error"
+    assert any(finding.severity == "error" for finding in report.findings)

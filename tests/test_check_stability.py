@@ -102,3 +102,19 @@ def test_a_reference_that_the_caller_passed_is_not_written():
     model = {"w": jnp.ones(3), "count": count, "again": count}
     pg.check(lambda x, m: f(m, x), progress=False, directions=1)(jnp.arange(3.0), m=model)
     assert count[...] == 0
+
+
+@pytest.mark.parametrize("mode", ["custom_jvp", "custom_vjp"])
+def test_a_callback_with_state_inside_of_a_custom_rule(mode):
+    calls = itertools.count(1)
+    counted = lambda x: jax.pure_callback(
+        lambda v: np.float32(v * next(calls)), jax.ShapeDtypeStruct((), jnp.float32), x
+    )
+    function = getattr(jax, mode)(counted)
+    if mode == "custom_jvp":
+        function.defjvp(lambda p, t: (function(*p), t[0]))
+    else:
+        function.defvjp(lambda x: (function(x), None), lambda _, c: (c,))
+    report = pg.check(lambda x: function(x))(jnp.float32(2))
+    assert report.verdict == "error"
+    assert ("nondeterminism", "error") in {(finding.kind, finding.severity) for finding in report.findings}

@@ -104,7 +104,12 @@ class Comparison:
         """What there is to tell."""
         for leaf, answer in self.answers.items():
             match answer.row.name:
-                case "not finite" | "zero" | "agrees":
+                case "not finite":
+                    # Where it is not finite in the precision of the program, that was found.
+                    if self._own.gradients and is_finite(self._own.gradients[leaf]):
+                        dtype = str(self._program.leaves[leaf].dtype)
+                        yield finding("precision", "error", "not finite", [self._path(leaf)], dtype=dtype)
+                case "zero" | "agrees":
                     pass
                 case "unconverged":
                     yield self._of_solver(leaf, answer)

@@ -30,6 +30,8 @@ _FEW, _STEADY = 4, 1.05
 _WITHIN, _BEYOND = 3.0, 10.0
 # How much of a derivative may be its own rounding errors, if it is to agree.
 _MOST_NOISE = 1e-2
+# How far rounding moves an output, relative to its size, and if it is zero: more is the noise of what cancels.
+_USUAL, _USUAL_OF_ZERO = 1e-10, 1e-12
 # How exact a slope must be that noise hides, if a derivative is to agree with it.
 COARSE = 0.05
 # Outputs this small, relative to the others of their array, are zero up to rounding.
@@ -165,6 +167,14 @@ class Point:
         self._rounding = np.zeros(self.start.shape) if moves is None else _joined(moves)
         return True
 
+    def _is_of_noise(self) -> bool:
+        """Whether rounding is known to move an output by much more than its own digits: then it may hide any slope."""
+        if self._rounding is None:
+            return False
+        size = np.abs(self.start)
+        usual = np.where(size > 10 * self._rounding, _USUAL * size, _USUAL_OF_ZERO)
+        return bool(np.any(self._rounding > usual))
+
     @cached_property
     def resolution(self) -> float:
         """Half a unit of float32 if a leaf has no more digits: what changes nearer than that changes at the point."""
@@ -209,6 +219,8 @@ class Point:
             each = (*each[:2], excused[2]) if is_excused and self._is_isolated() else excused
         if each[2].status == MISMATCH:
             each = (*each[:2], self._modes(tangents, direction, slack, self._rounding_of_derivatives(direction)))
+        if self._is_of_noise():
+            each = (_unhidden(each[0]), _unhidden(each[1]), each[2])
         kinks, jumps, unsure = (int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE))
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
         total = lambda slopes: float((self.weights * np.where(settled, slopes, 0)).real.sum())
@@ -335,6 +347,14 @@ def _agreement(
     # No negative zeros.
     numbers = got[worst].item() + 0.0, middle[worst].item() + 0.0
     return Agreement(status, *numbers, float(relative[worst]))
+
+
+def _unhidden(agreement: Agreement) -> Agreement:
+    """The agreement, unless all that agrees is that both numbers are less than noise."""
+    got, expected = agreement.got, agreement.expected
+    is_near = abs(got - expected) <= _MOST_NOISE * max(abs(got), abs(expected))
+    is_hidden = agreement.status == AGREE and not is_near
+    return agreement._replace(status=INCONCLUSIVE) if is_hidden else agreement
 
 
 def _joined(arrays: Leaves) -> Vector:

@@ -245,6 +245,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "the gradient in {dtype} has a relative error of {error:.1e}; it goes through {through}{at_line}{unexplained}.",
         "{wider}",
     ),
+    ("precision", "not finite"): (
+        "in float64 the derivative is not finite here: what {dtype} gives is made of rounding errors.",
+        "keep the point away from the singularity, or write the function so that it is smooth here",
+    ),
     ("precision", "cancels"): (
         "the gradient in {dtype} has a relative error of {error:.1e}: digits cancel{where_digits_cancel}.",
         "rewrite what cancels, or compute it in a wider type",

@@ -8,7 +8,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from .._compat import cached_property
-from .._programs import FOREIGN, Chain, Operands, arriving, line, raised_at
+from .._programs import FOREIGN, Chain, Operands, any_equation, arriving, line, raised_at
 from .eager import is_same
 from .evaluation import Own, compiled
 from .finding import Finding
@@ -62,9 +62,11 @@ class Values:
     def repeated(self) -> Iterator[Finding]:
         """One finding if two runs differ; an error if they differ by more than rounding."""
         own = self._own
-        foreign = [chain for chain in own.program.smooth.chains if chain[-1].primitive.name in FOREIGN]
-        # A change made by a callback could pass for rounding.
-        noise, noise_of_gradients = (None, None) if foreign else (self.noise, self.noise_of_gradients)
+        foreign = [chain for chain in own.program.value.chains if chain[-1].primitive.name in FOREIGN]
+        # A change made by a callback, be it in a custom rule, could pass for rounding.
+        programs = filter(None, (own.program.jaxpr, own.program.value_and_cotangent))
+        leaves_jax = any(any_equation(jaxpr.jaxpr, lambda e: e.primitive.name in FOREIGN) for jaxpr in programs)
+        noise, noise_of_gradients = (None, None) if leaves_jax else (self.noise, self.noise_of_gradients)
         count, (first, second) = len(own.program.out_avals), own.runs
         pairs = {
             "the function under `jit`": (first[:count], second[:count], noise),
