@@ -59,7 +59,7 @@ def test_the_rate_of_the_lorenz_system():
     """Its largest exponent is 0.906 a unit of time: D. Viswanath, Lyapunov exponents from random Fibonacci sequences to
     the Lorenz equations, thesis, Cornell (1998)."""
     finding = grown(pg.check(lorenz(100_000, 0.01))(jnp.ones(3)))
-    assert finding.details["rate"] / 0.01 == pytest.approx(0.906, abs=0.005)
+    assert finding.details["rate"] / 0.01 == pytest.approx(0.906, abs=0.01)
 
 
 @pytest.mark.slow
