@@ -312,3 +312,19 @@ def test_a_solver_of_a_library_that_stopped_early_is_a_warning():
         (finding,) = findings(best, {"a": jnp.array(1.2)}).values()
     assert (finding.kind, finding.severity) == ("precision", "warning")
     assert finding.reason == "unconverged"
+
+
+def test_a_right_rule_hides_those_inside_its_function():
+    """Their derivative is used nowhere in it; where they are called by themselves, it is."""
+    wrong = jax.custom_jvp(lambda x: x * x)
+    wrong.defjvp(lambda p, t: (p[0] * p[0], p[0] * t[0]))
+    hiding = jax.custom_jvp(lambda x: jnp.sin(wrong(x)))
+    hiding.defjvp(lambda p, t: jax.jvp(lambda x: jnp.sin(x * x), p, t))
+
+    def function(x):
+        hidden = jnp.sum(hiding(x))
+        return hidden + jnp.sum(wrong(x))
+
+    (finding,) = pg.check(function)(jnp.array([0.8, -0.2])).findings
+    assert finding.line == function.__code__.co_firstlineno + 2
+    assert pg.check(lambda x: jnp.sum(hiding(x)))(jnp.array([0.8, -0.2])).ok

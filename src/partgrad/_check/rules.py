@@ -15,12 +15,13 @@ from .._programs import (
     Operands,
     bind,
     custom_rule_body,
-    evaluate,
+    has_rule_outside_jax,
     is_custom_rule,
     is_floating,
     is_in_library,
     jaxpr_and_consts,
     line,
+    run,
 )
 from .names import element_of, rule_of, steps_of
 from .probe import Answer, probe
@@ -63,6 +64,10 @@ class Rules:
             for blame in self._blamed
             if leaf in self._program.leaves_into(blame.chain) and not _is_librarys_own(blame.chain)
         ]
+        # A right rule hides those inside its function, whose derivative is not used.
+        blamed = {id(blame.chain[-1]) for blame in self._blamed}
+        hides = lambda equation: _is_users_rule((equation,)) and id(equation) not in blamed
+        wrong = [blame for blame in wrong if not any(map(hides, blame.chain[:-1]))]
         # A rule is wrong if a rule inside it is.
         outer = {id(equation) for blame in wrong for equation in blame.chain[:-1]}
         wrong = [blame for blame in wrong if id(blame.chain[-1]) not in outer]
@@ -149,7 +154,7 @@ def _differing(equation: JaxprEqn, operands: Operands) -> Any:
         return function
 
     by_rule = of_floating(lambda given: bind(equation, given))
-    by_function = of_floating(lambda given: evaluate(*jaxpr_and_consts(body), given))
+    by_function = of_floating(lambda given: _without_users_rules(body, given))
     point = [jnp.asarray(operands[i]) for i in where]
     derivative = _pullback if _is_reverse(equation) else _pushforward
     (value, slope), (own_value, own_slope) = derivative(by_rule, point), derivative(by_function, point)
@@ -166,6 +171,19 @@ def _differing(equation: JaxprEqn, operands: Operands) -> Any:
     )
     unknown = jnp.where(is_known, differs, jnp.array([0, _UNKNOWN, of_slope[0] if of_slope else 0], jnp.int32))
     return jnp.append(jnp.where(differs[0] >= 0, differs, unknown), is_zero.astype(jnp.int32))
+
+
+def _is_users_rule(chain: Chain) -> bool:
+    return is_custom_rule(chain[-1]) and has_rule_outside_jax(chain[-1]) and not is_in_library(chain)
+
+
+def _without_users_rules(body: Any, given: Operands) -> Operands:
+    """The results of a function whose derivative is that of its operations, and not of rules that the user wrote."""
+
+    def rule(chain: Chain, operands: Operands) -> Operands | None:
+        return _without_users_rules(custom_rule_body(chain[-1]), operands) if _is_users_rule(chain) else None
+
+    return run(*jaxpr_and_consts(body), given, rule)
 
 
 def _pushforward(function: Callable[..., list[Any]], point: Operands) -> tuple[Operands, Operands]:
