@@ -1,4 +1,4 @@
-"""Classes of gradients that public repositories had to mend, each in a few lines: what is said is true."""
+"""Faults of the kinds that public repositories had to fix in their gradients, each in a few lines."""
 
 import jax
 import jax.numpy as jnp

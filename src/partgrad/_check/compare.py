@@ -1,6 +1,6 @@
 """From what was found of each leaf to findings: what explains a disagreement, and which operation is to blame."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from .._programs import (
     placed,
 )
 from .draws import is_scored
-from .evaluation import Leaves, Own, compiled, is_finite
+from .evaluation import Own, compiled, is_finite
 from .finding import Figures, Finding
 from .float64 import widened
 from .indices import written_twice
@@ -26,11 +26,11 @@ from .questions import Answer, Search, Seen
 from .reading import ROUNDING, Point
 from .rules import Blame, Rules
 from .stops import (
-    NOT_TWICE,
     agrees,
     explaining_factorization,
     explaining_loops,
     explaining_stops,
+    holding,
     is_fixed_draw,
     is_of_partgrad,
     is_solver,
@@ -218,32 +218,18 @@ class Comparison:
             tried = found[:_MOST_CROSSINGS]
             of_row = self._smooth if answer.row.name in ("kink", "jump") else self._right
             decides = of_row(leaf, seen, [crossing.chain for crossing in tried])
-            found = [crossing for number, crossing in enumerate(tried) if decides(number)] or found
+            found = [crossing for number, crossing in enumerate(tried) if decides({number})] or found
         return next(iter(found), None)
 
-    def _smooth(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[int], bool]:
-        """Whether the function is smooth at the point if the results of one of some operations stay as there."""
-        return self._held(leaf, seen, chains, lambda point, along: not point.slope(along).kind.any())
+    def _smooth(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[Container[int]], bool]:
+        """Whether the function is smooth at the point if the results of some operations stay as they are there."""
+        along = self._search.direction([(leaf, seen.indices)], seen.toward)
+        return holding(self._search.point, chains, lambda point: not point.slope(along).kind.any())
 
-    def _right(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[int], bool]:
-        """Whether the derivative is the slope if the results of one of some operations stay as there."""
-        slack = max(self._search.slack, 0.0)
-        return self._held(leaf, seen, chains, lambda point, along: agrees(point, along, slack))
-
-    def _held(
-        self, leaf: int, seen: Seen, chains: list[Chain], question: Callable[[Point, Leaves], bool]
-    ) -> Callable[[int], bool]:
-        """The answer to a question about a program in which one of some operations keeps its results."""
-        point, direction = self._search.point, self._search.direction([(leaf, seen.indices)], seen.toward)
-        with_held = point.exact.holding(chains)
-
-        def answer(number: int) -> bool:
-            try:
-                return question(point.of(with_held({number})), direction)
-            except NOT_TWICE:
-                return False
-
-        return answer
+    def _right(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[Container[int]], bool]:
+        """Whether the derivative is the slope if the results of some operations stay as they are at the point."""
+        along, slack = self._search.direction([(leaf, seen.indices)], seen.toward), max(self._search.slack, 0.0)
+        return holding(self._search.point, chains, lambda point: agrees(point, along, slack))
 
     def _of_kink(self, leaf: int, answer: Answer) -> Finding:
         answer = answer._replace(seen=self._at_kink(leaf, answer))
@@ -281,7 +267,7 @@ class Comparison:
             return None
         tried = chains[:_MOST_CROSSINGS]
         decides = self._smooth(leaf, seen, tried)
-        return next((chain for number, chain in enumerate(tried) if decides(number)), None)
+        return next((chain for number, chain in enumerate(tried) if decides({number})), None)
 
     def _safe_rule(self, leaf: int) -> Chain:
         chains = self._program.smooth.chains

@@ -192,12 +192,16 @@ class _Examination:
         """Put the growth of tangents along a loop in place of the noise, lost digits and overflows that it explains."""
         for number, found in enumerate(self.findings):
             if may_be_growth(found):
-                leaves = [leaf for leaf, path in enumerate(self._program.paths) if path in found.leaves]
+                leaves = self._numbers(found)
                 explaining = (g for g in self._growths if g.explains(found, self._program, leaves))
                 if growth := next(explaining, None):
                     self.findings[number] = growth.finding(found, self._program, leaves)
         grown = {leaf for found in self.findings if found.kind == "growth" for leaf in found.leaves}
         self.findings = [f for f in self.findings if f.kind != "noise" or not set(f.leaves) <= grown]
+
+    def _numbers(self, found: Finding) -> list[int]:
+        """Which of the leaves a finding concerns."""
+        return [leaf for leaf, path in enumerate(self._program.paths) if path in found.leaves]
 
     def _in_error(self, *kinds: str) -> set[str]:
         """The leaves in which there are errors of some kinds."""
@@ -229,7 +233,7 @@ class _Examination:
     def _underflowing(self, zero: Finding) -> Finding:
         """The finding for a gradient that is zero only in its own precision; or else the same."""
         exact = self._point.gradient if zero.reason in ("truly zero", "cancels") and self._comparison else None
-        leaves = [leaf for leaf, path in enumerate(self._program.paths) if path in zero.leaves]
+        leaves = self._numbers(zero)
         dtype = self._program.leaves[leaves[0]].dtype
         if exact is None or not all(0 < np.linalg.norm(exact[leaf]) < least(dtype) for leaf in leaves):
             return zero
@@ -241,7 +245,7 @@ class _Examination:
         if zero.reason != "rule" or not self._comparison:
             return zero
         point = self._point
-        for leaf in (leaf for leaf, path in enumerate(self._program.paths) if path in zero.leaves):
+        for leaf in self._numbers(zero):
             along = [np.zeros_like(x) for x in point.leaves]
             along[leaf] = np.where(point.leaves[leaf] == 0, 1.0, point.leaves[leaf])
             beside = [point.exact.value(point.leaves, along, step) for step in (_BESIDE, -_BESIDE)]

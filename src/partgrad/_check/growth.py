@@ -14,19 +14,16 @@ import numpy as np
 from jax import lax
 
 from .._compat import silent_callbacks
-from .._programs import Chain, Operands, is_floating, line, quick_jit, scan_of, while_of
+from .._programs import LOOPS, Chain, Operands, is_floating, line, quick_jit, scan_of, while_of
 from .finding import Finding
 from .float64 import promoted
 from .names import finding
 from .noise import REFUSALS
 from .program import Program
-from .rounding import is_undecided
+from .rounding import TWO_DIGITS, is_undecided
 
-_LOOPS = frozenset({"scan", "while"})
 # The first part of the steps, in which the tangent turns into the direction that grows the fastest, does not count.
 _SETTLES = 0.1
-# A gradient whose rounding errors have grown to this much, relative to itself, has not two right digits.
-_TWO_DIGITS = 1e-2
 # Findings that may be noise: of differences, which may look like numbers.
 _OF_NOISE = frozenset({("noise", "noise"), ("noise", "beside"), ("tie", "kink")})
 _OF_NOISE |= {("mismatch", "unexplained"), ("mismatch", "modes")}
@@ -58,7 +55,7 @@ class Growth(NamedTuple):
             return is_inside and total > _OF_RANGE * np.log(float(dtype.max))
         # Differences are computed in float64.
         unit = float(dtype.eps) if found.kind == "precision" else np.finfo(float).eps
-        return bool(total > np.log(_TWO_DIGITS / unit))
+        return bool(total > np.log(TWO_DIGITS / unit))
 
     def finding(self, found: Finding, program: Program, leaves: list[int]) -> Finding:
         """The finding that takes the place of one that this explains."""
@@ -84,7 +81,7 @@ def _narrowest(program: Program, leaves: list[int]) -> Any:
 
 def growths(program: Program) -> list[Growth]:
     """What grows along the outermost loops with a user's line, the fastest growing in all first."""
-    if not any(chain[-1].primitive.name in _LOOPS for chain in program.smooth.chains):
+    if not any(chain[-1].primitive.name in LOOPS for chain in program.smooth.chains):
         return []
     chains: list[Chain] = []
     x64 = bool(jax.config.jax_enable_x64)
@@ -93,7 +90,7 @@ def growths(program: Program) -> list[Growth]:
         found: list[Any] = []
 
         def rule(chain: Chain, operands: Operands) -> Operands | None:
-            if chain[-1].primitive.name not in _LOOPS or _is_inside(chain) or not _carried(chain):
+            if chain[-1].primitive.name not in LOOPS or _is_inside(chain) or not _carried(chain):
                 return None
             results, measured = _measured(chain, operands, x64)
             chains.append(program.origin(chain))
@@ -115,7 +112,7 @@ def growths(program: Program) -> list[Growth]:
 
 def _is_inside(chain: Chain) -> bool:
     """Whether an equation is in a branch or a loop, out of which no number can be told."""
-    return any(equation.primitive.name in _LOOPS | {"cond"} for equation in chain[:-1])
+    return any(equation.primitive.name in LOOPS | {"cond"} for equation in chain[:-1])
 
 
 def _carried(chain: Chain) -> list[int]:

@@ -20,6 +20,7 @@ from jax.extend.core import JaxprEqn
 from .. import safe
 from .._programs import (
     CALLS,
+    LOOPS,
     TRANSPARENT,
     Chain,
     holds_users_function,
@@ -100,7 +101,6 @@ _AT, _OF_DTYPE = "_IndexUpdateRef.", "_ScalarMeta.__call__"
 _SAFE = safe.__name__.rpartition(".")[2]
 _SAFE_FILES = f"{safe.__file__.rpartition('/')[0]}/"
 _OWN = f"{_SAFE_FILES.removesuffix('/').rpartition('/')[0]}/"
-_LOOPS = frozenset({"scan", "while"})
 _MOST_VISITED = 500
 
 
@@ -249,7 +249,7 @@ def finding(kind: str, severity: str, reason: str, leaves: Sequence[str], chain:
 
 def steps_of(answers: Sequence[Any]) -> list[tuple[int, ...]]:
     """The steps of loops in which something happened, each once, but not of those inside what the user's line calls."""
-    of_user = lambda chain: sum(e.primitive.name in _LOOPS for e in chain[: placed(chain)[2] + 1])
+    of_user = lambda chain: sum(e.primitive.name in LOOPS for e in chain[: placed(chain)[2] + 1])
     return [steps for steps in sorted({answer.steps[: of_user(answer.chain)] for answer in answers}) if steps]
 
 

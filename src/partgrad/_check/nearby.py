@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,9 +27,6 @@ _CHECKED, _OF_ONE = 8, 4
 # A slope is infinite if it grows as the step shrinks, and by ever as much, as that of `x log x` at zero does.
 _STEPS, _AS_MUCH = (1e-1, 1e-2, 1e-3, 1e-4), 0.7
 _DIRECTIONS = 3
-
-# How much further than a point the next one is, relative to how far that is from the given one.
-_FURTHER = 0.1
 # The reasons of derivatives that are not finite although the value takes the path.
 _TAKEN = frozenset({"singular", "no remedy", "smooth", "refuted", "rule"})
 
@@ -61,14 +58,14 @@ def with_nearby(
     leaves, without_aux = call.selected, call.without_aux(has_aux)
     outputs = lambda *values: differentiable(without_aux(list(values)))
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
-    end, limits = time.monotonic() + seconds, _bounds(bounds, call, leaves)
+    end = time.monotonic() + seconds
     try:
         with silent_callbacks():
-            found = points_near(program, leaves, limits, generator, seconds, tick)
+            found = points_near(program, leaves, _bounds(bounds, call, leaves), generator, seconds, tick)
     except jax.errors.JaxRuntimeError:
         # As `equinox.error_if` does.
         found = Searched([], 0, 1, "the function raises an error at other points")
-    points = _worst_first(found.points, list(_beyond(found.points, leaves, limits)), outputs, leaves)
+    points = _worst_first(found.points, found.beyond, outputs, leaves)
     reports = _in_time(points, lambda point: check(_moved(call.targets, point)), end)
     if len(reports) < len(points):
         found = found._replace(left=found.left + len(points) - len(reports), reason="the time was up")
@@ -79,7 +76,7 @@ def with_nearby(
             cause = _cause(finding)
             if finding.severity != "error" or finding.reason == "value" or cause in known:
                 continue
-            # A slope that is truly infinite is no fault of its derivative; unless the value does not have it.
+            # An infinite derivative is right where the function itself is infinitely steep.
             is_infinite = finding.kind == "nan" and finding.reason in _TAKEN and _is_infinite(outputs, point)
             if cause not in new or (new[cause].severity == "info" and not is_infinite):
                 new[cause] = _told(finding, paths, leaves, point, is_infinite)
@@ -88,25 +85,6 @@ def with_nearby(
     search = {"tried": found.tried, "reached": len(found.points), "left": found.left, "reason": found.reason}
     findings, notes = (*report.findings, *new.values()), (*report.notes, searched)
     return GradientReport(report.function, report.rows, findings, report.cost, notes, search)
-
-
-def _beyond(points: Sequence[Reached], given: list[Any], limits: list[tuple[Any, Any]]) -> Iterator[Reached]:
-    """Points further on, where a region may begin in which the derivative is wrong everywhere."""
-    for point in points:
-        moved = [np.asarray(there) - np.asarray(here) for there, here in zip(point.leaves, given, strict=True)]
-        further = []
-        for leaf, move, (low, high) in zip(point.leaves, moved, limits, strict=True):
-            step = np.where(move == 0, 0.0, _FURTHER * move)
-            further.append(jnp.asarray(_within(np.asarray(leaf) + step, low, high), leaf.dtype))
-        yield point._replace(leaves=further)
-
-
-def _within(leaf: Any, low: Any, high: Any) -> Any:
-    return (
-        leaf
-        if np.iscomplexobj(leaf)
-        else np.clip(leaf, -np.inf if low is None else low, np.inf if high is None else high)
-    )
 
 
 def _in_time(points: Sequence[Reached], check: Callable[[Reached], GradientReport], end: float) -> list[GradientReport]:

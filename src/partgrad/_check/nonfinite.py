@@ -121,11 +121,11 @@ def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
     And whether an operand that is a constant of the derivative, a value, is NaN itself.
     """
     flowing = [jnp.asarray(operand) for operand, mask in zip(operands, masks, strict=True) if mask]
-    others = [jnp.asarray(x) for x, m in zip(operands, masks, strict=True) if not m and hasattr(x, "dtype")]
-    of_value = jnp.stack([jnp.zeros((), bool), *(jnp.isnan(x).any() for x in others if _is_floating(x))]).any()
     made = [jnp.asarray(result) for result in results if hasattr(result, "dtype") and _is_floating(result)]
     if not flowing or not made:
         return None
+    others = [jnp.asarray(x) for x, m in zip(operands, masks, strict=True) if not m and hasattr(x, "dtype")]
+    of_value = jnp.stack([jnp.zeros((), bool), *(jnp.isnan(x).any() for x in others if _is_floating(x))]).any()
     finite = jnp.stack([True, *(jnp.isfinite(operand).all() for operand in flowing if _is_floating(operand))]).all()
     answers = []
     for result in made:

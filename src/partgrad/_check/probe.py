@@ -14,6 +14,7 @@ from .._programs import (
     CALLS,
     CHECKPOINTS,
     CUSTOM_RULES,
+    LOOPS,
     Chain,
     Operands,
     bind,
@@ -116,7 +117,7 @@ class _Answers:
         remaining = iter(steps)
         for equation in one.chain:
             order.append(self.places[id(equation)])
-            if equation.primitive.name in ("scan", "while") and equation is not one.chain[-1]:
+            if equation.primitive.name in LOOPS and equation is not one.chain[-1]:
                 step = next(remaining)
                 order.append(-step if equation.params.get("reverse") else step)
         return tuple(order)

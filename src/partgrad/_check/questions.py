@@ -195,13 +195,13 @@ class Search:
             # Of a selection that changes within the digits of the leaves, nothing is to be seen but from afar.
             is_within = crossings[0].distance <= 2 * place.resolution
             smallest = _FROM_AFAR * place.resolution if is_within else 2 * crossings[0].distance
-            afar = {"shrink": _LARGER_STEPS, "smallest": smallest}
-            # The smaller ones are for a function that is steep and bends at once.
-            for steps in (*[afar] * (not is_at_once), {"shrink": _SMALLER_STEPS}):
-                found = place.read(direction, slack=self.slack, **steps)
-                if not found.unsure:
-                    return None if found.jumps else found
-            return None
+            found = None
+            if not is_at_once:
+                found = place.read(direction, slack=self.slack, shrink=_LARGER_STEPS, smallest=smallest)
+            if found is None or found.unsure:
+                # A function that is steep and bends at once.
+                found = place.read(direction, slack=self.slack, shrink=_SMALLER_STEPS)
+            return None if found.unsure or found.jumps else found
         others = []
         # The smaller ones are for a function that is steep and bends at once.
         for shrink in (*(_LARGER_STEPS**power for power in (1, 2, 3, 4)), _SMALLER_STEPS):

@@ -167,7 +167,7 @@ class Point:
         self._rounding = np.zeros(self.start.shape) if moves is None else _joined(moves)
         return True
 
-    def _is_of_noise(self) -> bool:
+    def _is_noise_hiding(self) -> bool:
         """Whether rounding is known to move an output by much more than its own digits: then it may hide any slope."""
         if self._rounding is None:
             return False
@@ -219,8 +219,6 @@ class Point:
             each = (*each[:2], excused[2]) if is_excused and self._is_isolated() else excused
         if each[2].status == MISMATCH:
             each = (*each[:2], self._modes(tangents, direction, slack, self._rounding_of_derivatives(direction)))
-        if self._is_of_noise():
-            each = (_unhidden(each[0]), _unhidden(each[1]), each[2])
         kinks, jumps, unsure = (int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE))
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
         total = lambda slopes: float((self.weights * np.where(settled, slopes, 0)).real.sum())
@@ -279,7 +277,7 @@ class Point:
         magnitude = np.maximum(finite, _NOTHING * largest)
         rounding = np.broadcast_to(off, settled.shape)
         given = (tangents, found.left, found.right, found.error, magnitude, rounding)
-        return _agreement(slack, *(values[settled] for values in given))
+        return _agreement(slack, *(values[settled] for values in given), hides=self._is_noise_hiding())
 
     def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
@@ -299,7 +297,8 @@ class Point:
         noise = np.sqrt(np.sum((np.abs(weights) * np.where(settled, found.error, 0.0)) ** 2))
         size = np.maximum(size_of(low), size_of(high))
         magnitude = max(magnitude, size_of(low.sum()), size_of(high.sum()), _NOTHING * size.sum())
-        return _agreement(slack, *(np.atleast_1d(v) for v in (got, low.sum(), high.sum(), noise, magnitude, off)))
+        given = (got, low.sum(), high.sum(), noise, magnitude, off)
+        return _agreement(slack, *map(np.atleast_1d, given), hides=self._is_noise_hiding())
 
     def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
         if tangents is None or self.gradient is None:
@@ -315,9 +314,20 @@ class Point:
 
 
 def _agreement(
-    slack: float, got: Vector, left: Vector, right: Vector, noise: Vector, magnitude: Vector, off: Vector
+    slack: float,
+    got: Vector,
+    left: Vector,
+    right: Vector,
+    noise: Vector,
+    magnitude: Vector,
+    off: Vector,
+    *,
+    hides: bool = False,
 ) -> Agreement:
-    """Whether numbers lie between others, which have a noise, and they themselves are off by rounding."""
+    """Whether numbers lie between others, which have a noise, and they themselves are off by rounding.
+
+    Numbers that are less than the noise agree as zeros, unless the noise is so large that it hides slopes.
+    """
     if not got.size:
         return Agreement(INCONCLUSIVE)
     error = noise + off
@@ -329,8 +339,9 @@ def _agreement(
         difference = np.where(np.isfinite(got), np.maximum(beyond, 0.0), np.inf)
         # The error of a finite difference may only explain away so much.
         agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
-        # Both are zero up to the noise of the differences.
-        agrees |= (magnitude <= _WITHIN * noise) & np.isfinite(noise)
+        if not hides:
+            # Both are zero up to the noise of the differences.
+            agrees |= (magnitude <= _WITHIN * noise) & np.isfinite(noise)
         # The derivative itself has lost digits, in float64.
         agrees |= (difference <= _WITHIN * off) & (off <= _MOST_NOISE * magnitude)
         differs = ~agrees & (difference > _BEYOND * error)
@@ -347,14 +358,6 @@ def _agreement(
     # No negative zeros.
     numbers = got[worst].item() + 0.0, middle[worst].item() + 0.0
     return Agreement(status, *numbers, float(relative[worst]))
-
-
-def _unhidden(agreement: Agreement) -> Agreement:
-    """The agreement, unless all that agrees is that both numbers are less than noise."""
-    got, expected = agreement.got, agreement.expected
-    is_near = abs(got - expected) <= _MOST_NOISE * max(abs(got), abs(expected))
-    is_hidden = agreement.status == AGREE and not is_near
-    return agreement._replace(status=INCONCLUSIVE) if is_hidden else agreement
 
 
 def _joined(arrays: Leaves) -> Vector:

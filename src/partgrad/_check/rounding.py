@@ -24,7 +24,7 @@ _LOST, _LOST_UNITS = 3e-3, 30.0
 _TOLD_UNITS = 100.0
 _EXPLAINED_UNITS = 10.0
 # Relative errors of a gradient that has not two right digits, and of one that has none.
-_TWO_DIGITS, _NO_DIGIT = 1e-2, 1.0
+TWO_DIGITS, _NO_DIGIT = 1e-2, 1.0
 
 
 def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
@@ -59,7 +59,7 @@ def is_undecided(finding: Finding) -> bool:
     details = finding.details
     if finding.kind == "growth":
         return True
-    return finding.kind == "precision" and not details.get("is_explained") and details.get("error", 0.0) > _TWO_DIGITS
+    return finding.kind == "precision" and not details.get("is_explained") and details.get("error", 0.0) > TWO_DIGITS
 
 
 def _is_between_sides(own: Own, leaf: int, answer: Answer) -> bool:

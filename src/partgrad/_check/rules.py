@@ -174,7 +174,7 @@ def _differing(equation: JaxprEqn, operands: Operands) -> Any:
 
 
 def _is_users_rule(chain: Chain) -> bool:
-    return is_custom_rule(chain[-1]) and has_rule_outside_jax(chain[-1]) and not is_in_library(chain)
+    return has_rule_outside_jax(chain[-1]) and not is_in_library(chain)
 
 
 def _without_users_rules(body: Any, given: Operands) -> Operands:

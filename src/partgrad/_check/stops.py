@@ -7,6 +7,7 @@ element is not symmetric. And so does a solver that has not converged: if its lo
 two agree.
 """
 
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ from .reading import AGREE, ROUNDING, Point
 _MOST_TRIED = 24
 _FACTORIZATIONS = frozenset({"cholesky", "eigh", "linear_solve"})
 # What is raised by programs that cannot be evaluated at two points at once.
-NOT_TWICE = (TypeError, ValueError, NotImplementedError, AssertionError)
+_NOT_TWICE = (TypeError, ValueError, NotImplementedError, AssertionError)
 ITERATIONS = HIGH | {"while", "custom_linear_solve"}
 # How far the value may move if a loop runs on.
 _FURTHEST = 0.5
@@ -49,14 +50,7 @@ def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Cha
     stops = list({id(chain[-1]): chain for chain in stops_of(point.exact.program)}.values())
     if not stops:
         return ()
-    with_held = point.exact.holding(stops)
-
-    def explain(held: set[int]) -> bool:
-        try:
-            return agrees(point.of(with_held(held)), direction, slack)
-        except NOT_TWICE:
-            return False
-
+    explain = holding(point, stops, lambda held: agrees(held, direction, slack))
     tried, needed = range(len(stops))[:_MOST_TRIED], set(range(len(stops)))
     if not explain(needed):
         needed = set()
@@ -68,6 +62,19 @@ def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Cha
         if len(needed) > 1 and explain(needed - {one}):
             needed -= {one}
     return tuple(stops[one] for one in sorted(needed))
+
+
+def holding(point: Point, chains: list[Chain], question: Callable[[Point], bool]) -> Callable[[Container[int]], bool]:
+    """From the numbers of some equations to the answer at a point of the program in which these keep their results."""
+    with_held = point.exact.holding(chains)
+
+    def answer(held: Container[int]) -> bool:
+        try:
+            return question(point.of(with_held(held)))
+        except _NOT_TWICE:
+            return False
+
+    return answer
 
 
 def explaining_factorization(point: Point, leaf: int, direction: Leaves, slack: float) -> Chain | None:

@@ -52,7 +52,7 @@ def zeros(own: Own, is_flat: Callable[[int], bool], but: Container[str]) -> Iter
     Args:
         own: The function, after it ran.
         is_flat: Whether the slopes on both sides of a selection are zero too, for a leaf.
-        but: The paths of leaves of which nothing is told.
+        but: The paths of the leaves to leave out.
     """
     program = own.program
     reached, smooth = union(program.value.outputs), union(program.smooth.outputs)
@@ -243,7 +243,7 @@ def _vanishing(program: Program, leaf: int, deaths: _Deaths, is_flat: Callable[[
         branching = _not_taken(program, leaf)
         return finding("zero", *(("warning", "not chosen") if branching else ("info", "cancels")), [path], branching)
     # What still arrives at another operation was not lost where something is selected.
-    chain, first = next((pair for pair in own if not _is_selected(program, leaf, pair[0])), own[0])
+    chain, first = next((pair for pair in own if not _selecting(program, leaf, pair[0])), own[0])
     if first.chain[-1].primitive.name in _SUMS:
         return finding("zero", "info", "cancels", [path])
     name = chain[-1].primitive.name
@@ -259,10 +259,6 @@ def _vanishing(program: Program, leaf: int, deaths: _Deaths, is_flat: Callable[[
     if name in _PLACING:
         return finding("zero", "warning", "left out", [path], chain, **more)
     return finding("zero", "info", "truly zero", [path], chain, **more)
-
-
-def _is_selected(program: Program, leaf: int, chain: Chain) -> bool:
-    return bool(_selecting(program, leaf, chain))
 
 
 def _selecting(program: Program, leaf: int, chain: Chain) -> Chain:

@@ -11,13 +11,11 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr
 
-from .._programs import Operands, any_equation, is_floating, jaxpr_and_consts, step_through, zeros_like_aval
+from .._programs import LOOPS, Operands, any_equation, is_floating, jaxpr_and_consts, step_through, zeros_like_aval
 from .competition import selecting
 from .derivative import Derivative
 from .masked import Masked, clean
 from .walk import LINEAR
-
-_LOOPS = frozenset(("scan", "while"))
 
 
 class Parts:
@@ -60,7 +58,7 @@ def saves_in_loops(jaxpr: Jaxpr) -> bool:
 
     Elsewhere the compiler sees that values and tangents share what they compute, and tracing is cheaper in parts.
     """
-    return any_equation(jaxpr, lambda equation: equation.primitive.name in _LOOPS)
+    return any_equation(jaxpr, lambda equation: equation.primitive.name in LOOPS)
 
 
 def forwarded(

@@ -119,6 +119,7 @@ from .primitives import (
     HIGH as HIGH,
     HIGH_LINEAR as HIGH_LINEAR,
     KINDS as KINDS,
+    LOOPS as LOOPS,
     MOVES as MOVES,
     OWN as OWN,
     TESTS as TESTS,

@@ -67,8 +67,8 @@ def is_of_jax(file: str) -> bool:
 
 def has_rule_outside_jax(equation: JaxprEqn) -> bool:
     """Whether an equation is the call of a function with a custom rule, unless that is known to be one of JAX's."""
-    is_of_jax_itself = equation.primitive.name in CUSTOM_JVPS and is_of_jax(rule_file(equation))
-    return equation.primitive.name in CUSTOM_RULES and not is_of_jax_itself
+    name = equation.primitive.name
+    return name in CUSTOM_RULES and not (name in CUSTOM_JVPS and is_of_jax(rule_file(equation)))
 
 
 def _is_outside_jax(file: str) -> bool:

@@ -28,8 +28,9 @@ HIGH = named("call_hi_primitive")
 HIGH_LINEAR = named("call_hi_primitive_linearized")
 # What the forward pass of a `custom_vjp` leaves in a linear program, to be transposed later.
 CUSTOM_LINEAR = named("custom_lin")
+LOOPS = named("scan while")
 # The equations whose jaxprs `reenter` can replace.
-ENTERED = CALLS | CHECKPOINTS | named("scan while cond shard_map")
+ENTERED = CALLS | CHECKPOINTS | LOOPS | named("cond shard_map")
 
 # --- what has no derivative, or one that is zero ---------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ _STARTS, _SPREAD = 2, 0.5
 _PARTS = (0.25, 0.5, 1.0, 2.0)
 # A residual so much smaller than at the start counts as reached; the point is then moved to where it is zero exactly.
 _NEAR = 1e-4
+# How much further a point beyond it is, relative to how far it is from the given one.
+_FURTHER = 0.1
 # At most so many numbers are computed: a step takes about eight evaluations. And so many at a time.
 _NUMBERS, _EVALUATIONS, _AT_A_TIME = 4e9, 8, 1e7
 # What it takes to compile a search, for each operation of the function; measured on two cores.
@@ -53,12 +55,16 @@ class Reached(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What a search came to: the points, how many residuals were driven and how many not, and why."""
+    """What a search came to: the points, how many residuals were driven and how many not, and why.
+
+    A little beyond a point, a region may begin in which the derivative is wrong everywhere.
+    """
 
     points: list[Reached]
     tried: int
     left: int = 0
     reason: str = ""
+    beyond: tuple[Reached, ...] = ()
 
 
 def search(
@@ -116,8 +122,11 @@ def search(
     exact = _exact(residuals, flat, driven, np.asarray(start), targets, near, batch)
     tick("exact")
     of = lambda target: visitor.equations[sites[owners[target]].name]
-    found = [Reached(flat.leaves(x), of(n).primitive.name, line((of(n),))) for n, x in exact.items()]
-    return Searched(found, len(targets), left, f"{most} are driven in a function of this size" if left else "")
+    reached = lambda n, x: Reached(flat.leaves(x), of(n).primitive.name, line((of(n),)))
+    found = [reached(n, x) for n, x in exact.items()]
+    beyond = tuple(reached(n, flat.within(x + _FURTHER * (x - start))) for n, x in exact.items())
+    reason = f"{most} are driven in a function of this size" if left else ""
+    return Searched(found, len(targets), left, reason, beyond)
 
 
 def _limits(jaxpr: Jaxpr, seconds: float) -> tuple[int, float, str]:
