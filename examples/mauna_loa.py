@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve, solve_triangular
 from matplotlib.figure import Figure
 from scipy.optimize import OptimizeResult, minimize
@@ -101,7 +99,10 @@ def posterior(part: Kernel, kernel: Kernel, t: jax.Array, y: jax.Array, when: ja
 # The fit
 # -------
 #
-# An optimiser of SciPy sees one vector: the logarithms of what no mark holds.
+# An optimiser of SciPy sees one vector: the logarithms of what no mark holds. That every parameter is positive is said
+# here, and nowhere in the model.
+
+LOGARITHMS = {"**": (jnp.exp, jnp.log)}
 
 
 class Fit(NamedTuple):
@@ -109,23 +110,17 @@ class Fit(NamedTuple):
 
     kernel: Kernel
     log_marginal_likelihood: float
-    gradient: Kernel
+    gradient: dict[str, float]
 
 
 def fit(kernel: Kernel, t: jax.Array, y: jax.Array) -> Fit:
     """Maximise the log marginal likelihood over every parameter that no mark holds, starting from their values."""
+    start, unravel = pg.ravel(kernel, coordinates=LOGARITHMS)
 
-    def loss(log_kernel: Kernel) -> jax.Array:
-        return -log_marginal_likelihood(jax.tree.map(jnp.exp, log_kernel), t, y)
-
-    # The logarithm keeps every parameter positive, and the marks stay where they are.
-    free, held = pg.partition(jax.tree.map(jnp.log, kernel))
-    start, unravel = ravel_pytree(free)
-    value_and_grad = jax.jit(pg.value_and_grad(loss))
-
-    def objective(vector: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = value_and_grad(pg.combine(unravel(vector), held))
-        return float(value), np.asarray(ravel_pytree(gradient)[0])
+    @jax.jit
+    @jax.value_and_grad
+    def loss(vector: jax.Array) -> jax.Array:
+        return -log_marginal_likelihood(unravel(vector), t, y)
 
     fitting = f"Fitting {start.size} parameters"
 
@@ -133,10 +128,9 @@ def fit(kernel: Kernel, t: jax.Array, y: jax.Array) -> Fit:
         if sys.stdout.isatty():
             print(f"\r{fitting}: {-intermediate_result.fun:.6f} nats", end="", flush=True)
 
-    best = minimize(objective, start, method="BFGS", jac=True, callback=progress, options={"gtol": 1e-3})
+    best = minimize(loss, start, method="BFGS", jac=True, callback=progress, options={"gtol": 1e-3})
     print(f"\r{fitting}: {-best.fun:.6f} nats" if sys.stdout.isatty() else f"{fitting}: {-best.fun:.6f} nats")
-    fitted = jax.tree.map(jnp.exp, pg.combine(unravel(best.x), held))
-    return Fit(fitted, -float(best.fun), unravel(-best.jac))
+    return Fit(unravel(best.x), -float(best.fun), dict(zip(unravel.names, -best.jac, strict=True)))
 
 
 # %%
@@ -169,7 +163,8 @@ def print_gradients(book: Kernel, held: Fit, t: jax.Array, y: jax.Array) -> None
 def print_table(start: Kernel, held: Fit, thawed: Fit) -> None:
     """Print both fits parameter by parameter."""
     print(f"\n{'parameter':31}{'unit':>5}{'mark':>6}{'start':>8}{'fit':>10}{'slope':>8}{'thawed':>10}{'slope':>8}")
-    columns = [by_path(tree) for tree in (start, held.kernel, held.gradient, thawed.kernel, thawed.gradient)]
+    values = [by_path(tree) for tree in (start, held.kernel, thawed.kernel)]
+    columns = (values[0], values[1], held.gradient, values[2], thawed.gradient)
     for path in columns[0]:
         first, fit1, slope1, fit2, slope2 = (column.get(path) for column in columns)
         unit = UNITS.get(path.rpartition(".")[2], "-")

@@ -19,7 +19,7 @@ def test_public_names():
     assert public == {
         *("Diff", "NonDiff", "Static", "unwrap", "dataclass", "field", "register_nondiff"),
         *("Selection", "each", "path", "of_type", "matching", "exclude", "held", "types"),
-        *("partition", "combine", "apply_updates", "ravel"),
+        *("partition", "combine", "apply_updates", "ravel", "unconstrain", "coordinates"),
         *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
         *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
         *("intermediate", "capture_intermediates", "intervene", "last_nonfinite"),
@@ -28,7 +28,7 @@ def test_public_names():
     }
     for name in public - {"errors"}:
         assert getattr(pg, name).__doc__
-    for module in (pg, pg.errors, pg.testing, pg.safe, pg.types):
+    for module in (pg, pg.coordinates, pg.errors, pg.testing, pg.safe, pg.types):
         assert dir(module) == sorted(module.__all__)
         assert not [name for name in dir(module) if name.startswith("_")]
     with pytest.raises(AttributeError, match="module 'partgrad' has no attribute 'gard'"):
@@ -62,6 +62,7 @@ def test_classes_for_annotations_are_those_of_what_functions_return():
     returned = {
         "Selection": pg.path("a"),
         "Intermediate": pg.intermediate("h"),
+        "Constrain": pg.unconstrain(x)[1],
         "Unravel": pg.ravel(x)[1],
         "Summary": pg.summary(x),
         "Row": pg.summary(x).rows[0],

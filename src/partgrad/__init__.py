@@ -30,7 +30,6 @@ from ._selection import (
     of_type as of_type,
     partition as partition,
     path as path,
-    ravel as ravel,
     replace as replace,
     select as select,
     stop_gradient as stop_gradient,
@@ -50,10 +49,11 @@ from ._transforms import (
 )
 
 if TYPE_CHECKING:
-    from . import safe as safe, testing as testing, types as types
+    from . import coordinates as coordinates, safe as safe, testing as testing, types as types
     from ._audit import last_nonfinite as last_nonfinite
     from ._check import Finding as Finding, GradientReport as GradientReport, check as check
     from ._consistent_indexing import consistent_indexing as consistent_indexing
+    from ._coordinates import ravel as ravel, unconstrain as unconstrain
     from ._display import show as show, summary as summary
     from ._double_where import double_where as double_where
     from ._intermediates import capture_intermediates as capture_intermediates, intervene as intervene
@@ -72,6 +72,7 @@ __all__ = [
     "check",
     "combine",
     "consistent_indexing",
+    "coordinates",
     "dataclass",
     "double_where",
     "draw",
@@ -112,6 +113,7 @@ __all__ = [
     "testing",
     "thaw",
     "types",
+    "unconstrain",
     "unwrap",
     "value_and_grad",
     "vjp",
@@ -119,12 +121,14 @@ __all__ = [
 
 # Imported on first use, since not every program needs them and they take seven times as long as the rest.
 _LATER = {
+    "coordinates": "coordinates",
     "safe": "safe",
     "testing": "testing",
     "types": "types",
     **dict.fromkeys(("Finding", "GradientReport", "check"), "_check"),
     "last_nonfinite": "_audit",
     "consistent_indexing": "_consistent_indexing",
+    **dict.fromkeys(("ravel", "unconstrain"), "_coordinates"),
     **dict.fromkeys(("show", "summary"), "_display"),
     "double_where": "_double_where",
     **dict.fromkeys(("capture_intermediates", "intervene"), "_intermediates"),

@@ -11,11 +11,13 @@ Example:
 """
 
 from ._check import Finding as Finding, GradientReport as GradientReport
+from ._coordinates import Constrain as Constrain, Unravel as Unravel
 from ._display import Picture as Picture, Row as Row, Summary as Summary
-from ._selection import Intermediate as Intermediate, Selection as Selection, Selector as Selector, Unravel as Unravel
+from ._selection import Intermediate as Intermediate, Selection as Selection, Selector as Selector
 from ._transforms import LinearMap as LinearMap, Pullback as Pullback
 
 __all__ = [
+    "Constrain",
     "Finding",
     "GradientReport",
     "Intermediate",

@@ -18,7 +18,7 @@ from .dependence import (
     smoothly as smoothly,
     union as union,
 )
-from .elementwise import MOVED as MOVED
+from .elementwise import MOVED as MOVED, is_elementwise as is_elementwise
 from .equations import (
     ASSEMBLIES as ASSEMBLIES,
     Chain as Chain,

@@ -9,13 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from .equations import (
+    jaxpr_and_consts,
+    primal_jaxpr,
     reshape_order,
     windows_of,
 )
 from .primitives import (
+    CALLS,
+    CHECKPOINTS,
+    CUSTOM_RULES,
     KINDS,
 )
 
@@ -28,6 +33,42 @@ _POINTWISE = KINDS["elementwise"] | {
 # The elements of these results may differ in what they depend on, even if each operand is followed as a whole.
 _PARTED = frozenset({"concatenate", "pad", "stack"})
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
+
+
+_BY_ITSELF = _POINTWISE | KINDS["flat"] | KINDS["test"] | {"and", "or", "not", "xor", "reduce_precision"}
+_BODIES = CALLS | CHECKPOINTS | CUSTOM_RULES
+
+
+def is_elementwise(jaxpr: Jaxpr) -> bool:
+    """Whether each element of the one result depends on the same element of the one argument alone."""
+    shapes = {getattr(atom.aval, "shape", None) for atom in (*jaxpr.invars, *jaxpr.outvars)}
+    return len(jaxpr.invars) == len(jaxpr.outvars) == len(shapes) == 1 and _followed(jaxpr, [True]) is not None
+
+
+def _followed(jaxpr: Jaxpr, varies: list[bool]) -> list[bool] | None:
+    """Which results depend on the arguments that vary; None if an element depends on another one."""
+    varying = {var for var, own in zip(jaxpr.invars, varies, strict=True) if own}
+    is_varying = lambda atom: not isinstance(atom, Literal) and atom in varying
+    for equation in jaxpr.eqns:
+        given = list(map(is_varying, equation.invars))
+        if not any(given):
+            continue
+        name, results = equation.primitive.name, [True] * len(equation.outvars)
+        if name in _BODIES:
+            body = primal_jaxpr(equation)
+            inner = None if body is None else jaxpr_and_consts(body)[0]
+            followed = None if inner is None or len(inner.invars) != len(given) else _followed(inner, given)
+            if followed is None:
+                return None
+            results = followed
+        elif name not in _BY_ITSELF or any(
+            atom.aval.shape != equation.outvars[0].aval.shape
+            for atom, own in zip(equation.invars, given, strict=True)
+            if own
+        ):
+            return None
+        varying.update(var for var, own in zip(equation.outvars, results, strict=True) if own)
+    return list(map(is_varying, jaxpr.outvars))
 
 
 def union_of(source: Any) -> int:

@@ -15,7 +15,6 @@ from .kinds import held as held
 from .label import label as label
 from .partition import apply_updates as apply_updates, combine as combine, partition as partition
 from .public import each as each, exclude as exclude, matching as matching, of_type as of_type, path as path
-from .ravel import Unravel as Unravel, ravel as ravel
 from .selection import Selection as Selection
 from .selectors import Selector as Selector, as_selection as as_selection
-from .target import Form as Form, Target as Target
+from .target import Form as Form, Target as Target, entry_names as entry_names, unflatten_part as unflatten_part

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from .._selection import Selector, Target, as_selection, entry_names
 from .._trees import convert, dtype_of, in_jax, is_known, refuse_non_bools, shape_of, tied
-from ..errors import PartsError
-from .selectors import Selector, as_selection
-from .target import Target, entry_names
+from ..errors import ArgumentError, PartsError
+from .constrain import Constrain
+from .unconstrain import unconstrain
 
 
 class Unravel:
@@ -21,13 +23,15 @@ class Unravel:
     Args:
         target: The tree, and what of it is selected.
         tie: Whether leaves that are one array are one in the vector too.
+        constrain: If the tree is one of coordinates, what takes it to the values.
 
     Attributes:
         size: The length of the vector.
     """
 
-    def __init__(self, target: Target, tie: bool = False):
+    def __init__(self, target: Target, tie: bool = False, constrain: "Constrain[Any] | None" = None):
         self._target = target
+        self._constrain = constrain
         # For each selected leaf, the first one that is the same array; only that one is in the vector.
         self._first = _firsts(target) if tie else list(range(len(target.plan.indices)))
         self._own = [number for number, first in enumerate(self._first) if number == first]
@@ -46,6 +50,30 @@ class Unravel:
             i, elements = plan.indices[number], plan.elements[number]
             names += entry_names(skeleton.path(i), shape_of(self._target.leaves[i]), elements)
         return tuple(names)
+
+    @property
+    def bounds(self) -> Any:
+        """The bounds of the values of the entries, a `scipy.optimize.Bounds`; of entries without a map, infinities.
+
+        They are for an optimiser that takes bounds instead of coordinates, for the vector of the same call of `ravel`
+        without `coordinates=`.
+
+        Raises:
+            ArgumentError: If a map does not take each element by itself, or has no value at infinity.
+        """
+        from scipy.optimize import Bounds
+
+        if self._constrain is None:
+            return Bounds(np.full(self.size, -np.inf), np.full(self.size, np.inf))
+        return Bounds(*(np.asarray(Unravel(Target(own, as_selection(None))).vector) for own in self._constrain.bounds))
+
+    def log_det(self, vector: Any) -> jax.Array:
+        """The logarithm of the absolute determinant of the derivative of the values by their coordinates, a scalar.
+
+        Args:
+            vector: The coordinates, as one vector.
+        """
+        return jnp.zeros(()) if self._constrain is None else self._constrain.log_det(self._tree(vector))
 
     def __repr__(self) -> str:
         kind = type(self._target.tree).__name__
@@ -69,6 +97,11 @@ class Unravel:
             PartsError: If the vector has another length.
             ArgumentError: If a leaf does not hold an entry, as `partgrad.replace` says.
         """
+        tree = self._tree(vector)
+        return tree if self._constrain is None else self._constrain(tree)
+
+    def _tree(self, vector: Any) -> Any:
+        """The tree that it was made for, with other entries."""
         # What SciPy gives has digits that JAX may lack, and a leaf of NumPy may have.
         vector = vector if isinstance(vector, np.ndarray) else jnp.asarray(vector)
         if vector.shape != (self.size,):
@@ -112,7 +145,14 @@ def _firsts(target: Target) -> list[int]:
     return first
 
 
-def ravel(tree: Any, wrt: Selector = None, *, tie: bool = False) -> tuple[jax.Array, Unravel]:
+def ravel(
+    tree: Any,
+    wrt: Selector = None,
+    *,
+    tie: bool = False,
+    coordinates: Mapping[Any, Any] | None = None,
+    ties: Mapping[Any, Any] | None = None,
+) -> tuple[jax.Array, Unravel]:
     """Flatten the selected leaves into one vector, as `scipy.optimize` and many samplers expect.
 
     Args:
@@ -122,17 +162,21 @@ def ravel(tree: Any, wrt: Selector = None, *, tie: bool = False) -> tuple[jax.Ar
             have one set of entries, under the name of the first, so that they stay equal. Leaves that are not selected
             or that a mark holds, equal arrays that are two objects, Python numbers, and elements of leaves are not
             tied; nor are the arguments of a function under `jit`, which are objects of their own.
+        coordinates: A dict from selectors to maps, as for `partgrad.unconstrain`: the vector has the coordinates.
+        ties: A dict from what follows to what it follows, as for `partgrad.unconstrain`: what follows has no entries.
 
     Returns:
         The pair `(vector, unravel)`. The vector has shape (n,) and the dtype to which the leaves promote.
         `unravel(vector)` is the tree with these entries, thawed where a held leaf was named; it works under `jit` and
         `grad`. `unravel.names` has a path for each of the n entries, which is also its selector. On a mesh with
         explicit axes the vector is replicated on every device, and `unravel` puts each leaf back where it was.
+        With coordinates, the names are those of the coordinates, `unravel.log_det(vector)` is the logarithm of the
+        determinant for samplers, and `unravel.bounds` has the bounds of the values.
 
     Raises:
         SelectionError: If the selector does not fit the tree.
-        ArgumentError: If `tie` is not a bool; or a number of an array of NumPy is too large for the dtype that JAX
-            has for it.
+        ArgumentError: If `tie` is not a bool, or is given beside `coordinates` or `ties`; if a number of an array of
+            NumPy is too large for the dtype that JAX has for it; or for coordinates, as `partgrad.unconstrain` says.
 
     Example:
         >>> import jax.numpy as jnp, partgrad as pg
@@ -146,7 +190,17 @@ def ravel(tree: Any, wrt: Selector = None, *, tie: bool = False) -> tuple[jax.Ar
         ("['decode'][0]", "['decode'][1]")
     """
     refuse_non_bools(tie=tie)
-    unravel = Unravel(Target(tree, as_selection(wrt)), tie)
+    constrain = None
+    if coordinates is not None or ties is not None:
+        if tie:
+            raise ArgumentError(
+                "`partgrad.ravel` got `tie=True` beside coordinates or ties.",
+                "Expected one way to say what is tied.",
+                fix="write the ties: ties={'decode': 'encode'}.",
+            )
+        tree, constrain = unconstrain(tree, coordinates, ties, wrt=wrt)
+        wrt = None
+    unravel = Unravel(Target(tree, as_selection(wrt)), tie, constrain)
     return unravel.vector, unravel
 
 
