@@ -96,7 +96,9 @@ print(pg.check(log_likelihood)(star).raise_if_failed(), end="\n\n")
 # ---
 #
 # `pg.ravel` turns the free parameters into one vector, names each entry, and puts a vector back into the model, which
-# is all that SciPy and a Hessian need. Nothing here knows which parameters are free; the marks of the model decide.
+# is all that SciPy and a Hessian need. Nothing here knows which parameters are free; the marks of the model decide. The
+# jitter moves in a coordinate that keeps it positive, so the error bars are taken from coordinates to values, by the
+# derivative of the one by the other (the delta method).
 
 
 # %%
@@ -110,7 +112,7 @@ class Fit(NamedTuple):
 
 def fit(star: Star, log_density=log_likelihood) -> Fit:
     """Maximise a log density over every parameter that no mark holds."""
-    start, unravel = pg.ravel(star)
+    start, unravel = pg.ravel(star, coordinates={"jitter": pg.coordinates.positive})
 
     def loss(vector: jax.Array) -> jax.Array:
         return -log_density(unravel(vector))
@@ -122,7 +124,8 @@ def fit(star: Star, log_density=log_likelihood) -> Fit:
 
     best = minimize(value_and_grad, start, method="trust-exact", jac=True, hess=hessian, callback=progress)
     print()
-    sigma = np.sqrt(np.diagonal(np.linalg.inv(hessian(best.x))))
+    by_coordinate = jax.jacobian(lambda vector: pg.ravel(unravel(vector))[0])(best.x)
+    sigma = np.sqrt(np.diagonal(by_coordinate @ np.linalg.inv(hessian(best.x)) @ by_coordinate.T))
     return Fit(unravel(best.x), -float(best.fun), dict(zip(unravel.names, sigma, strict=True)))
 
 

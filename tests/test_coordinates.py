@@ -711,3 +711,31 @@ def test_it_costs_what_the_transformation_in_the_loss_costs():
         jax.grad(lambda free: energy(constrain(free)))(free),
         jax.grad(hand)(free),
     )
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_check_names_the_map_that_has_lost_its_digits():
+    """Softplus of -100 is zero in float32, and a value at the boundary has an infinite coordinate."""
+    _, constrain = pg.unconstrain({"deep/w": 2.0, "s": 1.0}, {"*": positive})
+    loss = lambda free: constrain(free)["deep/w"] * constrain(free)["s"] ** 2
+    for coordinate in (-100.0, -jnp.inf):
+        report = pg.check(loss)({"deep/w": jnp.float32(coordinate), "s": jnp.float32(1.0)})
+        (finding,) = [own for own in report.findings if own.leaves == ("['deep/w']",)]
+        assert "(in the map `positive` of `['deep/w']`)" in " ".join((finding.message + finding.suggestion).split())
+    report = pg.check(loss)({"deep/w": jnp.float32(1.0), "s": jnp.float32(1.0)})
+    assert not report.findings
+
+
+def test_shardings_are_kept():
+    """On a mesh of one device, which says of every leaf how it is split."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    tree = {"a": jax.device_put(jnp.ones(4), split), "b": jax.device_put(jnp.full(4, 0.2), split), "c": jnp.ones(2)}
+    with jax.set_mesh(mesh):
+        free, constrain = pg.unconstrain(tree, {"a": positive, "b": interval(-0.5, 0.5)})
+        for one in (free, jax.jit(lambda free: constrain(free))(free)):
+            assert jax.typeof(one["a"]).sharding.spec == split.spec
+            assert jax.typeof(one["b"]).sharding.spec == split.spec

@@ -84,7 +84,13 @@ def _fix(finding: Finding) -> str:
 def _at(finding: Finding) -> str:
     """The operation and its line."""
     by = f"`{finding.operation}`" if finding.operation.isprintable() and finding.operation else "an operation"
-    return f"{by} at {finding.where}" if finding.where else by
+    return by + _at_line(finding)
+
+
+def _at_line(finding: Finding) -> str:
+    """The line, and the map of coordinates that the operation is in."""
+    of_map = finding.details.get("map")
+    return (f" at {finding.where}" if finding.where else "") + (f" (in the map {of_map})" if of_map else "")
 
 
 def _rule(finding: Finding) -> str:
@@ -236,7 +242,7 @@ _PARTS: dict[str, Callable[[Finding], str]] = {
     "operation": lambda finding: finding.operation,
     "where": lambda finding: finding.where,
     "at": _at,
-    "at_line": lambda finding: f" at {finding.where}" if finding.where else "",
+    "at_line": _at_line,
     "rule": _rule,
     "that_of_rule": lambda finding: f" (that of {_rule(finding)})" if finding.rule else "",
     "place": place,

@@ -19,6 +19,8 @@ from .ties import Tie
 T = TypeVar("T")
 
 is_none = functools.partial(operator.is_, None)
+# Around the scope of a map in the name stack of a traced equation.
+_MAP, _END = "partgrad.map ", " partgrad.end"
 
 
 class Free(NamedTuple):
@@ -99,7 +101,9 @@ class Constrain(Generic[T]):
         maps = self._maps
         for position, own in self._wiring.free:
             if own.map is not None:
-                values[position] = in_dtype(maps[own.map].forward(values[position]), own.dtype)
+                # `check` reads there which map an operation is in.
+                with jax.named_scope(f"{_MAP}`{self._wiring.words[own.map]}` of {at(own.path)}{_END}"):
+                    values[position] = in_dtype(maps[own.map].forward(values[position]), own.dtype)
         for following in self._wiring.ties:
             tie = following.tie
             values[tie.leaf] = in_dtype(tie.value([values[source] for source in tie.sources]), following.dtype)
@@ -231,3 +235,8 @@ def _misfit(path: str, expected: str, found: str) -> PartsError:
         f"Expected {expected}, got {found}.",
         fix="give a tree in the shape of `free`, of free, constrain = partgrad.unconstrain(...).",
     )
+
+
+def map_in(name_stack: str) -> str:
+    """The map, and the leaf, that an equation with this name stack is in; empty if it is in none."""
+    return name_stack.rpartition(_MAP)[2].partition(_END)[0] if _MAP in name_stack else ""

@@ -70,17 +70,17 @@ def unconstrain(
 
     Example:
         >>> import jax, partgrad as pg
-        >>> beam = {"width": 2.0, "tilt": 0.1, "length": pg.NonDiff(3.0)}
+        >>> beam = {"width": 2.0, "tilt": 0.1, "count": 3}
         >>> inside = {"width": pg.coordinates.positive, "tilt": pg.coordinates.interval(-0.5, 0.5)}
         >>> free, constrain = pg.unconstrain(beam, inside)
         >>> constrain
         <partgrad.unconstrain: back to dict
           ['tilt']   interval(-0.5, 0.5)
           ['width']  positive>
-        >>> print(free["length"], f"{constrain(free)['width']:.4f}")
+        >>> print(free["count"], f"{constrain(free)['width']:.4f}")
         None 2.0000
         >>> jax.grad(lambda free: constrain(free)["tilt"])(free)["width"]
-        Array(0., dtype=float32, weak_type=True)
+        Array(0., dtype=float32)
 
     See Also:
         `partgrad.ravel(tree, wrt, coordinates=..., ties=...)`: the same as one vector.
