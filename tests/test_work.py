@@ -155,6 +155,10 @@ REQUESTS = {
     "replace": lambda tree: pg.replace(tree, NODE, fn=lambda x: x),
     "apply_updates": lambda tree: pg.apply_updates(tree, pg.partition(tree)[0]),
     "ravel": lambda tree: pg.ravel(tree)[1].names,
+    "unconstrain": lambda tree: pg.unconstrain(tree, {"**": (jnp.exp, jnp.log)}),
+    "constrain": lambda tree: (lambda free, constrain: constrain(free))(
+        *pg.unconstrain(tree, {"**": (jnp.exp, jnp.log)})
+    ),
     "label": lambda tree: pg.label(tree, {"all": None}, default=0),
     "freeze": lambda tree: pg.freeze(tree, "layers.**"),
     "freeze a node": lambda tree: pg.freeze(tree, NODE),

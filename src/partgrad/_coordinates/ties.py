@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey
@@ -54,7 +53,7 @@ def resolve_ties(tree: Any, ties: Mapping[Any, Any]) -> list[Tie]:
     for follower, source in ties.items():
         assert everything is not None
         sources, function = _read(follower, source)
-        pairs = zip(*(_pairs(tree, everything.skeleton.layout, follower, own) for own in sources), strict=True)
+        pairs = zip(*(_pairs(everything, follower, own) for own in sources), strict=True)
         for several in pairs:
             leaf = several[0][0]
             tie = Tie(leaf, tuple(own for _, own in several), function)
@@ -87,13 +86,13 @@ def _read(follower: Any, source: Any) -> tuple[tuple[Any, ...], Callable[..., An
     return tuple(sources), function
 
 
-def _pairs(tree: Any, layout: Layout, follower: Any, source: Any) -> list[tuple[int, int]]:
+def _pairs(tree: Target, follower: Any, source: Any) -> list[tuple[int, int]]:
     """The numbers of the leaves that follow, each with that of the leaf that it follows."""
-    followers = _places(tree, layout, follower)
+    layout, followers = tree.skeleton.layout, _places(tree, follower)
     if _is_wild(follower) and _is_wild(source):
         pairs = [(place, _counterpart(layout, follower, source, place)) for place in followers]
     else:
-        sources = _places(tree, layout, source)
+        sources = _places(tree, source)
         if len(sources) == 1:
             # A glob may match what the others follow.
             followers = [place for place in followers if place is not sources[0] or not _is_wild(follower)]
@@ -105,25 +104,25 @@ def _pairs(tree: Any, layout: Layout, follower: Any, source: Any) -> list[tuple[
                 fix="write the same wildcards on both sides, as in {'decoder.*.w': 'encoder.*.w'}, or one path each.",
             )
         pairs = list(zip(followers, sources, strict=True))
-    return [leaves for place, own in pairs for leaves in _leaf_pairs(tree, layout, place, own)]
+    return [leaves for place, own in pairs for leaves in _leaf_pairs(tree, place, own)]
 
 
 def _is_wild(selector: Any) -> bool:
     return isinstance(selector, str) and any(step.is_wild for step in parse(selector))
 
 
-def _places(tree: Any, layout: Layout, selector: Any) -> list[Place]:
+def _places(tree: Target, selector: Any) -> list[Place]:
     """The places of a path or a glob; the leaves of any other selector."""
-    target = Target(tree, as_selection(selector), purpose="marks")
+    layout, target = tree.skeleton.layout, Target(tree.tree, as_selection(selector), purpose="marks")
     target.refuse_elements("ties")
     places = matching_places(layout, parse(selector)) if isinstance(selector, str) and selector else []
     return places or [layout.leaves[i] for i in target.plan.indices]
 
 
-def _leaf_pairs(tree: Any, layout: Layout, follower: Place, source: Place) -> Iterator[tuple[int, int]]:
+def _leaf_pairs(tree: Target, follower: Place, source: Place) -> Iterator[tuple[int, int]]:
     """The leaves in two places, one to one by their paths from there; all follow a source that is one leaf."""
-    leaves = jax.tree.leaves(tree)
-    within = lambda place: [own for own in layout.within(place) if own.is_leaf and is_differentiable(leaves[own.start])]
+    leaves, inside = tree.leaves, tree.skeleton.layout.within
+    within = lambda place: [own for own in inside(place) if own.is_leaf and is_differentiable(leaves[own.start])]
     if source.is_leaf:
         yield from ((own.start, source.start) for own in within(follower))
         return
@@ -285,7 +284,7 @@ def _compare(tie: Tie, tree: Target) -> None:
     wide = [np.asarray(own).astype(np.complex128) for own in (leaf, value, *sources)]
     scale = max(float(np.max(np.abs(own), initial=0.0, where=np.isfinite(own))) for own in wide)
     rounding = float(jnp.finfo(jnp.result_type(leaf)).eps)
-    agrees = np.isclose(*wide[:2], rtol=0, atol=_ROUNDINGS * rounding * scale, equal_nan=True)
+    agrees = np.isclose(wide[0], wide[1], rtol=0, atol=_ROUNDINGS * rounding * scale, equal_nan=True)
     if not np.all(agrees):
         entry = tuple(map(int, np.argwhere(~np.atleast_1d(agrees))[0]))[: np.ndim(leaf)]
         where = f" at [{','.join(map(str, entry))}]" if entry else ""

@@ -1,7 +1,8 @@
 """A tree in other coordinates: what moves, in which coordinates, and what follows."""
 
+import functools
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -11,8 +12,9 @@ import numpy as np
 from .._marks import remarked
 from .._message import at, listed
 from .._selection import Selector, Target, as_selection, unflatten_part
-from .._trees import dtype_of, flatten, in_jax, is_known, shape_of, written
+from .._trees import describe, dtype_of, flatten, in_jax, is_known, shape_of, written
 from ..errors import ArgumentError, SelectionError, SelectorTypeError
+from .bounded import Interval
 from .constrain import Constrain, Following, Free, Wiring, constrain_by, is_none
 from .maps import Map, as_map, bijection_of, keeps_elements
 from .ties import Tie, resolve_ties
@@ -26,11 +28,19 @@ _POLISHES = 2
 
 
 class _Given(NamedTuple):
-    """A map that a user gave: the selector, and what has its functions."""
+    """A map that a user gave.
+
+    Attributes:
+        key: The selector.
+        bijection: What has its functions.
+        map: The same, read.
+        solve: From a value to its coordinate, as `_solve`, compiled once for all leaves of a shape.
+    """
 
     key: Any
     bijection: Any
     map: Map
+    solve: Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
 
 
 def unconstrain(
@@ -96,16 +106,21 @@ def unconstrain(
     everything, _ = flatten(treedef.unflatten(target.leaves), is_none)
     positions = [position for position, leaf in enumerate(everything) if leaf is not None]
     # One map may be that of many leaves.
-    maps = {id(own.map): own for i, own in given.items() if i in moving}
+    maps = {id(given[i].map): given[i] for i in moving if i in given}
     numbers = {key: number for number, key in enumerate(maps)}
     free: list[Any] = [None] * len(target.leaves)
     rest = [None if i in following else leaf for i, leaf in enumerate(target.leaves)]
     wires = []
     for i in sorted(moving):
         leaf, own = target.leaves[i], given.get(i)
-        free[i], rest[i] = leaf if own is None else _coordinate(target.path(i), leaf, own), None
+        if own is not None:
+            # At a bound and outside of it there are infinities and NaN, for which an error of ours is better.
+            with jax.debug_nans(False), jax.debug_infs(False):
+                leaf = _coordinate(target.path(i), leaf, own)
+        free[i], rest[i] = leaf, None
         number = None if own is None else numbers[id(own.map)]
-        wires.append((positions[i], Free(target.path(i), shape_of(leaf), _dtype(leaf), number)))
+        value = target.leaves[i]
+        wires.append((positions[i], Free(target.path(i), shape_of(value), _dtype(value), number)))
     wiring = Wiring(
         tuple(wires),
         tuple(Following(target.path(tie.leaf), _dtype(target.leaves[tie.leaf]), tie.at(positions)) for tie in followed),
@@ -149,6 +164,7 @@ def _given(tree: Any, coordinates: Mapping[Any, Any]) -> dict[int, _Given]:
             raise _no_map(key, given)
         chosen = Target(tree, as_selection(key), purpose="marks")
         chosen.refuse_elements("unconstrain")
+        solve = jax.jit(functools.partial(_solve, own))
         for i in chosen.plan.indices:
             if i in found:
                 raise SelectionError(
@@ -156,7 +172,7 @@ def _given(tree: Any, coordinates: Mapping[Any, Any]) -> dict[int, _Given]:
                     "Expected at most one map for every leaf.",
                     fix="take it out of one of them, as in partgrad.path('**.width') - 'noise.width'.",
                 )
-            found[i] = _Given(key, bijection, own)
+            found[i] = _Given(key, bijection, own, solve)
     return found
 
 
@@ -191,10 +207,13 @@ def _thawed(target: Target, followed: list[Tie], moving: list[int]) -> Any:
 def _coordinate(path: str, leaf: Any, own: _Given) -> jax.Array:
     """The coordinate of a value."""
     value = in_jax(leaf, lambda: path)
-    coordinate = jnp.asarray(own.map.inverse(value)).astype(value.dtype)
-    if jnp.shape(coordinate) == value.shape and keeps_elements(own.map.forward, coordinate):
-        coordinate = _polished(own.map, coordinate, value)
-    back, change = jax.jvp(own.map.forward, (coordinate,), (coordinate,))
+    if isinstance(own.bijection, Interval) and jnp.iscomplexobj(value):
+        raise ArgumentError(
+            f"{at(path)} is complex, and {own.map.words} is a map of real numbers.",
+            f"Expected a real leaf, got {describe(leaf)}.",
+            fix="leave it out of what the selector of the map selects, or give it a pair of functions.",
+        )
+    coordinate, back, change = own.solve(value)
     if jnp.shape(back) != value.shape:
         raise ArgumentError(
             f"The map {own.map.words} does not fit {at(path)}.",
@@ -221,6 +240,14 @@ def _coordinate(path: str, leaf: Any, own: _Given) -> jax.Array:
                 "partgrad.coordinates.interval(low, high).",
             )
     return coordinate
+
+
+def _solve(own: Map, value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The coordinate of a value, the value that it comes back to, and how that moves with the coordinate."""
+    coordinate = jnp.asarray(own.inverse(value)).astype(value.dtype)
+    if jnp.shape(coordinate) == value.shape and keeps_elements(own.forward, coordinate):
+        coordinate = _polished(own, coordinate, value)
+    return coordinate, *jax.jvp(own.forward, (coordinate,), (coordinate,))
 
 
 def _dtype(leaf: Any) -> str:
