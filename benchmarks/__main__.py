@@ -14,6 +14,7 @@ COMPARED = {
     "structure": ("Models as pytrees", core.structure),
     "gradients": ("Gradients", core.gradients),
     "training": ("Training with a part held", core.training),
+    "coordinates": ("Other coordinates", core.coordinates),
     "selection": ("Selection in large trees", selection.selecting),
     "callables": ("Selection by a callable", selection.callables),
     "likelihood": ("A Gaussian process on real data", carbon_dioxide.likelihood),

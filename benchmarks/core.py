@@ -186,6 +186,33 @@ def training(effort: Effort) -> Iterator[Row]:
     yield Row("gradient of the last of eight layers", costs, {"split by hand": 1.0}, "FLOPs")
 
 
+def coordinates(effort: Effort) -> Iterator[Row]:
+    """A gradient in other coordinates: four maps on 20 leaves, beside the same written into the loss."""
+    width = 8 if effort.is_quick else 64
+    names = [f"p{i}" for i in range(20)]
+    tree = {name: jnp.full((width, width), 0.3) for name in names}
+    positive, interval = pg.coordinates.positive, pg.coordinates.interval
+    table = {"p1": positive, "p5": interval(-0.5, 0.5), "p7": (jnp.exp, jnp.log), "p19": interval(0.0, 1.0)}
+    maps = {"p1": jax.nn.softplus, "p5": lambda x: -0.5 + jax.nn.sigmoid(x), "p7": jnp.exp, "p19": jax.nn.sigmoid}
+
+    def energy(tree: Any) -> Any:
+        x = jnp.eye(width)
+        for name in names:
+            x = jnp.tanh(x @ tree[name])
+        return x.sum()
+
+    def by_hand(free: Any) -> Any:
+        return energy({name: maps[name](leaf) if name in maps else leaf for name, leaf in free.items()})
+
+    free, constrain = pg.unconstrain(tree, table)
+    gradients = {"partgrad": jax.grad(lambda free: energy(constrain(free))), "by hand": jax.grad(by_hand)}
+    flops = {name: jax.jit(own).lower(free).compile().cost_analysis()["flops"] for name, own in gradients.items()}
+    yield Row("gradient by 20 leaves, four with a map", flops, {"by hand": 1.02}, "FLOPs")
+    run = lambda own: lambda: jax.block_until_ready(own(free))
+    eager = {name: run(own) for name, own in gradients.items()}
+    yield compared(effort, "gradient by 20 leaves, four with a map, eager", eager, {"by hand": 1.1})
+
+
 def imports(effort: Effort) -> Iterator[Row]:
     """Importing, in new interpreters that have imported JAX already."""
     code = "import jax, time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"

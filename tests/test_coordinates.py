@@ -301,6 +301,7 @@ def test_it_is_mapped_pickled_and_printed():
     batch = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x), jnp.asarray(x) + 1]), free)
     widths = jax.vmap(lambda free: constrain(free)["b"][0].width)(batch)
     np.testing.assert_allclose(widths, positive.forward(batch["b"][0].width), rtol=1e-6)
+    constrain(free)
     again = pickle.loads(pickle.dumps(constrain))
     assert repr(again) == repr(constrain)
     jax.tree.map(lambda one, other: np.testing.assert_array_equal(one, other), again(free)["a"], constrain(free)["a"])

@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
+from .._compat import cached_property
 from .._marks import Layout, StaticData, alike, first_difference, united
 from .._message import at
 from .._selection import unflatten_part
@@ -79,7 +80,7 @@ class Constrain(Generic[T]):
     def _wiring(self) -> Wiring:
         return cast(Wiring, self._static.constant[2])
 
-    @property
+    @cached_property
     def _maps(self) -> list[Map]:
         treedef, others, _ = self._static.constant
         leaves = [array if other is None else other for array, other in zip(self._arrays, others, strict=True)]
@@ -196,6 +197,10 @@ class Constrain(Generic[T]):
             "\n".join([f"<partgrad.unconstrain: back to {kind}", *(f"  {path:{width}}  {what}" for path, what in rows)])
             + ">"
         )
+
+    def __reduce__(self) -> Any:
+        # Without the maps as they are read, which hold functions of partgrad's own.
+        return type(self), (self._rest, self._arrays, self._static)
 
     def tree_flatten(self) -> tuple[tuple[T, Sequence[Any]], StaticData]:
         """What does not move and the arrays of the maps; the rest is static."""
