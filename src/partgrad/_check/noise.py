@@ -5,6 +5,7 @@ ones, through cancellation and ill-conditioned steps. So no higher precision is 
 order of the same operations may change.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,6 +34,9 @@ from .._programs import (
 from .float64 import UNSUPPORTED, widened
 
 SAMPLES = 8
+_HALF_OF_BITS = np.uint32(2**31)
+# The units of all floating dtypes, from those of one byte to float64.
+_UNITS_OF_DTYPES = [2.0**-digits for digits in (*range(11), 23, 52)]
 # What is raised by an operation that cannot run on its own.
 REFUSALS = (*UNSUPPORTED, jax.errors.JaxRuntimeError)
 
@@ -92,8 +96,11 @@ class _Errors:
     """The rule that adds errors: pseudo-random ones for each seed, none for the seed 0."""
 
     def __init__(self, seed: Any):
-        self._seed = seed
+        self._seed = seed * np.uint32(0x9E3779B9)
         self._draws = 0
+        # What moves a number down and up by one unit. Python numbers do not change dtypes and weak types.
+        chosen = lambda factor: jnp.where(seed == 0, 1.0, factor)
+        self._factors = {unit: (chosen(1 - unit), chosen(1 + unit)) for unit in _UNITS_OF_DTYPES}
 
     def __call__(self, chain: Chain, operands: Operands) -> Operands | None:
         equation = chain[-1]
@@ -121,12 +128,12 @@ class _Errors:
         if not hasattr(value, "dtype") or not is_floating(value):
             return value
         self._draws += 1
-        unit = float(jnp.finfo(value.dtype).eps)
-        # Python numbers do not change dtypes and weak types.
+        less, more = self._factors[float(jnp.finfo(value.dtype).eps)]
         bits = self._bits(value)
         # Half of them are zero, because real errors are mostly smaller than a unit.
-        change = jnp.where(bits & 1 == 1, 1.0, jnp.where(bits & 2 == 2, 1 + unit, 1 - unit))
-        return value * jnp.where(self._seed == 0, 1.0, change)
+        return value * jnp.where(
+            bits < _HALF_OF_BITS, 1.0, jnp.where(bits < _HALF_OF_BITS + _HALF_OF_BITS // 2, less, more)
+        )
 
     def _bits(self, value: Any) -> Any:
         """Random bits that depend on the bits of a value, so that they change from one step of a loop to the next."""
@@ -134,13 +141,16 @@ class _Errors:
         width = 8 * real.dtype.itemsize
         bits = lax.bitcast_convert_type(real, jnp.dtype(f"uint{width}"))
         folded = (bits ^ (bits >> 32)) if width == 64 else bits
-        mixed = folded.astype(jnp.uint32) ^ (
-            self._seed * np.uint32(0x9E3779B9) + np.uint32(self._draws * 0x85EBCA6B & 0xFFFFFFFF)
-        )
-        mixed = mixed + lax.iota(jnp.uint32, max(real.size, 1))[: real.size].reshape(real.shape) * np.uint32(0xC2B2AE35)
-        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-            mixed = (mixed ^ (mixed >> shift)) * np.uint32(factor)
-        return mixed >> 16
+        # Few operations, since there are as many of these as operations in the program, and all are compiled.
+        own = self._seed + np.uint32(self._draws * 0x85EBCA6B & 0xFFFFFFFF)
+        mixed = (folded.astype(jnp.uint32) ^ (_positions(real.shape) + own)) * np.uint32(0x85EBCA6B)
+        return (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE35)
+
+
+def _positions(shape: tuple[int, ...]) -> Any:
+    """Numbers that differ from element to element."""
+    size = math.prod(shape)
+    return lax.iota(jnp.uint32, max(size, 1))[:size].reshape(shape) * np.uint32(0x27D4EB2F)
 
 
 # None if no operation can run with errors.
