@@ -46,6 +46,7 @@ class Site(NamedTuple):
         dtype: Its dtype.
         varying: The mesh axes over which it differs and that no `shard_map` in this jaxpr takes over.
         sharding: Its sharding, if that is part of its type.
+        note: What the visitor knows of the equation, the same however many loops are around it.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Site(NamedTuple):
     dtype: Any
     varying: frozenset[Any] = frozenset()
     sharding: NamedSharding | None = None
+    note: Any = None
 
     @property
     def type(self) -> str:

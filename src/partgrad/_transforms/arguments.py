@@ -11,7 +11,7 @@ from .._message import listed, near_misses
 from .._selection import Intermediate, Selection, Target, as_selection
 from .._trees import parameters_of
 from ..errors import ArgumentError
-from .call import ALONE, INSIDE, Call
+from .call import ALONE, INSIDE, Call, ValuesInside
 from .state import has_variables, with_changes, without_changes
 
 F = Callable[..., Any]
@@ -89,6 +89,18 @@ class Arguments:
         arguments.is_tuple, arguments._may_be_empty = True, by_primal
         return arguments
 
+    def refuse_reductions(self, transform: str) -> None:
+        """Raise if a cotangent is to be reduced and the transform has no backward pass to reduce it in."""
+        for name, own in self._inside.items():
+            if own.reduce is not None:
+                where = "" if name is ALONE else f" at {name!r}"
+                raise ArgumentError(
+                    f"`partgrad.{transform}` got wrt={own!r}{where}.",
+                    "Expected a transform with a backward pass, in which a cotangent is reduced.",
+                    fix=f"leave `reduce` out, partgrad.intermediate({own.name!r}), or use grad, value_and_grad, vjp or "
+                    "jacrev.",
+                )
+
     def _along_taken_paths(self, f: F) -> F:
         if not self._double_where:
             return f
@@ -136,7 +148,7 @@ class Arguments:
             NotDifferentiableError: If there is nothing to differentiate in an argument.
             HeldError: If the derivative of a leaf that was named ends at a mark that nobody wrote there.
         """
-        call = self.call_to_check(args, kwargs)
+        call = self.call_to_check(args, kwargs, is_reduced=True)
         for target in call.targets:
             if target.plan.watched:
                 # Importing it takes longer than importing everything that `grad` needs.
@@ -146,21 +158,27 @@ class Arguments:
                 break
         return call
 
-    def call_to_check(self, args: Sequence[Any], kwargs: dict[str, Any], *, of_values: bool = False) -> Call:
+    def call_to_check(
+        self, args: Sequence[Any], kwargs: dict[str, Any], *, of_values: bool = False, is_reduced: bool = False
+    ) -> Call:
         """The same, wherever a derivative may end.
 
         Args:
             args: The positional arguments.
             kwargs: The keyword arguments.
             of_values: Whether it is a function of the selected values inside, not of what is added to them.
+            is_reduced: Whether their cotangents are reduced where a selector says so.
         """
-        f, targets = self._taken, self._targets(args, kwargs)
+        f, targets, inside = self._taken, self._targets(args, kwargs), None
         if self._inside:
-            f, args, kwargs = self._of_inside(args, kwargs, of_values)
+            given = args, kwargs
+            f, args, kwargs, inside = self._of_inside(args, kwargs, of_values, is_reduced)
             targets.append(Target(kwargs[INSIDE], as_selection(None), INSIDE))
-        names = {key: own.name for key, own in self._inside.items()}
+            if inside.unpacked is not None:
+                unreduced = lambda: self.call_to_check(*given, of_values=of_values, is_reduced=False)
+                inside = inside._replace(unreduced=unreduced)
         is_copied = self._double_where and not self._inside and has_variables((args, kwargs))
-        call = Call(f, args, kwargs, targets, self.is_tuple, names, self._changing if is_copied else None)
+        call = Call(f, args, kwargs, targets, self.is_tuple, inside, self._changing if is_copied else None)
         for target in targets:
             if not target.plan.indices:
                 if not self._may_be_empty or all(other.is_empty for other in targets):
@@ -169,15 +187,16 @@ class Arguments:
         return call
 
     def _of_inside(
-        self, args: Sequence[Any], kwargs: dict[str, Any], of_values: bool
-    ) -> tuple[F, Sequence[Any], dict[str, Any]]:
+        self, args: Sequence[Any], kwargs: dict[str, Any], of_values: bool, is_reduced: bool
+    ) -> tuple[F, Sequence[Any], dict[str, Any], ValuesInside]:
         """The function of values inside it as well, or of what is added to them, and the arguments with these."""
         # Not every program needs it.
         from .._intermediates import Shifted
 
         names = {name: own.name for name, own in self._inside.items()}
         f = without_changes(self._f) if has_variables((args, kwargs)) else self._f
-        shifted = Shifted(f, names, args, kwargs, of_values)
+        reductions = {name: own.reduce for name, own in self._inside.items() if own.reduce is not None}
+        shifted = Shifted(f, names, args, kwargs, of_values, reductions if is_reduced else {})
         is_alone, is_constant = ALONE in self._inside, not self._numbers
 
         @functools.wraps(self._f, updated=())
@@ -186,7 +205,11 @@ class Arguments:
             return shifted({ALONE: inside} if is_alone else inside, *((args, kwargs) if is_constant else (own, given)))
 
         f, point = self._along_taken_paths(of_inside), shifted.point[ALONE] if is_alone else shifted.point
-        return (f, (), {INSIDE: point}) if is_constant else (f, args, {**kwargs, INSIDE: point})
+        unpacked = of_keys = shifted.unpacked
+        if is_alone and of_keys is not None:
+            unpacked = lambda part: of_keys({ALONE: part})[ALONE]
+        given = {INSIDE: point} if is_constant else {**kwargs, INSIDE: point}
+        return f, () if is_constant else args, given, ValuesInside(names, unpacked)
 
     def _targets(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Target]:
         """The differentiated arguments of a call, with what is selected of each."""

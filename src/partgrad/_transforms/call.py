@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,7 +19,6 @@ from .state import Changes, may_change, warn_of, with_changes
 INSIDE = "partgrad.inside"
 _NOTE = "partgrad: "
 _NOTHING = contextlib.nullcontext()
-_NONE: Mapping[Any, str] = {}
 # The name of a value inside the function that is selected alone; a dict may have any key, None too.
 ALONE = object()
 # Errors that come of values and of the world, not of traced numbers.
@@ -28,6 +27,23 @@ _OF_VALUES = (ArithmeticError, EOFError, MemoryError, OSError)
 Shapes = tuple[tuple[str, tuple[int, ...] | None], ...]
 # How many numbers a note names in its remedy.
 _NAMED = 4
+
+
+class ValuesInside(NamedTuple):
+    """Values inside the function that are selected.
+
+    Attributes:
+        names: Their names, or globs, by the keys of the gradient or by `ALONE`.
+        unpacked: From their derivative to their part of the gradient; None where the two are the same.
+        unreduced: Makes the call whose derivative is that of the values, if in this one it is reduced.
+    """
+
+    names: Mapping[Any, str]
+    unpacked: Callable[[Any], Any] | None
+    unreduced: "Callable[[], Call] | None" = None
+
+
+_NOTHING_INSIDE = ValuesInside({}, None)
 
 
 class Shape:
@@ -39,28 +55,38 @@ class Shape:
         forms: The shapes of the gradients of the arguments. If values inside the function are selected, the last is
             theirs.
         is_tuple: Whether the derivative is a tuple, with an entry for each argument.
-        inside: The names of values inside the function that are entries of one dict with the parts of the argument.
+        inside: The keys of values inside the function that are entries of one dict with the parts of the argument.
+        unpacked: From the derivative of values inside to their part of the gradient; None where the two are the same.
     """
 
-    __slots__ = ("forms", "inside", "is_tuple")
+    __slots__ = ("forms", "inside", "is_tuple", "unpacked")
 
-    def __init__(self, forms: tuple[Form, ...], is_tuple: bool, inside: frozenset[Any] = frozenset()):
-        self.forms, self.is_tuple, self.inside = forms, is_tuple, inside
+    def __init__(
+        self,
+        forms: tuple[Form, ...],
+        is_tuple: bool,
+        inside: frozenset[Any] = frozenset(),
+        unpacked: Callable[[Any], Any] | None = None,
+    ):
+        self.forms, self.is_tuple, self.inside, self.unpacked = forms, is_tuple, inside, unpacked
 
     def without_leaves(self) -> "Shape":
         """The shape alone, which keeps no argument alive."""
         forms = tuple(Form(form.plan, form.treedef, form.position) for form in self.forms)
-        return Shape(forms, self.is_tuple, self.inside)
+        return Shape(forms, self.is_tuple, self.inside, self.unpacked)
 
     def shaped(self, values: Sequence[Any]) -> Any:
         """One value per differentiated leaf, in the shape of the derivative."""
-        if len(self.forms) == 1 and not self.is_tuple:
+        if len(self.forms) == 1 and not self.is_tuple and self.unpacked is None:
             return self.forms[0].shaped(values)
-        parts, start = [], 0
+        parts: list[Any] = []
+        start = 0
         for form in self.forms:
             stop = start + len(form.plan.indices)
             parts.append(form.shaped(values[start:stop]))
             start = stop
+        if self.unpacked is not None:
+            parts[-1] = self.unpacked(parts[-1])
         if self.inside:
             parts = [{name: value for part in parts for name, value in part.items()}]
         return tuple(parts) if self.is_tuple else parts[0]
@@ -76,6 +102,12 @@ class Shape:
             ArgumentError: If it is no tuple with an entry for each argument, where it should be.
             PartsError: If the structure of a part differs.
         """
+        if self.unpacked is not None:
+            raise ArgumentError(
+                f"The {what}s of values inside the function are reduced.",
+                f"Expected a selector without `reduce`: no {what} has the shape of what it returns.",
+                fix="leave `reduce` out: partgrad.intermediate('h').",
+            )
         parts: tuple[Any, ...] = (given,)
         count = 1 if self.inside else len(self.forms)
         if self.is_tuple:
@@ -114,7 +146,7 @@ class Call:
         kwargs: Its keyword arguments.
         targets: The selected arguments.
         is_tuple: Whether its derivative is a tuple.
-        inside: The names of the selected values inside the function, by the keys of the gradient or by `ALONE`.
+        inside: The selected values inside the function, if there are any.
         changing: The function `with_changes`, if it is another than that of `f`; what it warns of may change, too.
 
     Attributes:
@@ -132,11 +164,12 @@ class Call:
         kwargs: dict[str, Any],
         targets: Sequence[Target],
         is_tuple: bool = False,
-        inside: Mapping[Any, str] = _NONE,
+        inside: ValuesInside | None = None,
         changing: Callable[..., tuple[Any, Changes]] | None = None,
     ):
         self.f, self.args, self.kwargs, self.targets = f, args, kwargs, tuple(targets)
-        self.shape = Shape(self.targets, is_tuple, frozenset(inside) - {ALONE})
+        inside = inside or _NOTHING_INSIDE
+        self.shape = Shape(self.targets, is_tuple, frozenset(inside.names) - {ALONE}, inside.unpacked)
         self._inside, self._changing = inside, changing
         self.level, self.may_change = 0, changing is not None
         for target in self.targets:
@@ -168,7 +201,7 @@ class Call:
         """The path of a leaf; that of a value inside the function begins with its selector, `intermediate('h')`."""
         path = target.skeleton.path(number)
         if target.position == INSIDE:
-            for key, name in self._inside.items():
+            for key, name in self._inside.names.items():
                 start = "" if key is ALONE else f"[{key!r}]"
                 if path.startswith(start):
                     return f"intermediate({name!r}){path.removeprefix(start)}"
@@ -181,6 +214,11 @@ class Call:
             given: Any = kwargs if isinstance(target.position, str) else args
             given[target.position] = target.tree
         return Call(self.f, args, kwargs, targets, self.shape.is_tuple, self._inside, self._changing)
+
+    @property
+    def unreduced(self) -> "Call":
+        """The call whose derivative is that of values inside it, if in this one it is reduced; else this one."""
+        return self if self._inside.unreduced is None else self._inside.unreduced()
 
     def refuse_empty(self) -> None:
         """Raise if an argument has leaves and none of them is differentiated."""

@@ -13,7 +13,7 @@ from .._trees import refuse_uncallable
 from ..errors import ArgumentError, PartsError
 from .arguments import Argnames, Argnums, Arguments
 from .call import Call, Shape, refuse_shapes
-from .options import LinearOptions, documented, refuse_options
+from .options import WITH_BACKWARD_PASS, LinearOptions, documented, refuse_options
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -62,6 +62,8 @@ def _prepared(
         )
     refuse_options({"has_aux": has_aux, "double_where": double_where})
     arguments = Arguments.of_primals(f, primals, wrt, argnums, argnames, double_where)
+    if transform not in WITH_BACKWARD_PASS:
+        arguments.refuse_reductions(transform)
     call = arguments.call(primals, {}, has_aux)
     options = {name: _flags(own, call) if name in _OF_PRIMALS else own for name, own in options.items()}
     return _Prepared(call, call.selected, options)

@@ -30,7 +30,8 @@ def watch(call: Call, leaves: list[Any], gradients: Sequence[Any], has_aux: bool
     found = is_bad if is_known(is_bad) else _in_batch(is_bad)
     if is_known(found) and not jax.device_get(found):
         return
-    name = getattr(call.f, "__name__", type(call.f).__name__)
+    call = call.unreduced
+    name, leaves = getattr(call.f, "__name__", type(call.f).__name__), call.selected
     program = Recorded(call, (leaves,), {}, [True] * len(leaves), call.paths, has_aux)
     operands = program.taken()
     given, treedef = jax.tree.flatten((tuple(call.args), call.kwargs))

@@ -53,6 +53,9 @@ class LinearOptions(TypedDict, total=False):
     in_nzs: Any
 
 
+# The transforms whose results are those of one backward pass, or of one for each row.
+WITH_BACKWARD_PASS = ("grad", "value_and_grad", "jacrev", "vjp")
+
 _CHOICES = {
     "unused": {
         "zero": "omit it for JAX's zeros",

@@ -12,7 +12,7 @@ from .._trees import refuse_uncallable
 from ..errors import SelectionError
 from .arguments import Arguments, F
 from .call import Call
-from .options import refuse_options
+from .options import WITH_BACKWARD_PASS, refuse_options
 
 # One value per differentiated leaf, in the shape of the derivative.
 Shaped = Callable[[Sequence[Any]], Any]
@@ -70,6 +70,8 @@ def derivative_of(
     wrt, argnums, argnames, double_where, unused, nonfinite = (given[option] for option in _COMMON)
     options = {option: own for option, own in given.items() if option not in _COMMON}
     arguments, has_aux = Arguments(f, wrt, argnums, argnames, double_where), given["has_aux"]
+    if name not in WITH_BACKWARD_PASS:
+        arguments.refuse_reductions(name)
 
     def derivative(args: Sequence[Any], kwargs: dict[str, Any], *others: Any) -> Derivative:
         call = arguments.call(args, kwargs, has_aux)
