@@ -23,7 +23,17 @@ def test_public_names():
         *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
         *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
         *("intermediate", "capture_intermediates", "intervene", "last_nonfinite"),
-        *("double_where", "consistent_indexing", "draw", "expectation", "safe", "show", "summary", "errors"),
+        *(
+            "double_where",
+            "consistent_indexing",
+            "surrogate",
+            "draw",
+            "expectation",
+            "safe",
+            "show",
+            "summary",
+            "errors",
+        ),
         *("check", "GradientReport", "Finding", "testing"),
     }
     for name in public - {"errors"}:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ._double_where import double_where as double_where
     from ._intermediates import capture_intermediates as capture_intermediates, intervene as intervene
     from ._random import draw as draw, expectation as expectation
+    from ._surrogate import surrogate as surrogate
 
 __version__ = "0.2.0"
 __all__ = [
@@ -110,6 +111,7 @@ __all__ = [
     "show",
     "stop_gradient",
     "summary",
+    "surrogate",
     "testing",
     "thaw",
     "types",
@@ -133,6 +135,7 @@ _LATER = {
     "double_where": "_double_where",
     **dict.fromkeys(("capture_intermediates", "intervene"), "_intermediates"),
     **dict.fromkeys(("draw", "expectation"), "_random"),
+    "surrogate": "_surrogate",
 }
 
 

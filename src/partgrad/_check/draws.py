@@ -23,6 +23,7 @@ from .._programs import (
 from .finding import Finding
 from .names import finding
 from .program import Program
+from .stops import is_of_surrogate
 
 # Tests for NaN, which make no decision.
 _TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
@@ -83,6 +84,7 @@ def _decisions(program: Program) -> list[list[Chain]]:
             or any(smoothly(chain, program.smooth.into(chain)))
             or program.smooth.is_entered(chain)
             or any(map(_sampler, chain))
+            or is_of_surrogate(chain)
             # What it means was said with `partgrad.draw`.
             or any(file.startswith(_OWN_DRAWS) for file, _, _ in running(chain))
         ):
@@ -134,8 +136,10 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
 def _is_users_stop(chain: Chain) -> bool:
     """Whether an equation is a `stop_gradient` written by the user rather than by a library."""
     is_call = lambda equation: equation.primitive.name in CALLS
-    return chain[-1].primitive.name == "stop_gradient" and all(
-        holds_users_function(outer) for outer in chain[:-1] if is_call(outer) or is_custom_rule(outer)
+    return (
+        chain[-1].primitive.name == "stop_gradient"
+        and not is_of_surrogate(chain)
+        and all(holds_users_function(outer) for outer in chain[:-1] if is_call(outer) or is_custom_rule(outer))
     )
 
 

@@ -31,13 +31,17 @@ from .._programs import (
     quick_jit,
     reclosing,
 )
-from .float64 import exactly, leaves_jax, promoted, widened
+from .float64 import Rule, exactly, leaves_jax, promoted, widened
 from .noise import REFUSALS, rounding_noise
 from .probe import Answer, Question, probe
 from .program import Array, Program
+from .surrogates import has_surrogates, moving_along, smooth_instead
 
 Leaves = list[Array]
 Vector = Array
+
+# What is raised by a function that rejects the point, or float64, or cannot be batched.
+_REJECTIONS = (jax.errors.JaxRuntimeError, TypeError, ValueError, NotImplementedError)
 
 # The axis that holds a point that has moved, and the point it has moved from.
 _BOTH = "partgrad.both"
@@ -182,22 +186,28 @@ class Exact:
         self._is_complex = [jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in program.out_avals]
         self._inputs = [(leaf.shape, jnp.iscomplexobj(leaf)) for leaf in program.leaves]
         self._jaxprs = [program.numbered, program.tangent, program.cotangent]
+        # How the program moves where there are surrogates, together with the point that it has moved from.
+        self._moving = moving_along(program.numbered, _BOTH) if has_surrogates(program.numbered) else None
         self._held: dict[tuple[int, ...], Callable[..., Any]] = {}
         made = lambda: self._staged(runs_on)
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
 
     def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
-        given = {} if runs_on is None else {"runs_on": runs_on, "rule": _without_callbacks}
+        given: dict[str, Any] = {} if runs_on is None else {"runs_on": runs_on, "rule": _without_callbacks}
         value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
-        is_complex = any(self._is_complex)
+        if self._moving is not None:
+            value = _of_constants(self._jaxprs[_VALUE], **given | {"rule": _either(self._moving, given.get("rule"))})
+        is_complex, pairs = any(self._is_complex), self._moving is not None
         # Not `self`, which has the arguments: what is compiled is kept.
         leaves_of = functools.partial(_leaves_of, self._inputs)
         outputs = np.zeros(sum(self.sizes))
         gradient = np.zeros(sum(int(np.prod(shape)) * (1 + c) for shape, c in self._inputs))
         wide = lambda vector: vector.astype(jnp.complex128 if is_complex else jnp.float64)
 
-        def of_value(consts: Any, moved: Any, other: Any, weights: Any) -> Any:
-            return wide(_joined(value(consts[_VALUE], leaves_of(moved)))), wide_real(gradient)
+        def of_value(consts: Any, moved: Any, start: Any, weights: Any) -> Any:
+            at = lambda vector: _joined(value(consts[_VALUE], leaves_of(vector)))
+            found = at(moved) if not pairs else jax.vmap(at, axis_name=_BOTH)(jnp.stack([moved, start]))[0]
+            return wide(found), wide_real(gradient)
 
         def of_forward(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
             tangents = forward(consts[_FORWARD], [*leaves_of(point), *leaves_of(direction)])
@@ -218,7 +228,7 @@ class Exact:
         with jax.enable_x64(True), silent_callbacks():
             try:
                 return jax.device_get(self._run(which, consts, point, other, weights))
-            except (jax.errors.JaxRuntimeError, TypeError, ValueError):  # The function rejects the point, or float64.
+            except _REJECTIONS:
                 missing = lambda size, dtype: np.full(size, np.nan, dtype)
                 kind = np.complex128 if any(self._is_complex) else np.float64
                 return missing(sum(self.sizes), kind), missing(point.size, np.float64)
@@ -240,13 +250,14 @@ class Exact:
         """
         numbers = {id(chain[-1]): number for number, chain in enumerate(chains)}
         value, leaves_of = self._jaxprs[_VALUE], functools.partial(_leaves_of, self._inputs)
+        # Callbacks to Python cannot run at many points at once.
+        other = _either(self._moving, _without_callbacks)
 
         def of_value(held: Any, consts: Any, moved: Any, point: Any) -> Any:
             def rule(chain: Chain, operands: Operands) -> Operands | None:
                 number = next((numbers.get(id(origin)) for origin in self.program.origin(chain)[-1:]), None)
                 if number is None:
-                    # Callbacks to Python cannot run at many points at once.
-                    return _without_callbacks(chain, operands)
+                    return other(chain, operands)
                 results = exactly(chain[-1], operands)
                 return [jnp.where(held[number], lax.all_gather(result, _BOTH)[1], result) for result in results]
 
@@ -308,7 +319,7 @@ class Exact:
         if jaxpr is None:
             return None
         operands = [*point, *(direction or []), *([] if weights is None else self.cotangents(weights))]
-        promote = promoted(jaxpr)
+        promote = promoted(jaxpr, smooth_instead) if which == _VALUE else promoted(jaxpr)
         with jax.enable_x64(True), silent_callbacks():
             try:
                 return rounding_noise(jax.make_jaxpr(promote)(*operands), operands, _SAMPLES)
@@ -332,6 +343,16 @@ def _of_constants(jaxpr: ClosedJaxpr | None, **how: Any) -> Callable[[Operands, 
         return lambda consts, operands: []
     closed, x64 = reclosing(jaxpr_and_consts(jaxpr)[0]), bool(jax.config.jax_enable_x64)
     return lambda consts, operands: promoted(closed(consts), x64=x64, **how)(*operands)
+
+
+def _either(first: Rule | None, second: Rule | None) -> Rule:
+    """A rule, and where it says nothing another."""
+
+    def rule(chain: Chain, operands: Operands) -> Operands | None:
+        results = None if first is None else first(chain, operands)
+        return second(chain, operands) if results is None and second is not None else results
+
+    return rule
 
 
 def _without_callbacks(chain: Chain, operands: Operands) -> Operands | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +36,8 @@ from .reading import Point
 from .report import GradientReport, LeafRow
 from .rounding import is_undecided, rounding
 from .rules import Rules
+from .smoothing import MENDED, Smoothing
+from .surrogates import declared
 from .values import CONCRETIZATION, Values, untraceable, with_open_marks
 from .verdict import ERROR, INCONCLUSIVE, OK, worst
 from .zeros import zeros
@@ -152,6 +154,8 @@ class _Examination:
             self._compare()
         self._explain_by_growth()
         self._add_zeros()
+        verdict = lambda leaf: self._verdict(leaf, self._program.paths[leaf], self.findings)
+        self.findings += list(declared(self._program, verdict))
         self._progress.tick("zeros")
 
     def _compare(self) -> None:
@@ -225,7 +229,7 @@ class _Examination:
             is_told |= found.reason in _CUT and leaves <= cut
             if is_told or (found.reason in ("truly zero", "cancels") and leaves <= lost):
                 continue
-            found = self._stationary(self._underflowing(found))
+            found = self._with_surrogate(self._stationary(self._underflowing(found)))
             # A zero says more than that part of the derivative is stopped.
             self.findings = [f for f in self.findings if not _tells_part_of(found, f)]
             self.findings.append(found)
@@ -239,6 +243,17 @@ class _Examination:
             return zero
         size = max(float(np.linalg.norm(exact[leaf])) for leaf in leaves)
         return finding("zero", "warning", "underflow", zero.leaves, zero.chain, rule=None, dtype=str(dtype), size=size)
+
+    @cached_property
+    def _smoothing(self) -> Smoothing:
+        return Smoothing(self._own, self._point)
+
+    def _with_surrogate(self, zero: Finding) -> Finding:
+        """The finding for what is only compared, rounded or counted, with a surrogate as its fix if that helps."""
+        if zero.reason not in MENDED or self._program.cotangent is None:
+            return zero
+        (leaf,) = self._numbers(zero)
+        return dataclasses.replace(zero, fix=self._smoothing.fix(zero, leaf))
 
     def _stationary(self, zero: Finding) -> Finding:
         """The finding for a rule that gives a zero where the slope is zero, but not beside; or else the same."""
@@ -257,8 +272,17 @@ class _Examination:
         """The findings, each cause once, and the verdict on each leaf."""
         found = [self._with_name(finding) for finding in self.findings]
         findings = list(intended(found, self._options.intended))
+        findings += [wrong for finding in findings if finding.intended for wrong in self._within(finding)]
         verdicts = [self._verdict(leaf, path, findings) for leaf, path in enumerate(self._program.paths)]
         return merged(findings), verdicts
+
+    def _within(self, meant: Finding) -> Iterator[Finding]:
+        """What is wrong in a rule that is intended: the rules that it uses."""
+        if meant.rule is None or meant.kind != "mismatch":
+            return
+        for blame in self._rules.wrong_within(meant.chain):
+            more = {"element": blame.element, "steps": blame.steps, "outer": meant.rule.name}
+            yield finding("mismatch", "error", "rule within", meant.leaves, blame.chain, figures=meant.figures, **more)
 
     def _with_name(self, finding: Finding) -> Finding:
         """A finding that says which named value the operation is computed from."""

@@ -18,6 +18,7 @@ KINDS = (
     "noise",
     "precision",
     "growth",
+    "surrogate",
     "nondeterminism",
     "intended",
 )
@@ -110,7 +111,7 @@ class Finding:
 
     Attributes:
         kind: `value`, `mismatch`, `nan`, `oob`, `zero`, `draw`, `tie`, `jump`, `noise`, `precision`, `growth`,
-            `nondeterminism` or `intended`.
+            `surrogate`, `nondeterminism` or `intended`.
         severity: `error` if the gradient cannot be trusted, `warning` if it may not mean what you think, `info` if
             there is nothing to fix.
         reason: What it is, within its kind: `rule`, `stop`, `removable`, `no path` and so on.

@@ -127,7 +127,7 @@ class _Evaluation:
             with source_of(equation):
                 return self.run(*jaxpr_and_consts(inside), operands)
         if name in _OF_OWN_WIDTH or not any(map(_changes, (*equation.invars, *equation.outvars))):
-            return _at_own_width(equation, operands)
+            return at_own_width(equation, operands)
         return self._at_double_width(equation, operands)
 
     def _run_on(self, equation: JaxprEqn, operands: Operands, carry: Operands) -> Operands:
@@ -162,7 +162,7 @@ class _Evaluation:
             changed = {name: self._parameter(name, value) for name, value in equation.params.items()}
             return bind(equation, operands, **changed)
         except UNSUPPORTED:
-            return _at_own_width(equation, operands)
+            return at_own_width(equation, operands)
 
     def _parameter(self, name: str, value: Any) -> Any:
         if name == "precision":
@@ -235,10 +235,10 @@ def _exact(value: Any, aval: Any) -> Any:
     return np.copysign(_CONSTANTS[known[0]], value) if known.size else value
 
 
-def _at_own_width(equation: JaxprEqn, operands: Operands) -> Operands:
-    """The results of the original equation, on operands rounded to its dtypes."""
+def at_own_width(equation: JaxprEqn, operands: Operands, **changed: Any) -> Operands:
+    """The results of the original equation, with other parameters if given, on operands rounded to its dtypes."""
     narrow = [
         jnp.asarray(operand, atom.aval.dtype) if _changes(atom) and not hasattr(atom.aval, "inner_aval") else operand
         for operand, atom in zip(operands, equation.invars, strict=True)
     ]
-    return bind(equation, narrow)
+    return bind(equation, narrow, **changed)

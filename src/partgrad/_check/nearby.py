@@ -13,7 +13,7 @@ import numpy as np
 
 from .._compat import silent_callbacks
 from .._message import at
-from .._programs import quick_jit
+from .._programs import jaxpr_and_consts, quick_jit, run
 from .._search import Reached, Searched, search as points_near
 from .._selection import Target
 from .._transforms import Call
@@ -21,6 +21,7 @@ from ..errors import ArgumentError
 from .finding import Finding
 from .program import differentiable
 from .report import GradientReport
+from .surrogates import has_surrogates, smooth_instead
 
 # At most so many of the points that were reached are checked, and so many of one operation.
 _CHECKED, _OF_ONE = 8, 4
@@ -58,6 +59,9 @@ def with_nearby(
     leaves, without_aux = call.selected, call.without_aux(has_aux)
     outputs = lambda *values: differentiable(without_aux(list(values)))
     program, generator = jax.make_jaxpr(outputs)(*map(jnp.asarray, leaves)), np.random.default_rng(seed)
+    # How steep a surrogate is, only its smooth function tells.
+    is_declared = has_surrogates(program)
+    steep = (lambda *x: run(*jaxpr_and_consts(program), list(x), smooth_instead)) if is_declared else outputs
     end = time.monotonic() + seconds
     try:
         with silent_callbacks():
@@ -77,7 +81,7 @@ def with_nearby(
             if finding.severity != "error" or finding.reason == "value" or cause in known:
                 continue
             # An infinite derivative is right where the function itself is infinitely steep.
-            is_infinite = finding.kind == "nan" and finding.reason in _TAKEN and _is_infinite(outputs, point)
+            is_infinite = finding.kind == "nan" and finding.reason in _TAKEN and _is_infinite(steep, point)
             if cause not in new or (new[cause].severity == "info" and not is_infinite):
                 new[cause] = _told(finding, paths, leaves, point, is_infinite)
     left = f", {found.left} left out ({found.reason})" if found.left else ""

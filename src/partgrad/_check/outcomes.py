@@ -14,6 +14,7 @@ from jax import lax
 
 from .._compat import cached_property, silent_callbacks
 from .._programs import CHOOSING, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
+from .._surrogate import is_surrogate
 from .evaluation import Leaves
 from .float64 import promoted
 from .probe import Answer, probe
@@ -90,6 +91,8 @@ class Outcomes:
 
         def transfer(chain: Chain, sources: Sources) -> Sources:
             bit = union(bits.get(key, 0) for key in outer(chain))
+            if is_surrogate(chain[-1]):
+                sources = sources[1:]
             passed = bit if is_discrete(chain) else union(sources) | bit
             return [passed] * len(chain[-1].outvars)
 

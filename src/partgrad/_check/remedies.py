@@ -130,7 +130,7 @@ class Remedies:
         return self._answer("double_where", double_where(self._program.outputs), leaf)
 
     def _unwrapped(self, wrapped: Found) -> Reason:
-        return "not taken", {"fix": _fix("f", "partgrad.double_where(f)", wrapped)}
+        return "not taken", {"fix": fix_of("f", "partgrad.double_where(f)", wrapped)}
 
     def _undecided(self, wrapped: Found) -> Reason:
         """What is said of `double_where` where the differences do not confirm it."""
@@ -160,7 +160,7 @@ class Remedies:
             return "singular", {"by": by}
         own = operation_of(cause.chain)
         written = own if own == name else _COMPOSED.get(name, own)
-        return "singular", {"fix": _fix(written, by, found, beside), "by": by}
+        return "singular", {"fix": fix_of(written, by, found, beside), "by": by}
 
     def _without_remedy(self, leaf: int, cause: Cause) -> Reason:
         slope = self._slope(leaf)
@@ -187,7 +187,7 @@ class Remedies:
             )
             reason: Reason
             if cause not in taken and found is not None and is_confirmed(found):
-                reason = "not taken", {"fix": _fix("f", "partgrad.double_where(f)", found, others)}
+                reason = "not taken", {"fix": fix_of("f", "partgrad.double_where(f)", found, others)}
             elif cause not in taken:
                 reason = "beside", {"others": _lines(taken)}
             elif found is not None:
@@ -308,7 +308,8 @@ def _ids(chain: Chain) -> tuple[int, ...]:
     return tuple(id(equation) for equation in chain[: rules[0] if rules else None])
 
 
-def _fix(replaces: str, by: str, found: Found, beside: tuple[str, ...] = ()) -> Fix:
+def fix_of(replaces: str, by: str, found: Found, beside: tuple[str, ...] = ()) -> Fix:
+    """The fix that was tried, with the numbers of the reading that shows it."""
     shown = found.seen.reading.telling if found.seen else Agreement("")
     return Fix(replaces, by, shown.got, None if found.row.name == "kink" else shown.expected, beside)
 

@@ -22,6 +22,7 @@ from .._programs import (
     jaxpr_and_consts,
     line,
     run,
+    zeros_like_aval,
 )
 from .names import element_of, rule_of, steps_of
 from .probe import Answer, probe
@@ -81,6 +82,33 @@ class Rules:
             (b.chain, self._incomparable[b.chain])
             for b in _unlike([Blame(chain, False, False, (), []) for chain in own])
         ]
+
+    def wrong_within(self, chain: Chain) -> list[Blame]:
+        """The rules that the rule of an equation uses and that differ from their functions, as one by hand may."""
+        origin = self._program.origin
+        return _unlike([b for b in self._blamed_within if (found := origin(b.chain)) and found[-1] is chain[-1]])
+
+    @cached_property
+    def _blamed_within(self) -> list[Blame]:
+        """Of the rules that are met in the derivative only, those that differ from their functions."""
+        program = self._program
+        derivative, more = program.tangent, program.leaves
+        if derivative is None:
+            derivative, more = program.value_and_cotangent, [zeros_like_aval(aval) for aval in program.out_avals]
+        if derivative is None:
+            return []
+        # The first of its functions tells a rule: what its derivative was traced with hangs on it as well.
+        first = lambda chain: next((id(function) for function in rule.functions), 0) if (rule := rule_of(chain)) else 0
+        met_before = {0, *map(first, program.smooth.chains)}
+
+        def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+            return None if first(chain) in met_before else self._question(chain, operands, results)
+
+        grouped: dict[tuple[int, ...], list[Answer]] = {}
+        for answer in probe(derivative, [*program.leaves, *more], question)[1]:
+            if answer.numbers[1] != _UNKNOWN:
+                grouped.setdefault(tuple(map(id, answer.chain)), []).append(answer)
+        return list(map(_blame, grouped.values()))
 
     def ruled_for(self, leaf: int) -> list[Chain]:
         """The rules on the path of a leaf, whether or not they can be compared."""

@@ -9,6 +9,8 @@ _INDEX = "correct the index, unless that is intended"
 _OTHER_POINT = "check another point"
 _KINK = "another point, unless any slope between the two will do"
 _ZERO = "the gradient is zero: "
+_DECLARED = "the derivative of {at} is that of {smooth}, as declared{declared}"
+_APART = "At this point the values of the two are up to {error:.3g} apart."
 _DRAW = "the draw of `{operation}` depends on it, and its gradient is "
 
 # By kind and reason: what is said, and what is advised if no fix was found.
@@ -44,6 +46,11 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ("mismatch", "rule value"): (
         "{compared}; the rule of {rule}, computes another value than its function{place}.",
         "correct the rule",
+    ),
+    ("mismatch", "rule within"): (
+        "the rule of `{outer}` is intended, and uses the rule of {rule}, which is not the derivative of its "
+        "function{most}.",
+        "correct that rule",
     ),
     ("mismatch", "removable"): (
         "{compared}; {both_sides}{at} decides here, and JAX differentiates the branch it takes.",
@@ -157,6 +164,11 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ("zero", "mark"): (_ZERO + "{held_by} {mark}.", f"if it is to be fitted, {_REBUILT}"),
     ("zero", "fixed draw"): (_ZERO + "the draw at {where} has gradient='fixed'.", ""),
     ("zero", "stop"): (_ZERO + "{at} stops it.", "remove it, if the leaf is to be fitted"),
+    ("zero", "surrogate"): (
+        _ZERO
+        + "the surrogate called at {where} depends on it, and its smooth function, whose derivative counts, does not.",
+        "let `smooth` depend on it too, or mark it NonDiff",
+    ),
     ("zero", "compared"): (
         _ZERO + "it is only compared, by {at}.",
         "choose smoothly, for example with a sigmoid",
@@ -240,6 +252,12 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "{rate:.3g}) for {steps_of_loop} steps, and rounding errors with them: no gradient in {dtype} is meaningful "
         "there.",
         "shorten the horizon, or cut the loop into segments with `jax.lax.stop_gradient` between them",
+    ),
+    ("surrogate", "declared"): (_DECLARED + ", and differences of that agree with it. " + _APART, ""),
+    ("surrogate", "undecided"): (_DECLARED + ". " + _APART, ""),
+    ("surrogate", "not finite"): (
+        _DECLARED + ", whose value is not finite here: nothing can be compared with its derivative.",
+        "write a smooth function that is finite wherever the exact one is",
     ),
     ("precision", "narrow"): (
         "the gradient in {dtype} has a relative error of {error:.1e}; it goes through {through}{at_line}{unexplained}.",

@@ -18,6 +18,7 @@ from .._marks import EXPLICIT, mark_in
 from .._programs import (
     FIXED_DRAW,
     HIGH,
+    OF_SURROGATE,
     Chain,
     Operands,
     any_equation,
@@ -148,6 +149,7 @@ def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
         ruled = [inside for inside in outer if inside and is_custom_rule(inside[-1])]
         return (
             chain[-1].primitive.name == "stop_gradient"
+            and not is_of_surrogate(chain)
             and not any(tuple(map(id, inside)) in solving for inside in outer)
             # Inside a library's rule: what the user stopped in a function passed to that library.
             and all(map(is_in_library, ruled))
@@ -167,6 +169,11 @@ def mark_of(chain: Chain) -> str | None:
 def is_fixed_draw(chain: Chain) -> bool:
     """Whether a `stop_gradient` is that of a draw whose gradient the user fixed."""
     return FIXED_DRAW in str(chain[-1].source_info.name_stack)
+
+
+def is_of_surrogate(chain: Chain) -> bool:
+    """Whether an equation is of the exact function of a surrogate, whose derivative does not count."""
+    return any(OF_SURROGATE in str(equation.source_info.name_stack) for equation in chain)
 
 
 def is_of_partgrad(chain: Chain) -> bool:

@@ -16,11 +16,17 @@ def message(finding: Finding) -> str:
     """What was found, and the fix or the suggestion."""
     said, _ = SENTENCES[finding.kind, finding.reason]
     said = f"{_moved(finding)}{said.format_map(_Words(finding))}{_after(finding)}"
-    said = f"intended: {said}" if finding.intended else said
+    said = f"intended: {said}{_unverified(finding)}" if finding.intended else said
     if finding.fix is not None:
         return f"{said} Fix: {_fix(finding)}."
     advice = suggestion(finding)
     return f"{said} Suggestion: {advice}." if advice else said
+
+
+def _unverified(finding: Finding) -> str:
+    """That what a rule is meant to be is not known, and how to say it."""
+    is_rule = (finding.kind, finding.reason) == ("mismatch", "rule")
+    return " Declared by `partgrad.surrogate(exact, smooth=...)`, it would be checked." if is_rule else ""
 
 
 def suggestion(finding: Finding) -> str:

@@ -27,12 +27,13 @@ from .._programs import (
     smoothly,
     union,
 )
+from .._surrogate import is_surrogate
 from .evaluation import Own
 from .finding import Finding
 from .names import finding, operation_of, steps_of
 from .probe import Answer, Question, probe
 from .program import Program
-from .stops import is_fixed_draw, mark_of
+from .stops import is_fixed_draw, is_of_surrogate, mark_of
 
 _SATURATING = frozenset({"tanh", "logistic", "erf", "erfc", "exp", "exp2", "expm1", "log1p", "atan"})
 # Operations that take one of several values: by their size or a condition, and by their position.
@@ -128,11 +129,13 @@ def _is_told_with_draws(program: Program, chain: Chain) -> bool:
 def _barrier(path: str, chain: Chain) -> Finding:
     """The finding for what lets the value through and not the derivative."""
     name = chain[-1].primitive.name
-    severity, more = "warning", {}
+    severity, more = "warning", dict[str, Any]()
     if mark_of(chain) is not None:
         reason, more = "mark", {"mark": mark_of(chain)}
     elif is_fixed_draw(chain):
         reason, severity = "fixed draw", "info"
+    elif is_of_surrogate(chain) or is_surrogate(chain[-1]):
+        reason, more = "surrogate", {"operation": "a surrogate"}
     elif name == "stop_gradient":
         reason = "stop"
     elif name in TESTS:

@@ -38,6 +38,7 @@ from .primitives import (
     OWN,
     PRODUCTS,
     SUMS,
+    SURROGATE,
 )
 from .rules import LINEAR, fills
 
@@ -257,7 +258,9 @@ def everything(chain: Chain, sources: Sources) -> Sources:
 def smoothly(chain: Chain, sources: Sources) -> Sources:
     """What the derivative of each result may depend on: nothing goes through integers, comparisons or stops."""
     equation = chain[-1]
-    operands = zip(equation.invars, sources, strict=True)
+    # The derivative of a surrogate is that of its second operand.
+    first = 1 if equation.primitive.name == SURROGATE else 0
+    operands = list(zip(equation.invars, sources, strict=True))[first:]
     total = (
         0 if equation.primitive.name in FLAT else union(source for atom, source in operands if is_floating(atom.aval))
     )

@@ -17,8 +17,11 @@ CALLS = named("jit pjit closed_call core_call eval_jaxpr")
 TRANSPARENT = named("partgrad_double_where")
 # Functions under `double_where`, and the linear parts of their derivatives.
 OWN = ("partgrad_double_where", "partgrad_double_where_linear")
-# The scope of the stops that `partgrad.draw` makes with gradient="fixed".
+# The value of one function with the derivative of another: its operands are the results of the two.
+SURROGATE = "partgrad_surrogate"
+# The scopes of the stops that `partgrad.draw` makes with gradient="fixed", and of the exact function of a surrogate.
 FIXED_DRAW = "partgrad.fixed"
+OF_SURROGATE = "partgrad.surrogate"
 CHECKPOINTS = named("checkpoint remat remat2")
 CUSTOM_JVPS = named("custom_jvp_call custom_jvp_call_jaxpr")
 CUSTOM_VJPS = named("custom_vjp_call custom_vjp_call_jaxpr")
