@@ -21,6 +21,12 @@ def pytest_addoption(parser: Any) -> None:
         help="the same, and fail too if one is cut by a stop_gradient, a mark or a rule",
     )
     flag("-all", "also check functions of other libraries")
+    group.addoption(
+        "--gradients-calls",
+        action="append",
+        metavar="GLOB",
+        help="also check the functions with such qualified names that are called, as 'package.physics.*'",
+    )
     flag("-search", "also search for bad points near the given ones")
     group.addoption("--gradients-seconds", type=float, default=20.0, help="the most for one function (20)")
     group.addoption("--gradients-total", type=float, default=300.0, help="the most for all functions (300)")
@@ -41,7 +47,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def _record(config: Any, options: Any) -> None:
-    names = ("", "_strict", "_strict_stopped", "_all", "_search", "_json", "_html")
+    names = ("", "_strict", "_strict_stopped", "_all", "_search", "_json", "_html", "_calls")
     if any(getattr(options, f"gradients{name}") for name in names) and not config.pluginmanager.has_plugin(_NAME):
         from partgrad._audit.pytest_audit import Gradients
 

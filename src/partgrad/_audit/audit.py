@@ -1,14 +1,20 @@
 """Check what was recorded, and gather what was found by its cause."""
 
+import contextlib
 import linecache
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._check import GradientReport, check
-from .recorder import Place, Point, Recorder, last_line
+import numpy as np
+
+from .._check import Finding, Glance, GradientReport, check, glances
+from .._programs import Operands, Recorded
+from .calls import CalledPlace
+from .place import Place, Point, last_line
+from .recorder import Recorder
 from .settings import Settings
 
 # What a person writes on a line whose findings are intended.
@@ -18,6 +24,10 @@ _STOPPING = frozenset({"stop", "rule stop", "mark"})
 _SEVERITIES = ("error", "warning", "info")
 # The least that it takes to compile a check, for each operation of the function.
 _COMPILING = 0.004
+# At how many states a function is checked, if it is finite at all that are kept.
+_CHECKED = 3
+# How far a function that runs again may be from what it returned, relative to the size of that.
+_SAME = 1e-2
 
 
 class Cause(NamedTuple):
@@ -27,15 +37,17 @@ class Cause(NamedTuple):
         finding: The finding as plain data, as `Finding.to_dict` returns it, with the names of the leaves.
         functions: The qualified names of the functions whose gradients it is in.
         met: Where they are differentiated: names of tests, or lines.
+        called: Where they are called, and were differentiated by the audit alone.
     """
 
     finding: dict[str, Any]
     functions: list[str]
     met: list[str]
+    called: list[str]
 
 
 class Left(NamedTuple):
-    """What was not checked or not searched, and why."""
+    """What was not checked, checked in part only, or not searched, and why."""
 
     what: str
     function: str
@@ -72,6 +84,15 @@ class Audited(NamedTuple):
         return sum(f["severity"] == "warning" and f["reason"] in _STOPPING for f in found)
 
 
+class Found(NamedTuple):
+    """A finding in a function, where that was met, and whether it was called there, not differentiated."""
+
+    finding: dict[str, Any]
+    function: str
+    met: str
+    is_called: bool
+
+
 class _OutOfTime(Exception):
     """A check took as long as it may."""
 
@@ -79,18 +100,28 @@ class _OutOfTime(Exception):
 def audited(recorder: Recorder, settings: Settings, show: Callable[[str], object] = lambda line: None) -> Audited:
     """Check every function that was recorded, and then search near their points, as long as there is time."""
     audit, places = _Audit(settings, show), recorder.places
+    places = audit.look(places)
     audit.check(places)
     if settings.search:
         audit.search(places)
-    if not audit.functions and not audit.left:
+    if not audit.functions and not audit.left and not settings.calls:
         # The audit was run in another folder than the project's.
         why = f"it is not written below {settings.root}"
         audit.left += [Left("checked", name, file, why) for name, file in settings.elsewhere.items()]
     why = "the gradients that another process takes are not recorded"
     audit.left += [Left("checked", how, settings.line(*where), why) for where, how in recorder.children.items()]
+    audit.left += [Left("checked", name, "", reason) for name, reason in recorder.swapped.left.items()]
     causes, unmatched = _gathered(audit.found, settings, audit.used)
     unmatched += [("skip", glob) for glob in settings.skip if glob not in settings.matched]
-    return Audited(_listed(audit.functions), causes, audit.left, unmatched, audit.searched)
+    unmatched += [("calls", glob) for glob in settings.calls if glob not in recorder.swapped.matched]
+    unmatched += [("wrt", entry) for entry in settings.wrt if entry not in audit.differentiated]
+    return Audited(_listed(audit.functions), causes, _in_part(audit.left, causes), unmatched, audit.searched)
+
+
+def _in_part(left: list[Left], causes: list[Cause]) -> list[Left]:
+    """What is left, where a function in which an error was found is checked in part."""
+    wrong = {name for cause in causes if cause.finding["severity"] == "error" for name in cause.functions}
+    return [one._replace(what="partly") if one.what == "checked" and one.function in wrong else one for one in left]
 
 
 class _Audit:
@@ -100,31 +131,115 @@ class _Audit:
         self._settings, self._show = settings, show
         self._end = time.monotonic() + settings.total
         self.functions: dict[tuple[str, str], float] = {}
-        self.found: list[tuple[dict[str, Any], str, str]] = []
+        self.found: list[Found] = []
         self.left: list[Left] = []
         self.searched: list[tuple[int, int]] = []
         self.used: set[str] = set()
+        # The entries of `wrt` that some argument fits.
+        self.differentiated: set[str] = set()
+        self._glances: dict[Place, list[Glance]] = {}
+        self._severity: dict[Place, int] = {}
+
+    def look(self, places: Sequence[Place]) -> list[Place]:
+        """Say of every function, before anything is checked, whether its gradient is finite; the worst ones first."""
+        kept = []
+        for number, place in enumerate(places, 1):
+            self._show(f"gradients: first look, {number} of {len(places)}, {place.origin.name}")
+            with _as_it_ran(place):
+                if isinstance(place, CalledPlace) and not place.trace(self._settings.wrt, self.differentiated):
+                    continue
+                kept.append(place)
+                self._glances[place] = self._glanced(place)
+        return sorted(kept, key=lambda place: -sum(bool(one.bad) for one in self._glances[place]))
+
+    def _glanced(self, place: Place) -> list[Glance]:
+        """One glance for each state; none if there is no derivative, of which the check says why."""
+        programs: dict[Any, list[Point]] = {}
+        for point in () if place.reason else place.points:
+            programs.setdefault(point.program.keyed or id(point.program), []).append(point)
+        found: dict[int, Glance] = {}
+        for points in programs.values():
+            pairs = [(one.program.point(one.operands), one.operands) for one in points]
+            seen = self._seen(place, points[0].program, pairs)
+            if seen is None:
+                return []
+            found |= {id(point): one for point, one in zip(points, seen, strict=True)}
+        several = [found[id(point)] for point in place.points] if found else []
+        if any(map(_is_another, place.points, several)):
+            place.reason = "it returns something else when it runs again"
+            return []
+        return several
+
+    @staticmethod
+    def _seen(place: Place, program: Recorded, pairs: list[tuple[Any, Operands]]) -> list[Glance] | None:
+        # What nobody has differentiated yet may have a derivative in forward mode alone.
+        for forward in (False, True) if place.is_called and not place.is_forward else (place.is_forward,):
+            try:
+                seen = glances(program.function, pairs, forward=forward)
+            except Exception:
+                # A program that runs only where it was recorded, or a rule of the user's: the check will say so.
+                continue
+            place.is_forward = forward
+            return seen
+        return None
 
     def check(self, places: Sequence[Place]) -> None:
-        """Check each function at the points that were kept."""
+        """Check each function at a few of its states, first where its gradient is not finite."""
         for number, place in enumerate(places, 1):
             self._show(f"gradients: {number} of {len(places)}, {place.origin.name}")
             if place.reason or not place.points:
                 self._leave("checked", place, place.reason or "it was traced and did not run")
                 continue
-            begin = time.monotonic()
-            for point in place.points:
+            begin, done = time.monotonic(), set[int]()
+            for which in self._chosen(place):
+                point = place.points[which]
                 if self._report("checked", place, point, begin + self._settings.seconds, search=False) is None:
                     break
+                done.add(which)
             else:
                 function = self._function(place)
                 self.functions[function] = self.functions.get(function, 0.0) + time.monotonic() - begin
+            self._state(place, done)
+
+    def _chosen(self, place: Place) -> list[int]:
+        """The numbers of the states that are checked: each way of not being finite, the first, and some others."""
+        glanced = self._glances[place]
+        first: dict[tuple[int, ...], int] = {}
+        for which, one in enumerate(glanced):
+            if one.bad:
+                first.setdefault(one.bad, which)
+        # With a finite value first: what is not finite there is a matter of the gradient.
+        bad = sorted(first.values(), key=lambda which: not glanced[which].is_value_finite)
+        return list(dict.fromkeys([*bad, *range(len(place.points))]))[: max(_CHECKED, len(bad))]
+
+    def _state(self, place: Place, done: set[int]) -> None:
+        """Say where a gradient is not finite, if no check has said more."""
+        glanced = self._glances[place]
+        bad = [which for which, one in enumerate(glanced) if one.bad]
+        if not bad or any(glanced[which].bad for which in done):
+            return
+        paths = place.points[0].program.point(place.points[0].operands).paths
+        leaves = tuple(path for leaf, path in enumerate(paths) if any(leaf in glanced[which].bad for which in bad))
+        is_value = all(not glanced[which].is_value_finite for which in bad)
+        details = {"bad": len(bad), "states": len(glanced), "value": is_value}
+        origin = place.origin
+        name = origin.name.rpartition(".")[2]
+        found = Finding("nan", "error", "states", leaves, origin.file, origin.line, name, details=details)
+        self._keep(place, [found])
+
+    def _keep(self, place: Place, findings: Iterable[Finding]) -> None:
+        met = place.running or self._settings.line(*place.where)
+        for finding in findings:
+            number = _SEVERITIES.index(finding.severity)
+            self._severity[place] = min(number, self._severity.get(place, number))
+            self.found.append(Found(finding.to_dict(), place.origin.name, met, place.is_called))
 
     def search(self, places: Sequence[Place]) -> None:
-        """Search near the first point of each program, wherever it is differentiated."""
+        """Search near the first point of each program, wherever it is differentiated; the worst first."""
         # A reverse derivative, if there is one, is wrong wherever a forward one is.
         first = {place.kind: place for place in sorted(places, key=lambda place: -place.is_forward)}
-        for number, place in enumerate(first.values(), 1):
+        ordered = sorted(first.values(), key=lambda place: self._severity.get(place, len(_SEVERITIES)))
+        for number, place in enumerate(ordered, 1):
             self._show(f"gradients: search, {number} of {len(first)}, {place.origin.name}")
             if not place.points or self._function(place) not in self.functions:
                 continue
@@ -146,15 +261,13 @@ class _Audit:
             if time.monotonic() > last:
                 raise _OutOfTime
 
-        program, operands = point
+        program, operands, _ = point
         try:
             watch()
             seconds = until - time.monotonic()
             if program.operations * _COMPILING > seconds:
                 raise _OutOfTime
-            with place.conditions.again(), warnings.catch_warnings():
-                # The function has warned when it ran; under `-W error` it would raise.
-                warnings.simplefilter("ignore")
+            with _as_it_ran(place):
                 checked = check(
                     program.function(operands),
                     forward=place.is_forward,
@@ -176,10 +289,9 @@ class _Audit:
             why = missing.details.get("error", "a loop")
             self._leave(what, place, f"its derivative is there only where it runs ({why})")
             return None
-        met = place.running or self._settings.line(*place.where)
         stale = {finding.details["entry"] for finding in report.findings if finding.kind == "intended"}
         self.used.update(set(self._settings.intended) - stale)
-        self.found += [(f.to_dict(), place.origin.name, met) for f in report.findings if f.kind != "intended"]
+        self._keep(place, [finding for finding in report.findings if finding.kind != "intended"])
         return report
 
     def _function(self, place: Place) -> tuple[str, str]:
@@ -189,17 +301,41 @@ class _Audit:
         self.left.append(Left(what, place.origin.name, self._settings.line(*place.where), reason))
 
 
-def _gathered(
-    found: list[tuple[dict[str, Any], str, str]], settings: Settings, used: set[str]
-) -> tuple[list[Cause], list[tuple[str, str]]]:
+@contextlib.contextmanager
+def _as_it_ran(place: Place) -> Iterator[None]:
+    """A context with the settings under which a function ran; it has warned then, and would raise under `-W error`."""
+    with place.conditions.again(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _is_another(point: Point, seen: Glance) -> bool:
+    """Whether a function that runs again gives other values than it returned, beyond what compiling it anew changes."""
+    if point.returned is None:
+        return False
+    pairs = list(zip(seen.outputs, point.returned, strict=False))
+    return len(seen.outputs) != len(point.returned) or not all(
+        np.shape(a) == np.shape(b) and _is_close(a, b) for a, b in pairs
+    )
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    first, second = (np.asarray(value).astype(np.complex128) for value in (one, other))
+    both = np.isfinite(first) & np.isfinite(second)
+    size = np.abs(second[both]).max(initial=0.0)
+    return bool((np.abs(first[both] - second[both]) <= _SAME * size + np.finfo(np.float32).tiny).all())
+
+
+def _gathered(found: list[Found], settings: Settings, used: set[str]) -> tuple[list[Cause], list[tuple[str, str]]]:
     """What was found by its cause, and the entries of `intended` that match none of it and were not used before."""
     causes: list[Cause] = []
-    for finding, function, met in found:
+    for finding, function, met, is_called in found:
         meant = [entry for entry in settings.intended if _is_meant(entry, finding, function)]
         used.update(meant)
         if meant or COMMENT in linecache.getline(finding["file"], finding["line"]):
             finding = {**finding, "severity": "info", "intended": True}
-        causes.append(Cause(finding, [function], [met]))
+        where = ([], [met]) if is_called else ([met], [])
+        causes.append(Cause(finding, [function], *where))
     return _merged(causes), [("intended", entry) for entry in settings.intended if entry not in used]
 
 
@@ -213,9 +349,10 @@ def _merged(causes: Iterable[Cause]) -> list[Cause]:
         key = key if finding["file"] else (*key, *cause.functions)
         known = merged.get(key)
         if known is None:
-            merged[key] = Cause({**finding, "leaves": list(finding["leaves"])}, list(cause.functions), list(cause.met))
+            own_lists = (list(names) for names in cause[1:])
+            merged[key] = Cause({**finding, "leaves": list(finding["leaves"])}, *own_lists)
             continue
-        lists = (known.functions, cause.functions), (known.met, cause.met), (known.finding["leaves"], finding["leaves"])
+        lists = *zip(known[1:], cause[1:], strict=True), (known.finding["leaves"], finding["leaves"])
         for own, new in lists:
             own += [item for item in new if item not in own]
     return sorted(merged.values(), key=lambda cause: _SEVERITIES.index(cause.finding["severity"]))

@@ -52,11 +52,16 @@ def _written(value: Any) -> Origin | None:
     code = getattr(function, "__code__", None)
     if code is None:
         return None
-    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', code.co_name)}"
-    return Origin(code.co_filename, code.co_firstlineno, name.removeprefix("."))
+    return Origin(code.co_filename, code.co_firstlineno, name_of(function))
 
 
-def caller() -> tuple[str, int]:
-    """The innermost running line of code that is no library's."""
-    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe()))
+def name_of(function: Any) -> str:
+    """The qualified name of a function."""
+    name = getattr(function, "__qualname__", function.__code__.co_name)
+    return f"{getattr(function, '__module__', '')}.{name}".removeprefix(".")
+
+
+def caller(beyond: int = 0) -> tuple[str, int]:
+    """The innermost running line of code that is no library's; some frames may be passed over."""
+    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe(1 + beyond)))
     return next((frame for frame in frames if is_users(frame[0])), ("", 0))

@@ -58,13 +58,14 @@ def page(result: Audited, settings: Settings) -> str:
 def _entry(finding: dict[str, Any]) -> str:
     colour = _COLOURS[finding["severity"]]
     head = f'<span class="kind" style="color:{colour}">{finding["severity"]} {_text(finding["kind"])}</span>'
-    by = ", ".join(finding["differentiated_by"])
+    ways = {"differentiated": finding["differentiated_by"], "called": finding["called_by"]}
+    by = "; ".join(f"{how} by {', '.join(where)}" for how, where in ways.items() if where)
     leaves = f" with respect to {', '.join(finding['leaves'])}" if finding["leaves"] else ""
     return (
         f"<details{' open' * (finding['severity'] == 'error')}><summary>{head} "
         f'<span class="where">{_text(finding["where"])}</span> {_text(finding["operation"])}</summary>\n'
         f"<p>{_text(finding['message'])}</p>\n{_lines(finding)}"
-        f"<p>In {_text(', '.join(finding['functions']))}{_text(leaves)}; differentiated by {_text(by)}.</p></details>"
+        f"<p>In {_text(', '.join(finding['functions']))}{_text(leaves)}; {_text(by)}.</p></details>"
     )
 
 

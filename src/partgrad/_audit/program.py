@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from .._programs import Recorded
 from .._transforms import Call
 from .._trees import is_differentiable
+from .tap import passed_on
 
 
 def recorded(
@@ -21,7 +21,7 @@ def recorded(
     numbers = {argnum % len(args) for argnum in argnums}
     chosen = [path[0].idx == 0 and path[1].idx in numbers and is_differentiable(leaf) for path, leaf in keyed]
     paths = [_name(function, path) for (path, _), is_one in zip(keyed, chosen, strict=True) if is_one]
-    return Recorded(function, args, kwargs, chosen, paths, has_aux)
+    return Recorded(function, args, kwargs, chosen, paths, has_aux, passed_on)
 
 
 def _name(function: Any, path: Any) -> str:
@@ -31,30 +31,21 @@ def _name(function: Any, path: Any) -> str:
     parameters = _parameters(function)
     argument, rest = path[1], path[2:]
     number = getattr(argument, "idx", None)
-    name = (
-        parameters[number]
-        if number is not None and number < len(parameters)
-        else str(argument.key if number is None else number)
-    )
+    if number is None:
+        return named_leaf((argument, *rest))
+    name = parameters[number] if number < len(parameters) else str(number)
     return name + jax.tree_util.keystr(rest)
+
+
+def named_leaf(path: Any) -> str:
+    """The path of a leaf of arguments by name."""
+    return str(path[0].key) + jax.tree_util.keystr(path[1:])
 
 
 def _parameters(function: Any) -> list[str]:
     with contextlib.suppress(TypeError, ValueError):
         return list(inspect.signature(function).parameters)
     return []
-
-
-def distance(one: Sequence[Any], other: Sequence[Any]) -> float:
-    """How far two points are apart, relative to their size."""
-    total = 0.0
-    for a, b in zip(one, other, strict=False):
-        if isinstance(a, np.ndarray) and np.issubdtype(a.dtype, np.floating) and a.shape == np.shape(b):
-            first, second = (np.ravel(x)[:4096].astype(float) for x in (a, b))
-            with np.errstate(all="ignore"):
-                scale = np.abs(first).max(initial=0) + np.abs(second).max(initial=0)
-                total += float(np.nan_to_num(np.abs(first - second).max(initial=0) / (scale or 1.0), nan=1.0))
-    return total
 
 
 class Conditions(NamedTuple):

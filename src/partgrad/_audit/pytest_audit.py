@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from ..errors import ArgumentError
 from .audit import Audited, Cause, Left, audited, joined
 from .page import page
-from .recorder import Recorder
+from .recorder import Recorder, wait
 from .report import data, text
 from .settings import from_project
 
@@ -34,12 +33,19 @@ class Gradients:
                 search=options.gradients_search,
                 seconds=options.gradients_seconds,
                 total=options.gradients_total,
+                calls=tuple(options.gradients_calls or ()),
             )
         except ArgumentError as error:
             raise pytest.UsageError(str(error)) from None
         self._recorder = Recorder(self._settings)
         self._results: list[Audited] = []
         self._recorder.install()
+
+    # Last, since others may still take tests out or put them in another order.
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        """Show the calls of the functions that `calls` names, now that everything is imported."""
+        self._recorder.see_calls()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Any:
@@ -59,7 +65,7 @@ class Gradients:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: Any) -> None:
         """Check what was recorded."""
-        jax.effects_barrier()
+        wait()
         self._recorder.remove()
         result = audited(self._recorder, self._settings, self._show)
         output = getattr(self._config, "workeroutput", None)

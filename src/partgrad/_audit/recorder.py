@@ -1,92 +1,53 @@
-"""Stands in for JAX's transforms, and keeps every function that is handed to one.
+"""Stands in for JAX's transforms and for functions of the project, and keeps what is handed to one or is called.
 
 Where the arguments are concrete, they are copied. Inside `jit`, `vmap`, `scan` and the like they are tracers; there a
-callback brings their values out when the compiled program runs.
+tap brings their values out when the compiled program runs.
 """
 
-import copy
+import contextlib
 import functools
+import importlib.abc
 import multiprocessing.process
-import os
+import operator
 import subprocess
 import sys
 import threading
+import traceback
 import types
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 
-from .._programs import Operands, Recorded, host_copies, is_users
-from .origin import Origin, caller, origin_of
-from .program import Conditions, distance, recorded
+from .._programs import is_users
+from .calls import STRUCTURES, Arguments, CalledPlace, defaults_of, origin_of_target
+from .origin import caller, name_of, origin_of
+from .place import Place, last_line
+from .program import recorded
 from .settings import Settings
+from .stand_ins import WRAPPERS, is_python, starting
+from .swapped import Swapped, Target, loaded
+from .tap import tapped
 
-# How many points of one function are kept: the first, and those that are furthest from it.
-_POINTS = 3
-# How many calls are looked at before they become ever fewer, as looking takes a trace.
-_FIRST = 16
-_FORWARD = frozenset({"jvp", "jacfwd", "linearize"})
 # How many seconds a thread waits for another one that traces: what is traced may itself wait for this thread.
 _PATIENCE = 20.0
-
-
-class Point(NamedTuple):
-    """A call: its program, and the values of the program's operands."""
-
-    program: Recorded
-    operands: Operands
-
-
-class Place:
-    """A function that is differentiated at one line with arguments of one kind.
-
-    Attributes:
-        origin: The function.
-        where: The file and line that differentiate it.
-        running: What was running, such as the name of a test.
-        transform: The name of the transform.
-        kind: What is the same for one program with arguments of one kind, wherever it is differentiated.
-        conditions: The settings of JAX there.
-        reason: Why its program could not be kept; empty if it was.
-        points: The calls that are kept.
-    """
-
-    def __init__(self, origin: Origin, where: tuple[str, int], running: str, transform: str, kind: Any):
-        self.kind = kind
-        self.origin, self.where, self.running, self.transform = origin, where, running, transform
-        self.conditions = Conditions.now()
-        self.reason = ""
-        self.points: list[Point] = []
-
-    @property
-    def is_forward(self) -> bool:
-        """Whether only forward mode is used."""
-        return self.transform in _FORWARD
-
-    def arrive(self, program: Recorded, *operands: Any) -> None:
-        """Keep a point, if it is one of the few."""
-        apart = [self._apart(point.operands) for point in self.points]
-        here = self._apart(operands)
-        if len(self.points) < _POINTS:
-            if not self.points or here > 0.0:
-                self.points.append(Point(program, host_copies(operands)))
-            return
-        nearest = min(range(1, _POINTS), key=apart.__getitem__)
-        if here > apart[nearest]:
-            self.points[nearest] = Point(program, host_copies(operands))
-
-    def _apart(self, operands: Sequence[Any]) -> float:
-        """How far a point is from the first."""
-        return distance(self.points[0].operands, operands) if self.points else 0.0
+# How many calls of a transform are looked at before they become ever fewer, as looking takes a trace.
+_FIRST = 16
+# The frames between a call and the function that sees it: the swapped code, and what that calls.
+_BEYOND = 4
+# Where a callback to Python cannot run: in kernels, and in programs that are exported.
+_ELSEWHERE = ("/pallas/", "/jax/_src/export/", "/jax2tf/")
+# The audit's own frames, one for each call, come on top of a program's.
+_DEEPER = 3
 
 
 class Recorder:
     """Keeps the functions that are differentiated while it is in place.
 
     Attributes:
-        places: What was differentiated.
+        places: What was differentiated or called.
+        swapped: The functions whose calls are seen.
         running: What is running now, such as the name of a test.
         children: The lines that start other Python processes, in which nothing is recorded, and how.
     """
@@ -100,6 +61,9 @@ class Recorder:
         self._originals: dict[tuple[Any, str], Any] = {}
         # Whatever is traced holds the lock: it redirects what the whole process prints.
         self._lock, self._own = threading.Lock(), threading.local()
+        self.swapped = Swapped(settings.calls, self._call)
+        self._structures: Counter[Target] = Counter()
+        self._finder, self._limit = Finder(self.swapped), 0
         self.running = ""
         self.children: dict[tuple[str, int], str] = {}
 
@@ -109,14 +73,13 @@ class Recorder:
 
     @property
     def places(self) -> list[Place]:
-        """What was differentiated."""
+        """What was differentiated or called."""
         return list(self._known.values())
 
     def install(self) -> None:
         """Stand in for JAX's transforms, also where a module of the user's has imported them already."""
-        loaded = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
-        modules = [module for module in loaded if is_users(str(vars(module).get("__file__") or "<"))]
-        for name, wrap in _WRAPPERS.items():
+        modules = [module for module in loaded() if is_users(str(vars(module).get("__file__") or "<"))]
+        for name, wrap in WRAPPERS.items():
             original = getattr(jax, name)
             standing_in = wrap(self, name, original)
             # So that it can be pickled.
@@ -125,70 +88,100 @@ class Recorder:
             for module in modules:
                 for own in [own for own, value in vars(module).items() if value is original]:
                     self._replace(module, own, standing_in)
-        self._replace(subprocess.Popen, "__init__", _starting(self, "subprocess", subprocess.Popen.__init__))
+        self._replace(subprocess.Popen, "__init__", starting(self, "subprocess", subprocess.Popen.__init__))
         process = multiprocessing.process.BaseProcess
-        self._replace(process, "start", _starting(self, "multiprocessing", process.start))
+        self._replace(process, "start", starting(self, "multiprocessing", process.start))
 
     def _replace(self, place: Any, name: str, value: Any) -> None:
         self._originals[place, name] = getattr(place, name)
         setattr(place, name, value)
 
+    def see_calls(self) -> None:
+        """Show the calls of the functions that `calls` names, in the modules that are loaded and in later ones."""
+        if not self._settings.calls:
+            return
+        self.swapped.extend(loaded())
+        # What was compiled before would not be traced again.
+        jax.clear_caches()
+        sys.meta_path.insert(0, self._finder)
+        self._limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(_DEEPER * self._limit)
+
     def remove(self) -> None:
-        """Put JAX's transforms back."""
+        """Put JAX's transforms and the functions back."""
         for (place, name), original in self._originals.items():
             setattr(place, name, original)
         self._originals = {}
+        self.swapped.restore()
+        for place in self.places:
+            place.is_closed = True
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+            sys.setrecursionlimit(self._limit)
 
     def see_child(self, how: str, command: Any) -> None:
         """Remember which line of the project starts another Python process."""
         where = caller()
-        if where[0] and self._originals and (how == "multiprocessing" or _is_python(command)):
+        if where[0] and self._originals and (how == "multiprocessing" or is_python(command)):
             self.children.setdefault(where, how)
 
     def see(
-        self, transform: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any], argnums: Any, has_aux: bool
-    ) -> None:
-        """Keep a function, if it is the project's own."""
+        self,
+        transform: str,
+        function: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        argnums: Any,
+        has_aux: Any,
+        result: Any,
+    ) -> Any:
+        """Keep a function, if it is the project's own; what the transform returned, to be returned in its place."""
         # What is traced here may differentiate other functions, which were seen when it ran.
-        if getattr(self._own, "is_busy", False) or not self._originals:
-            return
-        self._own.is_busy = True
+        if self._is_busy or not self._originals:
+            return result
+        self._is_busy = True
         try:
-            self._see(transform, function, args, kwargs, argnums, has_aux)
+            origin = origin_of(function, self._settings.is_audited)
+            if origin is None:
+                return result
+            numbers = tuple(map(operator.index, argnums if isinstance(argnums, Iterable) else (argnums,)))
+            leaves = jax.tree.leaves((args, kwargs))
+            shapes = tuple((getattr(x, "shape", ()), str(getattr(x, "dtype", type(x)))) for x in leaves)
+            key = (origin, caller(), transform, numbers, (shapes, jax.config.jax_enable_x64))
+        except Exception:
+            # Whatever the arguments are, JAX takes them.
+            return result
         finally:
-            self._own.is_busy = False
+            self._is_busy = False
+        return self._see(key, function, args, kwargs, bool(has_aux), result)
 
-    def _see(self, transform: str, function: Any, args: Any, kwargs: Any, argnums: Any, has_aux: bool) -> None:
-        origin = origin_of(function, self._settings.is_audited)
-        if origin is None:
-            return
-        where = caller()
-        shapes = tuple(
-            (getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf))))
-            for leaf in jax.tree.leaves((args, kwargs))
-        )
-        numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        key = (origin, where, transform, numbers, (shapes, jax.config.jax_enable_x64))
+    def _see(self, key: Any, function: Any, args: Any, kwargs: Any, has_aux: bool, result: Any) -> Any:
+        transform, numbers = key[2:4]
         if not self._lock.acquire(timeout=_PATIENCE):
             self._place(key, None, transform).reason = "another thread was being traced"
-            return
+            return result
+        self._is_busy = True
         try:
             self._calls[key] += 1
             if self._calls[key] > _FIRST and self._calls[key] & (self._calls[key] - 1):
-                return
+                return result
             program = recorded(function, args, kwargs, numbers, has_aux)
             place = self._place(key, program.keyed, transform)
+            operands = program.taken()
+            if not _are_traced(operands):
+                place.arrive(program, *operands)
+                return result
+            # A tangent may be unknown while the value is known: it is passed on by itself.
+            parts = result if transform == "jvp" and isinstance(result, tuple) else (result,)
+            passed = [_passed(functools.partial(place.arrive, program), operands, part) for part in parts]
+            return tuple(passed) if parts is result else passed[0]
         except Exception as error:
             # Whatever it is, the function itself has just run: it is said in the report, and no reason to stop.
             self._place(key, None, transform).reason = f"it cannot be traced: {last_line(error)}"
-            return
+            return result
         finally:
+            self._is_busy = False
             self._lock.release()
-        operands = program.taken()
-        if any(isinstance(operand, jax.core.Tracer) for operand in operands):
-            jax.debug.callback(functools.partial(place.arrive, program), *operands)
-        else:
-            place.arrive(program, *operands)
 
     def _place(self, key: Any, structure: Any, transform: str) -> Place:
         """Functions that differ only in what they close over are written in one line, and are not one function."""
@@ -198,90 +191,114 @@ class Recorder:
             self._known[key, structure] = Place(origin, where, self.running, transform, kind)
         return self._known[key, structure]
 
+    @property
+    def _is_busy(self) -> bool:
+        return getattr(self._own, "is_busy", False)
 
-def last_line(error: BaseException) -> str:
-    """An error in one line."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+    @_is_busy.setter
+    def _is_busy(self, value: bool) -> None:
+        self._own.is_busy = value
 
+    # --- calls -------------------------------------------------------------------------------------------------------
 
-def _spare(function: Any) -> Any:
-    """A function that can be called once more: flax gives JAX objects that use up what they hold in a call."""
-    used_up = {name: held for name, held in getattr(function, "__dict__", {}).items() if isinstance(held, deque)}
-    if not used_up:
-        return function
-    spare = copy.copy(function)
-    spare.__dict__.update({name: held.copy() for name, held in used_up.items()})
-    return spare
-
-
-def _of_function(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For transforms that return a function."""
-
-    @functools.wraps(original)
-    def transform(fun: Any, *options: Any, **named: Any) -> Any:
-        transformed = original(fun, *options, **named)
-        argnums = named.get("argnums", options[0] if options else 0)
-        has_aux = bool(named.get("has_aux", options[1] if len(options) > 1 else False))
-
-        @functools.wraps(transformed)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            spare = _spare(fun)
-            result = transformed(*args, **kwargs)
-            recorder.see(name, spare, args, kwargs, argnums, has_aux)
-            return result
-
-        return call
-
-    return transform
-
-
-def _of_primals(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For `vjp` and `linearize`, which take the primals after the function."""
-
-    @functools.wraps(original)
-    def transform(fun: Any, *primals: Any, **named: Any) -> Any:
-        spare = _spare(fun)
-        result = original(fun, *primals, **named)
-        recorder.see(name, spare, primals, {}, range(len(primals)), bool(named.get("has_aux", False)))
+    def _call(self, target: Target, args: Any, kwargs: dict[str, Any], own: Callable[..., Any]) -> Any:
+        """Run a function in the place of which this is called, and keep the state that it met."""
+        if self._is_busy or not self._originals:
+            return own(*args, **kwargs)
+        after: Callable[[Any], None] | None = None
+        self._is_busy = True
+        try:
+            given = Arguments.of(args, kwargs)
+            place = None if given is None else self._called_place(target, args, kwargs, given)
+            if given is not None and place is not None:
+                if given.is_traced:
+                    args, kwargs = given.treedef.unflatten(place.tap(given.leaves, given.arrays))
+                else:
+                    after = place.before(given.leaves, given.arrays)
+        except Exception as error:
+            # Whatever the arguments are, the function takes them.
+            self._left(target, f"a call cannot be kept: {last_line(error)}")
+        finally:
+            self._is_busy = False
+        result = own(*args, **kwargs)
+        if after is not None:
+            self._is_busy = True
+            try:
+                after(result)
+            except Exception as error:
+                self._left(target, f"a call cannot be kept: {last_line(error)}")
+            finally:
+                self._is_busy = False
         return result
 
-    return transform
+    def _called_place(self, target: Target, args: Any, kwargs: Any, given: Arguments) -> CalledPlace | None:
+        defaulted = defaults_of(target, args, kwargs)
+        key = target.function, given.kinds, defaulted, jax.config.jax_enable_x64
+        place = self._known.get(key)
+        if place is None:
+            origin = origin_of_target(target)
+            if self._settings.is_skipped(origin.file, origin.name):
+                return None
+            if given.is_traced and _is_elsewhere():
+                self._left(target, "in a kernel or an exported program nothing can be called back")
+                return None
+            if self._structures[target] == STRUCTURES:
+                self._left(target, f"it is called with more than {STRUCTURES} structures of arguments")
+                return None
+            self._structures[target] += 1
+            rest = caller(_BEYOND), self.running, "call", key
+            place = self._known[key] = CalledPlace(target, given.treedef, defaulted, *rest)
+        assert isinstance(place, CalledPlace)
+        return place
+
+    def _left(self, target: Target, reason: str) -> None:
+        self.swapped.left[name_of(target.function)] = reason
 
 
-def _of_tangents(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For `jvp`, which takes a tuple of primals."""
+def wait() -> None:
+    """Wait until everything that runs has brought out its values."""
+    jax.effects_barrier()
+    with contextlib.suppress(RuntimeError):
+        # One may have been deleted meanwhile.
+        jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])
 
-    @functools.wraps(original)
-    def transform(fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
-        spare = _spare(fun)
-        result = original(fun, primals, tangents, has_aux=has_aux)
-        recorder.see(name, spare, tuple(primals), {}, range(len(primals)), has_aux)
+
+def _are_traced(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+def _passed(show: Callable[..., object], operands: Sequence[Any], result: Any) -> Any:
+    """What a transform returned, through a tap that shows the operands when the program runs."""
+    leaves, treedef = jax.tree.flatten(result)
+    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+    if not traced or _is_elsewhere():
         return result
-
-    return transform
-
-
-def _starting(recorder: Recorder, how: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For what starts another process."""
-
-    @functools.wraps(original)
-    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.see_child(how, args[0] if args else kwargs.get("args"))
-        return original(self, *args, **kwargs)
-
-    return start
+    passed = dict(zip(traced, tapped(show, operands, [leaves[i] for i in traced]), strict=True))
+    return treedef.unflatten([passed.get(i, leaf) for i, leaf in enumerate(leaves)])
 
 
-def _is_python(command: Any) -> bool:
-    """Whether a command of `subprocess` runs Python, as far as its first word tells."""
-    words = [command] if isinstance(command, str | bytes | os.PathLike) else list(command or ())[:1]
-    first = os.fsdecode(words[0]) if words and isinstance(words[0], str | bytes | os.PathLike) else ""
-    return os.path.basename(first.split(" ")[0].strip("'\"")).lower().startswith(("python", "pypy"))
+def _is_elsewhere() -> bool:
+    """Whether what is traced now will run where nothing can be called back."""
+    files = (frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_stack(sys._getframe()))
+    return any(part in file for file in files for part in _ELSEWHERE)
 
 
-_WRAPPERS: dict[str, Callable[[Recorder, str, Any], Any]] = {
-    **dict.fromkeys(("grad", "value_and_grad", "jacfwd", "jacrev", "hessian"), _of_function),
-    **dict.fromkeys(("vjp", "linearize"), _of_primals),
-    "jvp": _of_tangents,
-}
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds no module, and has those that others find looked through once they have run."""
+
+    def __init__(self, swapped: Swapped):
+        self._swapped = swapped
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The specification that the next finder has, with a loader that looks through the module."""
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next((found for found in (one.find_spec(name, path, target) for one in others) if found), None)
+        if spec is not None and isinstance(spec.loader, importlib.abc.Loader):
+            loader, swapped = spec.loader, self._swapped
+
+            def exec_module(module: types.ModuleType) -> None:
+                type(loader).exec_module(loader, module)
+                swapped.extend([module])
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

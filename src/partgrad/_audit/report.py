@@ -3,10 +3,11 @@
 import linecache
 from typing import Any
 
-from .audit import Audited, Cause
+from .audit import Audited, Cause, Left
 from .settings import Settings
 
 _SHOWN = 3
+_LEFT = {"partly": "partly checked", "checked": "not checked", "searched": "not searched"}
 
 
 def text(result: Audited, settings: Settings, *, is_verbose: bool = False) -> str:
@@ -17,23 +18,32 @@ def text(result: Audited, settings: Settings, *, is_verbose: bool = False) -> st
             lines += _of_cause(cause, settings)
     reasons: dict[tuple[str, str], list[str]] = {}
     for left in result.left:
-        reasons.setdefault((left.what, left.reason), []).append(f"{left.function} ({left.where})")
-    lines += [f"not {what}  {short(functions)}: {reason}" for (what, reason), functions in reasons.items()]
-    what = {"intended": "finding", "skip": "function"}
+        reasons.setdefault((left.what, left.reason), []).append(_named(left))
+    lines += [f"{_LEFT[what]}  {short(functions)}: {reason}" for (what, reason), functions in reasons.items()]
+    what = {
+        "intended": "finding",
+        "skip": "function",
+        "calls": "function",
+        "wrt": "argument of a function that is called",
+    }
     lines += [f"warning  the entry {entry!r} of `{key}` matches no {what[key]}" for key, entry in result.unmatched]
     return "\n".join([*lines, summary(result)])
 
 
+def _named(left: Left) -> str:
+    return f"{left.function} ({left.where})" if left.where else left.function
+
+
 def summary(result: Audited) -> str:
     """What an audit comes to, in a line or two."""
-    if not result.functions and not result.left:
-        return "no function of this project was differentiated"
+    if not result.functions and not result.left and not result.causes:
+        return "no function of this project was differentiated, and none was called that `calls` names"
     of = lambda severity: sum(cause.finding["severity"] == severity for cause in result.causes)
     parts = [_many(len(result.functions), "function") + " checked", _many(of("error"), "error")]
     parts += [_many(of("warning"), "warning"), _many(of("info"), "note")]
-    for what in ("checked", "searched"):
+    for what, said in _LEFT.items():
         count = sum(left.what == what for left in result.left)
-        parts += [f"{count} not {what}"] if count else []
+        parts += [f"{count} {said}"] if count else []
     lines = [", ".join(parts)]
     if result.searched:
         tried, reached = map(sum, zip(*result.searched, strict=True))
@@ -55,7 +65,8 @@ def _of_cause(cause: Cause, settings: Settings) -> list[str]:
     lines += [f"    {line.strip()}" for line in message]
     if finding["leaves"]:
         lines.append(f"    with respect to {short(finding['leaves'])}")
-    lines.append(f"    differentiated by {short(cause.met)}")
+    for how, names in (("differentiated", cause.met), ("called", cause.called)):
+        lines += [f"    {how} by {short(names)}"] if names else []
     return [line for line in lines if line]
 
 
@@ -82,7 +93,7 @@ def data(result: Audited, settings: Settings) -> dict[str, Any]:
                 "where": settings.line(cause.finding["file"], cause.finding["line"]),
                 "source": source(cause.finding),
             }
-            | {"functions": cause.functions, "differentiated_by": cause.met}
+            | {"functions": cause.functions, "differentiated_by": cause.met, "called_by": cause.called}
             for cause in result.causes
         ],
         "not_checked": [left._asdict() for left in result.left],

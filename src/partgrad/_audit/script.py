@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from .._programs import is_users
 from ..errors import PartgradError
 from .audit import Audited, audited
 from .page import page
-from .recorder import Recorder
+from .recorder import Recorder, wait
 from .report import data, text
 from .settings import Settings, from_project
 
@@ -32,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Not intermixed: what follows the script is the script's.
     given = parser.parse_args(arguments)
     options = {"everything": given.all, "search": given.search, "seconds": given.seconds, "total": given.total}
+    options["calls"] = tuple(given.calls)
     if not given.arguments:
         parser.error("expected a script, or -m and a module")
     target, *rest = given.arguments
@@ -60,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     audit.add_argument("--all", action="store_true", help="also functions of other libraries")
+    calls = "also check the functions with such qualified names that are called, as 'package.physics.*'"
+    audit.add_argument("--calls", action="append", default=[], metavar="GLOB", help=calls)
     audit.add_argument("--search", action="store_true", help="also search for bad points nearby")
     strict = "what makes the exit status 1: errors, or a gradient that is cut too (%(default)s)"
     audit.add_argument("--strict", choices=("errors", "stopped"), default="errors", help=strict)
@@ -92,6 +93,7 @@ def _run(recorder: Recorder, target: str, rest: Sequence[str], is_module: bool) 
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd() if is_module else Path(target).resolve().parent)
     recorder.install()
+    recorder.see_calls()
     try:
         with _handlers_at_exit():
             if is_module:
@@ -109,7 +111,7 @@ def _run(recorder: Recorder, target: str, rest: Sequence[str], is_module: bool) 
         traceback.print_exception(type(error), error, frames or error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     finally:
-        jax.effects_barrier()
+        wait()
         recorder.remove()
         sys.argv, sys.path[:] = argv, path
     return 0

@@ -13,7 +13,13 @@ from .._message import near_misses
 from .._programs import is_users
 from ..errors import ArgumentError
 
-_EXAMPLES = {"intended": '"model.py:42"', "skip": '"legacy.*"', "packages": '"package"'}
+_EXAMPLES = {
+    "intended": '"model.py:42"',
+    "skip": '"legacy.*"',
+    "packages": '"package"',
+    "calls": '"package.physics.*"',
+    "wrt": '"params.**"',
+}
 _KEYS = tuple(_EXAMPLES)
 _TABLES = ("tool", "partgrad", "audit")
 
@@ -32,6 +38,8 @@ class Settings:
             of a leaf.
         skip: Globs of the qualified names or files of functions that are not audited.
         packages: Installed packages whose functions are audited too.
+        calls: Globs of the qualified names of functions whose calls are audited.
+        wrt: For these, paths of the arguments that are differentiated; none for all that are floating.
     """
 
     root: Path
@@ -42,6 +50,8 @@ class Settings:
     intended: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    wrt: tuple[str, ...] = ()
     # The globs of `skip` that some function matched.
     matched: set[str] = dataclasses.field(default_factory=set, init=False, compare=False, repr=False)
     # The user's functions that are written elsewhere, with their files.
@@ -52,11 +62,15 @@ class Settings:
         path = Path(file)
         return f"{path.relative_to(self.root) if path.is_relative_to(self.root) else path}:{line}" if file else ""
 
-    def is_audited(self, file: str, name: str) -> bool:
-        """Whether a function that is written in a file is audited."""
+    def is_skipped(self, file: str, name: str) -> bool:
+        """Whether `skip` names a function that is written in a file."""
         skipping = [glob for glob in self.skip if fnmatch.fnmatch(name, glob) or fnmatch.fnmatch(file, f"*{glob}")]
         self.matched.update(skipping)
-        if skipping:
+        return bool(skipping)
+
+    def is_audited(self, file: str, name: str) -> bool:
+        """Whether a function that is written in a file is audited."""
+        if self.is_skipped(file, name):
             return False
         if self.everything:
             return True
@@ -92,9 +106,8 @@ def from_project(root: Path, **options: Any) -> Settings:
                 "Expected a list of strings.",
                 fix=f"write {key} = [{json.dumps(value) if isinstance(value, str) else _EXAMPLES[key]}].",
             )
-    packages = (*found.get("packages", ()), *options.pop("packages", ()))
-    intended, skip = (tuple(found.get(key, ())) for key in ("intended", "skip"))
-    return Settings(root, intended=intended, skip=skip, packages=packages, **options)
+    given: dict[str, Any] = {key: (*found.get(key, ()), *options.pop(key, ())) for key in _KEYS}
+    return Settings(root, **given, **options)
 
 
 def _table(file: Path) -> Mapping[str, Any]:

@@ -10,11 +10,13 @@ import jax
 import numpy as np
 
 from .._message import at, listed
+from .._programs import Operands
 from .._transforms import Arguments, Call
 from .._trees import describe, flatten, refuse_non_bools, refuse_uncallable
 from ..errors import ArgumentError, NotDifferentiableError
 from .examine import Options, examine, is_rounding_products, refuse_tracers, with_new_arguments
 from .finding import Finding as Finding
+from .glance import Glance as Glance, glance
 from .intended import Meant
 from .progress import Progress
 from .references import with_own_references
@@ -130,6 +132,23 @@ def check(
             return with_nearby(report, call, has_aux, bounds, seed, seconds, again, shown.tick)
 
     return checked
+
+
+def glances(
+    function: Callable[[Operands], Callable[[Any], Any]],
+    points: Sequence[tuple[Any, Operands]],
+    *,
+    forward: bool = False,
+) -> list[Glance]:
+    """The values of a function of some leaves and the sizes of its gradient at several points, by one compiled program.
+
+    Args:
+        function: From the operands of a program to a function of the leaves that are differentiated.
+        points: These leaves, and the operands, at each point.
+        forward: Whether the derivative is only used in forward mode.
+    """
+    with _undisturbed():
+        return glance(function, points, forward)
 
 
 def _refuse_unmovable(call: Call) -> None:

@@ -157,6 +157,16 @@ def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
         return None
 
 
+def weights_of(outputs: Sequence[Any], generator: np.random.Generator) -> Array:
+    """1 for a single real number; else random weights that every precision holds exactly and that seldom cancel."""
+    is_complex = any(jnp.issubdtype(value.dtype, jnp.complexfloating) for value in outputs)
+    size = sum(value.size for value in outputs)
+    if size == 1 and not is_complex:
+        return np.ones(1)
+    draw_some = lambda: generator.choice([-1, 1], size) * generator.integers(4, 8, size) / 4.0
+    return draw_some() + 1j * draw_some() if is_complex else draw_some()
+
+
 def cotangents_of(weights: Array, outputs: Sequence[Any]) -> Operands:
     """Weights, one per element, in the shapes and dtypes of the outputs."""
     ends = np.cumsum([value.size for value in outputs], dtype=int)

@@ -20,7 +20,7 @@ from ..errors import ArgumentError
 from .compare import Comparison, compared_eagerly
 from .draws import draws, has_implicit_draw
 from .eager import may_differ_eagerly
-from .evaluation import Exact, Own, cotangents_of
+from .evaluation import Exact, Own, cotangents_of, weights_of
 from .finding import Finding, merged
 from .float64 import widened
 from .growth import Growth, growths, may_be_growth
@@ -85,7 +85,7 @@ def examine(call: Call, options: Options, progress: Progress) -> GradientReport:
     except CONCRETIZATION as error:
         plain = outputs(leaves)
         refuse_tracers(options.name, plain)
-        gradient = _eager_gradient(outputs, leaves, cotangents_of(_weights(plain, generator), plain))
+        gradient = _eager_gradient(outputs, leaves, cotangents_of(weights_of(plain, generator), plain))
         return report(gradient, [untraceable(error)], [ERROR] * len(leaves))
     except jax.errors.UnexpectedTracerError as error:
         return report([], [no_reverse(None, error)], [ERROR] * len(leaves))
@@ -98,7 +98,7 @@ def examine(call: Call, options: Options, progress: Progress) -> GradientReport:
         )
     progress.tick("traced")
     may_differ = may_differ_eagerly(outputs, program.traced, leaves)
-    own = Own(program, _weights(program.out_avals, generator), [outputs(leaves) for _ in range(2 * may_differ)])
+    own = Own(program, weights_of(program.out_avals, generator), [outputs(leaves) for _ in range(2 * may_differ)])
     try:
         own.run(asked(program))
     except jax.errors.JaxRuntimeError as error:
@@ -351,16 +351,6 @@ def with_new_arguments(f: Callable[..., Any]) -> Callable[..., Any]:
         return f(*args, **kwargs)
 
     return run
-
-
-def _weights(outputs: Sequence[Any], generator: np.random.Generator) -> np.ndarray[Any, Any]:
-    """1 for a single real number; else random weights that every precision holds exactly and that seldom cancel."""
-    is_complex = any(jnp.issubdtype(value.dtype, jnp.complexfloating) for value in outputs)
-    size = sum(value.size for value in outputs)
-    if size == 1 and not is_complex:
-        return np.ones(1)
-    draw_some = lambda: generator.choice([-1, 1], size) * generator.integers(4, 8, size) / 4.0
-    return draw_some() + 1j * draw_some() if is_complex else draw_some()
 
 
 def _eager_gradient(outputs: Callable[[Operands], Operands], leaves: Operands, cotangents: Operands) -> Operands:

@@ -114,6 +114,11 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "write a loop of a known number of steps (`jax.lax.scan`), or a custom rule",
     ),
     ("mismatch", "no reverse"): ("reverse mode raises {error}{in_derivative}, so there is no gradient: {text}", ""),
+    ("nan", "states"): (
+        "{of_value}the gradient {are} not finite at {bad} of the {states} states that were kept; there was no "
+        "time to look for the cause, or no way.",
+        "give it more time, --gradients-seconds and --gradients-total (--seconds and --total for a script)",
+    ),
     ("nan", "value"): (
         "the value of the function is not finite{first_of_value}.{narrow}",
         "make the value finite first; no gradient is meaningful there",

@@ -258,6 +258,8 @@ _PARTS: dict[str, Callable[[Finding], str]] = {
     "both_sides": _both_sides,
     "both_modes": _both_modes,
     "changes": _changes,
+    "of_value": lambda finding: "the value and " if finding.details["value"] else "",
+    "are": lambda finding: "are" if finding.details["value"] else "is",
     "all_lines": lambda finding: ", ".join(finding.details.get("lines") or [finding.where]),
     "relative": lambda finding: f"{finding.figures.relative if finding.figures else 0:.1e}",
     "two_values": _two_values,

@@ -43,15 +43,6 @@ def _unwarned() -> Iterator[None]:
         yield
 
 
-def _is_pvary(equation: JaxprEqn) -> bool:
-    return equation.primitive.name == "pvary"
-
-
-def _alone(chain: Chain, operands: Operands) -> Operands | None:
-    """Outside of the `shard_map` that a call was recorded in, its mesh axes do not exist."""
-    return operands if _is_pvary(chain[-1]) else None
-
-
 class Recorded:
     """The program of a call.
 
@@ -64,6 +55,8 @@ class Recorded:
         chosen: For each leaf of the arguments whether it is differentiated.
         paths: The paths of the differentiated leaves.
         has_aux: Whether the function returns a pair, of which the first is differentiated.
+        stands_for: The results of an equation that whoever records has put into what JAX keeps of a function's program,
+            and None for any other.
 
     Attributes:
         operands: The values of what the program reads, those of references too, and tracers where the call was traced:
@@ -78,6 +71,7 @@ class Recorded:
         chosen: Sequence[bool],
         paths: Sequence[str],
         has_aux: bool = False,
+        stands_for: Callable[[JaxprEqn, Operands], Operands | None] = lambda equation, operands: None,
     ):
         leaves, treedef = jax.tree.flatten((tuple(args), kwargs))
         given = [
@@ -108,6 +102,7 @@ class Recorded:
         self._places = [int(n) for n, is_chosen in zip(numbers, chosen, strict=True) if is_chosen]
         self._paths = tuple(paths)
         self._name = getattr(function, "__name__", type(function).__name__)
+        self._given, self._stands_for = given, stands_for
         found: Operands = [*consts, *operands]
         self._are_references = [isinstance(operand, jax.Ref) for operand in found]
         self.operands = [read(operand) for operand in found]
@@ -118,6 +113,11 @@ class Recorded:
         return size_of(self._jaxpr)[0]
 
     @property
+    def has_outputs(self) -> bool:
+        """Whether it returns anything."""
+        return bool(self._jaxpr.outvars)
+
+    @property
     def keyed(self) -> Any:
         """What programs have in common that differ in their numbers only; None if that cannot be said."""
         return keyed_jaxpr(self._jaxpr, exact=False)
@@ -126,6 +126,14 @@ class Recorded:
         """The operands, which are not kept here any longer."""
         operands, self.operands = self.operands, []
         return operands
+
+    def at(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Operands:
+        """The operands for other arguments, which differ from those of the call in their arrays only."""
+        leaves = jax.tree.leaves((tuple(args), kwargs))
+        return [
+            *self.operands[: self._count],
+            *(read(x) for x, is_one in zip(leaves, self._given, strict=True) if is_one),
+        ]
 
     def point(self, operands: Operands) -> Leaves:
         """The differentiated leaves among the operands."""
@@ -141,12 +149,23 @@ class Recorded:
             for place, value in zip(self._places, leaves.values, strict=True):
                 given[place] = value
             consts, inputs = given[: self._count], given[self._count :]
-            outputs = run(self._jaxpr, consts, inputs, _alone, wanted=_is_pvary)
+            outputs = run(self._jaxpr, consts, inputs, self._alone, wanted=self._is_left_out)
             arrays = [as_array(output, atom.aval) for output, atom in zip(outputs, self._jaxpr.outvars, strict=True)]
             return self._output.unflatten(arrays)
 
         replayed.__name__ = replayed.__qualname__ = self._name
         return replayed
+
+    def _is_left_out(self, equation: JaxprEqn) -> bool:
+        return _is_pvary(equation) or self._stands_for(equation, list(equation.invars)) is not None
+
+    def _alone(self, chain: Chain, operands: Operands) -> Operands | None:
+        """Outside of the `shard_map` that a call was recorded in, its mesh axes do not exist."""
+        return operands if _is_pvary(chain[-1]) else self._stands_for(chain[-1], operands)
+
+
+def _is_pvary(equation: JaxprEqn) -> bool:
+    return equation.primitive.name == "pvary"
 
 
 def read(value: Any) -> Any:

@@ -1,0 +1,286 @@
+"""Functions that a program calls: the states that they meet are kept while it runs, and traced when it has run.
+
+So a function runs as often as without the audit, and whatever it changes, it changes once.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._programs import Operands, Recorded, host_copies
+from .._selection import Target as Selected, path
+from .._trees import is_differentiable
+from ..errors import PartgradError
+from .origin import Origin, name_of
+from .place import MOST, Place, Point, is_looked_at, last_line
+from .program import named_leaf
+from .states import States
+from .swapped import Target
+from .tap import passed_on, tapped
+
+# How many structures of arguments of one function are kept.
+STRUCTURES = 8
+# What is part of a structure by its value; any other object that is no array is part of it by its identity.
+_PLAIN = frozenset({bool, int, str, bytes, type(None)})
+_NUMBERS = (float, complex)
+_KINDS = "fiubcV"
+
+
+class State(NamedTuple):
+    """The leaves of the arguments of a call, with arrays on the host, and what it returned, if that was concrete."""
+
+    leaves: list[Any]
+    returned: list[Any] | None
+
+
+class CalledPlace(Place):
+    """A function that is called with arguments of one structure.
+
+    Attributes:
+        target: The function.
+        treedef: The structure of its arguments.
+        defaulted: The parameters that had their defaults.
+    """
+
+    is_called = True
+
+    def __init__(self, target: Target, treedef: Any, defaulted: frozenset[str], *rest: Any):
+        super().__init__(origin_of_target(target), *rest)
+        self.target, self.treedef, self.defaulted = target, treedef, defaulted
+        self.met: States[State] = States(MOST)
+        self._calls = 0
+        self._points: list[Point] = []
+
+    @property
+    def points(self) -> list[Point]:
+        """The states that are kept, the first one first."""
+        return self._points
+
+    def before(self, leaves: Sequence[Any], arrays: Sequence[int]) -> Callable[[Any], None] | None:
+        """What keeps a state once the call has returned; None if it is none of the few."""
+        with self._lock:
+            self._calls += 1
+            here = self.met.look([leaves[i] for i in arrays]) if is_looked_at(self._calls) else None
+        if here is None:
+            return None
+        copies = _copied(leaves, arrays)
+
+        def after(returned: Any) -> None:
+            outputs = _floating(returned)
+            is_concrete = not any(isinstance(output, jax.core.Tracer) for output in outputs)
+            state = State(copies, host_copies(outputs) if is_concrete else None)
+            with self._lock:
+                self.met.keep(here, state)
+
+        return after
+
+    def tap(self, leaves: Sequence[Any], arrays: Sequence[int]) -> list[Any]:
+        """The leaves of a call that is traced, passed through a tap that keeps their values when the program runs."""
+        traced = [i for i in arrays if isinstance(leaves[i], jax.core.Tracer)]
+        held = _copied([None if i in traced else leaf for i, leaf in enumerate(leaves)], arrays)
+        weak = [jax.typeof(leaves[i]).weak_type and jnp.issubdtype(leaves[i].dtype, jnp.inexact) for i in traced]
+
+        def show(*values: Any) -> None:
+            try:
+                with self._lock:
+                    if self.is_closed:
+                        return
+                    self._show(held, arrays, dict(zip(traced, values, strict=True)), weak)
+            except Exception as error:
+                # In a callback an error would stop the program, which does not know of it.
+                self.reason = f"its state cannot be kept: {last_line(error)}"
+
+        given = [leaves[i] for i in traced]
+        passed = dict(zip(traced, tapped(show, given, given), strict=True))
+        return [passed.get(i, leaf) for i, leaf in enumerate(leaves)]
+
+    def _show(self, held: list[Any], arrays: Sequence[int], values: dict[int, Any], weak: list[bool]) -> None:
+        self._calls += 1
+        if not is_looked_at(self._calls):
+            return
+        leaves = [values.get(i, leaf) for i, leaf in enumerate(held)]
+        here = self.met.look([leaves[i] for i in arrays])
+        if here is not None:
+            for (i, value), is_weak in zip(values.items(), weak, strict=True):
+                (copy,) = host_copies([value])
+                # As a number of Python has a weak type.
+                leaves[i] = copy.item() if is_weak and not copy.ndim else copy
+            self.met.keep(here, State(leaves, None))
+
+    # --- when the program has run ------------------------------------------------------------------------------------
+
+    def trace(self, wrt: Sequence[str], matched: set[str]) -> bool:
+        """Make points of the states; whether there is anything to differentiate."""
+        programs: dict[Any, Recorded] = {}
+        for state in self.met:
+            args, kwargs = self.treedef.unflatten(state.leaves)
+            call = _Call(self.target, args, kwargs, self.defaulted)
+            chosen = call.chosen(wrt, matched)
+            if not any(chosen):
+                return False
+            try:
+                program, operands = self._program(call, chosen, programs)
+            except Exception as error:
+                # Whatever it is, the function has run: it is said in the report, and the rest goes on.
+                self.reason = f"it cannot be traced: {last_line(error)}"
+                return True
+            if not program.has_outputs:
+                return False
+            if all(map(_is_finite, program.point(operands).values)):
+                self._points.append(Point(program, operands, state.returned))
+        if not self._points and not self.reason:
+            self.reason = "its arguments are not finite" if len(self.met) else "it was traced and did not run"
+        return True
+
+    def _program(self, call: "_Call", chosen: list[bool], programs: dict[Any, Recorded]) -> tuple[Recorded, Operands]:
+        """The program for a state: one for all states that differ in arrays only."""
+        try:
+            return self._kept(call, chosen, programs)
+        except jax.errors.ConcretizationTypeError:
+            # Python may branch on its own numbers, and these are then no variables.
+            numbers = map(_is_number, call.leaves)
+            rest = [is_one and not number for is_one, number in zip(chosen, numbers, strict=True)]
+            if rest == chosen or not any(rest):
+                raise
+            return self._kept(call, rest, programs)
+
+    @staticmethod
+    def _kept(call: "_Call", chosen: list[bool], programs: dict[Any, Recorded]) -> tuple[Recorded, Operands]:
+        held = tuple(
+            (i, leaf)
+            for i, (leaf, is_one) in enumerate(zip(call.leaves, chosen, strict=True))
+            if _is_number(leaf) and not is_one
+        )
+        key = tuple(chosen), held
+        if key not in programs:
+            programs[key] = Recorded(call.function, (call.tree,), {}, chosen, call.paths(chosen), stands_for=passed_on)
+        return programs[key], programs[key].at((call.tree,), {})
+
+
+class _Call:
+    """A call with its arguments by name, as a function of these."""
+
+    def __init__(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any], defaulted: frozenset[str]):
+        self._signature = inspect.signature(target.function)
+        self._whole, self._defaulted = target.whole, defaulted
+        self.tree = dict(self._signature.bind(*args, **kwargs).arguments)
+        self.keyed, _ = jax.tree_util.tree_flatten_with_path(self.tree)
+        self.leaves = [leaf for _, leaf in self.keyed]
+
+        def function(tree: dict[str, Any]) -> list[Any]:
+            bound = inspect.BoundArguments(self._signature, tree)
+            return _floating(self._whole(*bound.args, **bound.kwargs))
+
+        function.__name__ = function.__qualname__ = target.function.__name__
+        self.function = function
+
+    def chosen(self, wrt: Sequence[str], matched: set[str]) -> list[bool]:
+        """For each leaf whether it is differentiated: what no mark holds, and some entry of `wrt` fits."""
+        everything, fitting = self._fitting("**"), set[int]()
+        for entry in wrt:
+            own = self._fitting(entry) & everything
+            matched.update([entry] if own else [])
+            fitting |= own
+        numbers = fitting if wrt else everything
+        return [
+            i in numbers and is_differentiable(leaf) and place[0].key not in self._defaulted
+            for i, (place, leaf) in enumerate(self.keyed)
+        ]
+
+    def _fitting(self, pattern: str) -> frozenset[int]:
+        """The leaves that a path of arguments fits and no mark holds."""
+        try:
+            return frozenset(Selected(self.tree, path(pattern)).plan.indices)
+        except PartgradError:
+            # There are none in this function.
+            return frozenset()
+
+    def paths(self, chosen: Sequence[bool]) -> list[str]:
+        """The paths of the leaves that are differentiated, which begin with the argument's name."""
+        return [named_leaf(place) for (place, _), is_one in zip(self.keyed, chosen, strict=True) if is_one]
+
+
+class Arguments(NamedTuple):
+    """The leaves of a call's arguments, and which of them are arrays or numbers that vary."""
+
+    leaves: list[Any]
+    treedef: Any
+    arrays: list[int]
+
+    @classmethod
+    def of(cls, args: Any, kwargs: Any) -> "Arguments | None":
+        """Those of a call; None if nothing in them can be differentiated."""
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        # Under a custom rule, JAX has a class of its own for numbers of Python.
+        leaves = [float(leaf) if _is_number(leaf, float) else leaf for leaf in leaves]
+        arrays = [i for i, leaf in enumerate(leaves) if _varies(leaf)]
+        return cls(leaves, treedef, arrays) if any(is_differentiable(leaves[i]) for i in arrays) else None
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether some are tracers."""
+        return any(isinstance(self.leaves[i], jax.core.Tracer) for i in self.arrays)
+
+    @property
+    def kinds(self) -> Any:
+        """What calls have in common that one program serves."""
+        varying = set(self.arrays)
+        return self.treedef, tuple(_kind(leaf, i in varying) for i, leaf in enumerate(self.leaves))
+
+
+def defaults_of(target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> frozenset[str]:
+    """The parameters whose values are their defaults."""
+    function = target.function
+    positional = function.__defaults__ or ()
+    names = target.code.co_varnames[target.code.co_argcount - len(positional) : target.code.co_argcount]
+    given = dict(zip(target.code.co_varnames, args, strict=False))
+    pairs = [*zip(names, positional, strict=True), *(function.__kwdefaults__ or {}).items()]
+    return frozenset(name for name, default in pairs if {**given, **kwargs}.get(name, pairs) is default)
+
+
+def _varies(leaf: Any) -> bool:
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) or leaf.dtype.kind in _KINDS
+    return isinstance(leaf, _NUMBERS)
+
+
+def _is_number(leaf: Any, kinds: Any = _NUMBERS) -> bool:
+    """Whether a leaf is a number of Python, or of a class that derives from it."""
+    return isinstance(leaf, kinds) and not isinstance(leaf, np.generic)
+
+
+def _kind(leaf: Any, varies: bool) -> Any:
+    if varies:
+        return getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf)))
+    return (type(leaf), leaf) if type(leaf) in _PLAIN else id(leaf)
+
+
+def _copied(leaves: Sequence[Any], arrays: Sequence[int]) -> list[Any]:
+    copies = dict(zip(arrays, host_copies([leaves[i] for i in arrays]), strict=True))
+    return [copies.get(i, leaf) for i, leaf in enumerate(leaves)]
+
+
+def _floating(returned: Any) -> list[Any]:
+    """The floating and complex arrays and numbers that a function returns."""
+    leaves = jax.tree.leaves(returned)
+    return [leaf for leaf in leaves if _is_number(leaf) or _is_floating(leaf)]
+
+
+def _is_floating(leaf: Any) -> bool:
+    is_one = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    return is_one and bool(jax.dtypes.issubdtype(leaf.dtype, np.inexact))
+
+
+def _is_finite(value: Any) -> bool:
+    return bool(np.isfinite(np.asarray(value, dtype=np.complex128)).all())
+
+
+def origin_of_target(target: Target) -> Origin:
+    """Where a function is written."""
+    function = inspect.unwrap(target.function)
+    code = target.code if function is target.function else function.__code__
+    return Origin(code.co_filename, code.co_firstlineno, name_of(target.function))

@@ -1,0 +1,247 @@
+"""Finds functions by their names, and gives them code that shows each call, whatever refers to them.
+
+A function stays the object that it was, so that whatever took it before sees the change: another module, a class, a
+`functools.partial`, a function under `jax.jit`, a table. It gets the code of a function with the same parameters that
+calls a function of the audit; putting its own back is one assignment.
+"""
+
+import fnmatch
+import functools
+import inspect
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+from .._trees import held_by
+
+# From a function and its call to what the call returns; the last one runs the function itself.
+See = Callable[["Target", tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any]
+
+_WAITING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_STARRED = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
+# What a library calls to take a tree apart is no function of numbers.
+_OF_TREES = frozenset({"tree_flatten", "tree_unflatten", "tree_flatten_with_keys"})
+# The audit itself runs these.
+_NEVER = frozenset({"jax", "jaxlib", "numpy", "partgrad", "builtins"})
+_PLACEHOLDER = "the function of the audit that is called"
+_RULES = jax.custom_jvp, jax.custom_vjp
+_DEPTH = 8
+
+
+class Target(NamedTuple):
+    """A function whose calls are seen.
+
+    Attributes:
+        function: The function itself.
+        whole: What is called with the same arguments and has the function's derivative: the function, or a custom rule.
+        code: The code that it had.
+    """
+
+    function: Any
+    whole: Callable[..., Any]
+    code: types.CodeType
+
+
+class Swapped:
+    """The functions that some globs name, with code that shows their calls.
+
+    Args:
+        globs: Qualified names with wildcards: of a function, or of whatever module or class refers to it.
+        see: What is called in the place of a function.
+
+    Attributes:
+        left: What a glob names and cannot be seen, with the reason.
+        matched: The globs that name something.
+        targets: The functions.
+    """
+
+    def __init__(self, globs: Iterable[str], see: See):
+        self._globs, self._see = tuple(globs), see
+        self.targets: dict[Any, Target] = {}
+        self.left: dict[str, str] = {}
+        self.matched: set[str] = set()
+
+    def extend(self, modules: Iterable[types.ModuleType]) -> None:
+        """Look for functions in more modules."""
+        found: dict[Any, Any] = {}
+        for module in modules:
+            if self._may_match(module.__name__):
+                for name, value in self._named(module):
+                    self._take(name, value, found)
+        for function, whole in found.items():
+            if function not in self.targets:
+                self.targets[function] = target = Target(function, whole, function.__code__)
+                function.__code__ = _calling(function, functools.partial(self._see, target), self._own(target))
+
+    def restore(self) -> None:
+        """Give all functions their own code again, and look for no more."""
+        self._globs = ()
+        for target in self.targets.values():
+            target.function.__code__ = target.code
+
+    @staticmethod
+    def _own(target: Target) -> types.FunctionType:
+        """The function as it was."""
+        function = target.function
+        own = types.FunctionType(
+            target.code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        own.__kwdefaults__, own.__module__ = function.__kwdefaults__, function.__module__
+        own.__qualname__ = function.__qualname__
+        return own
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
+    def _may_match(self, module: str) -> bool:
+        home = module.partition(".")[0]
+        return home not in _NEVER and any(fnmatch.fnmatchcase(home, glob.partition(".")[0]) for glob in self._globs)
+
+    def _named(self, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+        """What a module or one of its classes refers to by a name that a glob fits, if it is of the same package."""
+        names = [module.__name__]
+        if module.__name__ == "__main__":
+            # A script is known by its file too.
+            names.append(
+                str(vars(module).get("__file__", "")).replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+            )
+        for attribute, value in list(vars(module).items()):
+            home = getattr(value, "__module__", None)
+            is_own = isinstance(home, str) and home.partition(".")[0] == module.__name__.partition(".")[0]
+            for prefix in names:
+                if isinstance(value, type):
+                    yield from self._of_class(f"{prefix}.{attribute}", value, module) if is_own else ()
+                elif callable(value) and not isinstance(value, types.ModuleType):
+                    pair = f"{prefix}.{attribute}", value
+                    yield from [pair] if self._fits(pair[0], value) else []
+
+    def _of_class(self, name: str, cls: type, module: types.ModuleType, depth: int = 0) -> Iterator[tuple[str, Any]]:
+        for attribute, value in list(vars(cls).items()):
+            own = f"{name}.{attribute}"
+            if isinstance(value, type):
+                if depth < _DEPTH and value.__module__ == cls.__module__ and value is not cls:
+                    yield from self._of_class(own, value, module, depth + 1)
+            elif attribute not in _OF_TREES and self._fits(own, value):
+                yield own, value
+
+    def _fits(self, name: str, value: Any) -> bool:
+        """Whether a glob names something, by the name by which it is referred to, or by its own."""
+        own = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+        fitting = [glob for glob in self._globs if _is_named(name, glob) or _is_named(own, glob)]
+        return bool(fitting)
+
+    def _take(self, name: str, value: Any, found: dict[Any, Any]) -> None:
+        function, whole = _inside(value)
+        if function is None:
+            if callable(value) and _home(value):
+                self.left[name] = f"it is an object of {type(value).__name__}, not a function of Python"
+            return
+        if name.partition(".")[0] not in (_home(function), *_scripts(function)):
+            # It is imported from another package.
+            return
+        if getattr(function, "__isabstractmethod__", False):
+            return
+        if function.__code__.co_flags & _WAITING:
+            self.left[name] = "generators and coroutines run later than they are called"
+            return
+        self.matched.update(
+            glob for glob in self._globs if _is_named(name, glob) or _is_named(_own_name(function), glob)
+        )
+        # What is named without its rule is called without it.
+        if whole is function or function not in found:
+            found[function] = whole
+
+
+def _home(function: Any) -> str:
+    return str(getattr(function, "__module__", None) or "").partition(".")[0]
+
+
+def _scripts(function: types.FunctionType) -> list[str]:
+    file = function.__code__.co_filename.replace("\\", "/").rpartition("/")[2]
+    return [file.removesuffix(".py")] if function.__module__ == "__main__" else []
+
+
+def _own_name(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _is_named(name: str, glob: str) -> bool:
+    """Whether a glob names something; what is private it has to name as such."""
+    if not fnmatch.fnmatchcase(name, glob):
+        return False
+    parts = [part for part in glob.split(".") if part.startswith("_")]
+    private = [part for part in name.split(".") if part.startswith("_") and part not in ("__call__", "__main__")]
+    return all(any(fnmatch.fnmatchcase(own, part) for part in parts) for own in private)
+
+
+def _inside(value: Any) -> tuple[Any, Any]:
+    """The function of Python that runs when something is called, and what is to be called in its place."""
+    whole: Any = None
+    for _ in range(_DEPTH):
+        if isinstance(value, types.FunctionType):
+            return value, value if whole is None else whole
+        if isinstance(value, _RULES):
+            whole = value
+        value = _wrapped_by(value)
+        if value is None:
+            break
+    return None, None
+
+
+def _wrapped_by(value: Any) -> Any:
+    """What an object that is called, or that a class holds, calls with the same arguments."""
+    if isinstance(value, functools.partial | functools.partialmethod | functools.cached_property):
+        return value.func
+    if isinstance(value, property):
+        return value.fget
+    if isinstance(value, staticmethod | classmethod | types.MethodType):
+        return value.__func__
+    if isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
+        return None
+    found = getattr(value, "__wrapped__", None)
+    if found is not None:
+        return found
+    # A descriptor of another library that holds a method.
+    held = (own for _, own in held_by(value) if isinstance(own, types.FunctionType))
+    return next(held, None) if not callable(value) else None
+
+
+# --- code ------------------------------------------------------------------------------------------------------------
+
+
+def _calling(function: types.FunctionType, see: Callable[..., Any], own: Callable[..., Any]) -> types.CodeType:
+    """Code with the parameters, name and line of a function, which hands its arguments over."""
+    code = function.__code__
+    count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names, only = list(code.co_varnames[:count]), list(code.co_varnames[count:named])
+    rest = iter(code.co_varnames[named:])
+    starred, double = (next(rest) if code.co_flags & flag else None for flag in _STARRED)
+    parameters = [*names]
+    parameters[code.co_posonlyargcount : code.co_posonlyargcount] = ["/"] * bool(code.co_posonlyargcount)
+    parameters += [f"*{starred}"] if starred else ["*"] * bool(only)
+    parameters += [*only, *([f"**{double}"] if double else [])]
+    positional = "".join(f"{name}, " for name in [*names, *([f"*{starred}"] if starred else [])])
+    keywords = ", ".join([*(f"{name!r}: {name}" for name in only), *([f"**{double}"] if double else [])])
+    text = f"def function({', '.join(parameters)}): return {_PLACEHOLDER!r}(({positional}), {{{keywords}}})"
+    with warnings.catch_warnings():
+        # It says that a string cannot be called.
+        warnings.simplefilter("ignore")
+        compiled = compile(text, code.co_filename, "exec")
+    inner = next(const for const in compiled.co_consts if isinstance(const, types.CodeType))
+    calls = lambda args, kwargs: see(args, kwargs, own)
+    return inner.replace(
+        co_consts=tuple(calls if const == _PLACEHOLDER else const for const in inner.co_consts),
+        co_freevars=code.co_freevars,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+
+
+def loaded() -> list[types.ModuleType]:
+    """The modules that are loaded now."""
+    return [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]

@@ -1,0 +1,376 @@
+"""The audit of functions that a program calls: what is seen, what is kept, and that the program is as before."""
+
+import functools
+import sys
+import textwrap
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partgrad._audit import Recorder, audited, from_project, text
+
+pytestmark = pytest.mark.slow
+
+MODEL = """\
+import functools
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.numpy import sin
+
+import partgrad as pg
+
+
+def smooth(x):
+    return jnp.sum(jnp.tanh(x) ** 2)
+
+
+def log_of_positive(params, x, floor=0.0):
+    return jnp.sum(jnp.where(x > 0, jnp.log(x), floor)) * params["scale"]
+
+
+@jax.jit
+def root(x):
+    return jnp.sqrt(x)
+
+
+@jax.custom_jvp
+def cube(x):
+    return x**3
+
+
+cube.defjvp(lambda primals, tangents: (cube(*primals), 2 * primals[0] ** 2 * tangents[0]))
+half = functools.partial(jnp.multiply, 0.5)
+halved = functools.partial(log_of_positive, {"scale": 0.5})
+
+
+class Body:
+    def energy(self, v):
+        return jnp.sqrt(jnp.sum(v**2))
+
+    @staticmethod
+    def potential(r):
+        return 1.0 / r
+
+    @classmethod
+    def drag(cls, v):
+        return jnp.abs(v)
+
+    def _hidden(self, v):
+        return v
+
+
+class Net(eqx.Module):
+    w: jax.Array
+
+    @property
+    def size(self):
+        return jnp.sqrt(jnp.sum(self.w**2))
+
+    def __call__(self, x):
+        return jnp.sum(jnp.sqrt(self.w * x))
+
+    @eqx.filter_jit
+    def jitted(self, x):
+        return jnp.sum(jnp.sqrt(self.w * x))
+
+
+@pg.dataclass
+class Kernel:
+    length: jax.Array | float
+    period: jax.Array | float = pg.field(nondiff=True)
+
+    def __call__(self, r):
+        return jnp.exp(-r / self.length) * jnp.sqrt(self.period)
+
+
+class State(NamedTuple):
+    position: jax.Array
+    step: jax.Array
+
+
+def move(state, dt):
+    return State(state.position + dt * jnp.sqrt(state.position), state.step + 1)
+
+
+def _private(x):
+    return jnp.sqrt(x)
+
+
+def branching(x, n):
+    return x * n if n > 0 else x
+
+
+def looping(x):
+    return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sqrt(c[1])), (0, x))[1]
+
+
+def later(x):
+    yield x
+
+
+calls = []
+
+
+def appending(x):
+    calls.append(1)
+    return x * 2.0
+"""
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    file = tmp_path / "physics_model.py"
+    file.write_text(MODEL)
+    module = types.ModuleType("physics_model")
+    module.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "physics_model", module)
+    exec(compile(MODEL, str(file), "exec"), module.__dict__)
+    return module
+
+
+def recorded(folder, run, *globs, **options):
+    settings = from_project(folder, calls=globs or ("physics_model.*",), **options)
+    recorder = Recorder(settings)
+    recorder.install()
+    recorder.see_calls()
+    try:
+        run()
+        jax.effects_barrier()
+    finally:
+        recorder.remove()
+    return audited(recorder, settings), settings
+
+
+def errors_of(result):
+    wrong = [cause.finding for cause in result.causes if cause.finding["severity"] == "error"]
+    return {(MODEL.splitlines()[finding["line"] - 1].strip(), finding["kind"]) for finding in wrong}
+
+
+def listed(result):
+    """What was not checked, beside what cannot be seen in the module."""
+    return [left for left in result.left if left.function not in ("physics_model.later", "physics_model.half")]
+
+
+def checked(result):
+    return {name.removeprefix("physics_model.") for name, _, _ in result.functions}
+
+
+ZERO = jnp.zeros(2)
+PARAMS = {"scale": 2.0}
+LOG, ROOT, CUBE, SUM, RATIO = "jnp.log(x), floor", "jnp.sqrt(x)", "jax.custom_jvp", "jnp.sqrt(jnp.sum(v**2))", "1.0 / r"
+# What is in each that is called, and how.
+WRONG = {
+    "a function": (lambda m: m.log_of_positive(PARAMS, jnp.arange(2.0)), LOG),
+    "under jit": (lambda m: m.root(ZERO), ROOT),
+    "a custom rule": (lambda m: m.cube(2.0), CUBE),
+    "a partial": (lambda m: m.halved(jnp.arange(2.0)), LOG),
+    "a method": (lambda m: m.Body().energy(ZERO), SUM),
+    "a static method": (lambda m: m.Body.potential(jnp.array(0.0)), RATIO),
+    "a property": (lambda m: m.Net(ZERO).size, "self.w**2"),
+    "a module": (lambda m: m.Net(ZERO)(ZERO), "self.w * x"),
+    "a method under filter_jit": (lambda m: m.Net(ZERO).jitted(ZERO), "self.w * x"),
+    "a named tuple": (lambda m: m.move(m.State(ZERO, jnp.array(0)), 0.1), "jnp.sqrt(state.position)"),
+}
+AROUND = {
+    "by itself": lambda f: f(),
+    "jit": lambda f: jax.block_until_ready(jax.jit(f)()),
+    "scan": lambda f: jax.block_until_ready(jax.lax.scan(lambda c, _: (c, f()), 0.0, None, length=2)),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+@pytest.mark.parametrize("around", AROUND)
+def test_what_is_wrong_in_a_function_that_is_only_called(tmp_path, model, how, around):
+    call, written = WRONG[how]
+    result, _ = recorded(tmp_path, lambda: AROUND[around](lambda: call(model)))
+    assert any(written in line for line, _ in errors_of(result))
+    assert not listed(result)
+
+
+def test_names_that_others_took_before(tmp_path, model):
+    """A from-import, a table, a partial and a compiled function refer to the very function."""
+    taken, table = model.smooth, {"loss": model.smooth}
+    bound, jitted = functools.partial(model.smooth), jax.jit(model.smooth)
+    jitted(jnp.ones(3))
+    ways = taken, table["loss"], bound, jitted
+    for way in ways:
+        result, _ = recorded(tmp_path, lambda way=way: jax.block_until_ready(way(jnp.ones(3))))
+        assert checked(result) == {"smooth"}
+    assert taken is model.smooth
+    assert taken.__code__.co_name == "smooth"
+
+
+def test_a_program_is_as_before(tmp_path, model):
+    before = model.smooth.__code__
+    x = jnp.linspace(-1.0, 1.0, 5)
+    values = [float(model.smooth(x)), float(jax.jit(model.smooth)(x)), np.asarray(jax.jit(jax.grad(model.smooth))(x))]
+    again = []
+
+    def run():
+        again.extend(
+            [float(model.smooth(x)), float(jax.jit(model.smooth)(x)), np.asarray(jax.jit(jax.grad(model.smooth))(x))]
+        )
+        model.appending(x)
+        with pytest.raises(TypeError):
+            model.smooth("no number")
+        with pytest.raises(TypeError, match="smooth"):
+            model.smooth()
+
+    recorded(tmp_path, run)
+    for one, other in zip(values, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # Once by the program, and once when the audit traces it, after the program.
+    assert len(model.calls) <= 3
+    assert model.smooth.__code__ is before
+
+
+def test_a_function_runs_once_in_the_program(tmp_path, model):
+    counts = []
+
+    def run():
+        model.appending(jnp.ones(2))
+        model.appending(jnp.ones(2))
+        counts.append(len(model.calls))
+
+    recorded(tmp_path, run)
+    assert counts == [2]
+
+
+def test_private_functions_only_if_a_glob_names_them(tmp_path, model):
+    run = lambda: (model._private(jnp.ones(2)), model.Body()._hidden(jnp.ones(2)))
+    assert checked(recorded(tmp_path, run)[0]) == set()
+    assert checked(recorded(tmp_path, run, "physics_model._*")[0]) == {"_private"}
+    assert checked(recorded(tmp_path, run, "physics_model.Body._hidden")[0]) == {"Body._hidden"}
+
+
+def test_what_cannot_be_seen_is_listed(tmp_path, model):
+    result, _ = recorded(tmp_path, lambda: list(model.later(1.0)))
+    assert {left.function: left.reason.split()[0] for left in result.left} == {
+        "physics_model.later": "generators",
+        "physics_model.half": "it",
+    }
+
+
+def test_a_glob_that_names_nothing_is_said(tmp_path, model):
+    result, settings = recorded(tmp_path, lambda: None, "physics_modle.*")
+    assert result.unmatched == [("calls", "physics_modle.*")]
+    assert "matches no function" in text(result, settings)
+
+
+@pytest.mark.parametrize("wrt", ["params.**", "params.scale", "x"])
+def test_wrt_says_by_which_arguments(tmp_path, model, wrt):
+    result, _ = recorded(tmp_path, lambda: model.log_of_positive(PARAMS, jnp.arange(1.0, 3.0)), wrt=(wrt, "nothing.**"))
+    assert checked(result) == {"log_of_positive"}
+    assert result.unmatched == [("wrt", "nothing.**")]
+    bad, _ = recorded(tmp_path, lambda: model.log_of_positive(PARAMS, jnp.arange(2.0)), wrt=(wrt,))
+    assert bool(errors_of(bad)) is (wrt == "x")
+
+
+def test_marks_hold(tmp_path, model):
+    """The slope by the period is infinite at zero, and it is held."""
+    result, _ = recorded(tmp_path, lambda: model.Kernel(1.0, 0.0)(jnp.ones(2)))
+    assert not errors_of(result)
+    assert checked(result) == {"Kernel.__call__"}
+
+
+def test_defaults_are_no_variables(tmp_path, model):
+    result, _ = recorded(tmp_path, lambda: model.log_of_positive(PARAMS, jnp.ones(2)))
+    assert not [cause for cause in result.causes if any("floor" in leaf for leaf in cause.finding["leaves"])]
+
+
+def test_python_numbers_that_decide_are_constants(tmp_path, model):
+    result, _ = recorded(tmp_path, lambda: [model.branching(jnp.ones(2), n) for n in (-1.0, 1.0, 2.0)])
+    assert checked(result) == {"branching"}
+    assert not listed(result)
+
+
+def test_a_loop_has_its_forward_derivative(tmp_path, model):
+    assert errors_of(recorded(tmp_path, lambda: model.looping(jnp.array(1.0)))[0]) == set()
+    assert errors_of(recorded(tmp_path, lambda: model.looping(jnp.array(0.0)))[0])
+
+
+@pytest.mark.parametrize("options", [{"seconds": 0.0}, {"total": 0.0}])
+def test_what_is_not_finite_is_an_error_whatever_the_time(tmp_path, model, options):
+    result, settings = recorded(tmp_path, lambda: model.Net(ZERO)(ZERO), **options)
+    assert result.errors == 1
+    assert [left.what for left in listed(result)] == ["partly"]
+    said = text(result, settings)
+    assert "1 error" in said
+    assert "partly checked" in said
+    (cause,) = result.causes
+    assert cause.finding["leaves"] == ["self.w", "x"]
+
+
+def test_the_states_that_are_kept_differ(tmp_path, model):
+    """The one bad state comes after many that are alike."""
+
+    def run():
+        for x in [*np.linspace(1.0, 1.1, 40), 0.0, *np.linspace(1.0, 1.1, 40)]:
+            model.root(jnp.array(x))
+
+    assert errors_of(recorded(tmp_path, run)[0]) == {("return jnp.sqrt(x)", "nan")}
+
+
+def test_a_function_that_returns_something_else_later_is_not_called_right(tmp_path, model):
+    model.factor = 1.0
+    exec("def scaled(x):\n    return x * factor\n", model.__dict__)
+    model.scaled.__module__ = "physics_model"
+
+    def run():
+        model.scaled(jnp.ones(2))
+        model.factor = 2.0
+
+    result, _ = recorded(tmp_path, run)
+    assert [left.reason for left in result.left if "scaled" in left.function] == [
+        "it returns something else when it runs again"
+    ]
+
+
+def test_too_many_structures_are_listed(tmp_path, model):
+    result, _ = recorded(tmp_path, lambda: [model.smooth(jnp.ones(n)) for n in range(1, 12)], total=0.0)
+    assert any("more than 8 structures" in left.reason for left in result.left)
+
+
+def test_calls_and_transforms_together(tmp_path, model):
+    """A program that is recorded where it is differentiated has no taps in it."""
+    (tmp_path / "pyproject.toml").write_text('[tool.partgrad.audit]\npackages = ["physics_model"]\n')
+    run = lambda: jax.jit(jax.grad(lambda x: jnp.sum(model.root(x))))(ZERO)
+    result, _ = recorded(tmp_path, run)
+    (cause,) = [cause for cause in result.causes if cause.finding["severity"] == "error"]
+    assert cause.called
+    assert not listed(result)
+
+
+def test_in_a_test_suite(tmp_path):
+    from test_audit import run
+
+    (tmp_path / "physics.py").write_text(MODEL)
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\npythonpath = "."\n[tool.partgrad.audit]\ncalls = ["physics.*"]\nwrt = ["x"]\n'
+    )
+    (tmp_path / "test_physics.py").write_text(
+        textwrap.dedent("""\
+        import jax.numpy as jnp
+        from physics import cube, log_of_positive, root
+
+
+        def test_root():
+            assert root(jnp.zeros(2)).shape == (2,)
+
+
+        def test_others():
+            cube(2.0)
+            log_of_positive({"scale": 1.0}, jnp.arange(2.0))
+        """)
+    )
+    done = run(tmp_path, "pytest", "-q", "--gradients-strict")
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "3 errors" in done.stdout
+    assert "called by test_physics.py::test_root" in done.stdout
