@@ -504,6 +504,13 @@ CASES = [
     Case("cumprod", lambda x: lax.cumprod(jnp.sqrt(x))[0], [4, 0], [0.25, 0]),
     Case("cumlogsumexp", lambda x: lax.cumlogsumexp(jnp.log(x))[0], [4, 0], [0.25, 0]),
     Case("optimization_barrier", lambda x: lax.optimization_barrier(jnp.sqrt(x))[1], [0, 4], [0, 0.25]),
+    Case("a barrier, unused", lambda x: lax.optimization_barrier((jnp.log(x), x))[1].sum(), [0, 4], [1, 1]),
+    Case(
+        "a barrier, mixed",
+        lambda x: sum(lax.optimization_barrier((kept_sum(x > 0, jnp.log(x)), jnp.sqrt(x), x.sum()))[::2]),
+        [0, 4],
+        [1, 1.25],
+    ),
     Case("complex", lambda x: kept_sum(x > 0, jnp.abs(jnp.sqrt(x + 0j))), [0, 4], [0, 0.25]),
     Case(
         "float32 inside", lambda x: kept_sum(x > 0, jnp.sqrt(x.astype(jnp.float32)).astype(x.dtype)), [0, 4], [0, 0.25]

@@ -437,3 +437,60 @@ def test_a_rule_may_call_a_function_under_double_where(name, rule, around):
     f = lambda x: jnp.sum(jnp.where(x > 0.5, jnp.sin(run(x)), x))
     second = lambda f: jax.jacrev(jax.grad(f))
     np.testing.assert_allclose(second(pg.double_where(f))(x), second(f)(x), rtol=1e-8, atol=1e-8)
+
+
+# --- rules whose value is not that of their function -------------------------------------------------------------------
+
+
+@jax.custom_jvp
+def clipped_root(x):
+    return jnp.sqrt(x)
+
+
+@clipped_root.defjvp
+def _(primals, tangents):
+    root = jnp.sqrt(jnp.maximum(primals[0], 1e-8))
+    return root, 0.5 * tangents[0] / root
+
+
+@jax.custom_jvp
+def clipped_arcsin(x):
+    return jnp.arcsin(x)
+
+
+@clipped_arcsin.defjvp
+def _(primals, tangents):
+    inside = jnp.clip(primals[0], -0.99, 0.99)
+    return jnp.arcsin(inside), tangents[0] / jnp.sqrt(1 - inside**2)
+
+
+AT_THE_VALUE_OF_THE_RULE = {
+    "a product": (lambda x: clipped_root(x) * clipped_root(x), 0.0),
+    "a root": (lambda x: jnp.sqrt(clipped_root(x)), 0.0),
+    "an arcsin": (lambda x: jnp.sin(clipped_arcsin(x)) * clipped_arcsin(x), 1.0),
+    "in a scan": (
+        lambda x: lax.scan(lambda c, _: (clipped_root(c) * c, clipped_root(c)), x, None, length=3)[1].sum(),
+        0.0,
+    ),
+    "in a cond": (lambda x: lax.cond(x < 1, lambda x: clipped_root(x) ** 3, jnp.sin, x), 0.0),
+    "checkpointed": (jax.checkpoint(lambda x: clipped_root(x) ** 2), 0.0),
+}
+OF_A_RULE = {
+    "grad": jax.grad,
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (1.0,)),
+    "value_and_grad": jax.value_and_grad,
+    "jit": lambda f: jax.jit(jax.value_and_grad(f)),
+    "vmap": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x])),
+    "second": lambda f: jax.grad(jax.grad(f)),
+    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](1.0),
+}
+
+
+@table("name, transform", AT_THE_VALUE_OF_THE_RULE, OF_A_RULE, kind=lambda name, transform: name)
+def test_what_follows_a_rule_is_differentiated_at_its_value(name, transform):
+    """As in JAX: a finite derivative is never changed."""
+    f, x = AT_THE_VALUE_OF_THE_RULE[name]
+    expected = OF_A_RULE[transform](f)(jnp.float64(x))
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(expected))
+    found = OF_A_RULE[transform](pg.double_where(f))(jnp.float64(x))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-12), found, expected)

@@ -91,9 +91,9 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
 
     def rule(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
         moving = tuple(number for number, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))
-        pushed = _pushed(equation, moving, list(primals), [tangents[number] for number in moving])
+        # What follows is differentiated at the values of the rule, as JAX does, should they not be the function's.
+        results, pushed = _pushed(equation, moving, list(primals), [tangents[number] for number in moving])
         floating = tuple(number for number in moving if is_floating(jax.typeof(primals[number])))
-        results = bind(equation, list(primals))
         if is_of_user and floating:
             sources = _sources_of_tangents(equation, floating)
             if CONSTANT in sources:
@@ -109,22 +109,24 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
     return function
 
 
-def _pushed(equation: JaxprEqn, moving: tuple[int, ...], primals: Operands, tangents: Operands) -> Operands:
-    """The tangents that a rule returns; where it has differentiated a competition, that selects."""
+def _pushed(
+    equation: JaxprEqn, moving: tuple[int, ...], primals: Operands, tangents: Operands
+) -> tuple[Operands, Operands]:
+    """The values and tangents that a rule returns; where it has differentiated a competition, that selects."""
 
-    def rates(primals: Operands, tangents: Operands) -> Operands:
+    def pushed(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
         along_moving, start = along(equation, moving, primals)
-        return jax.jvp(along_moving, start, tangents)[1]
+        return jax.jvp(along_moving, start, tangents)
 
-    found = rates(primals, tangents)
+    results, found = pushed(primals, tangents)
     if not _is_of_user(equation):
-        return found
+        return results, found
     floating = [number for number, variable in enumerate(equation.outvars) if is_floating(variable.aval)]
-    rule = jax.make_jaxpr(lambda p, t: [rates(p, t)[number] for number in floating])(primals, tangents)
+    rule = jax.make_jaxpr(lambda p, t: [pushed(p, t)[1][number] for number in floating])(primals, tangents)
     if not has_competition(rule.jaxpr):
-        return found
+        return results, found
     at = dict(zip(floating, selecting_shares(rule)([*primals, *tangents]), strict=True))
-    return [at.get(number, rate) for number, rate in enumerate(found)]
+    return results, [at.get(number, rate) for number, rate in enumerate(found)]
 
 
 def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:  # JAX 0.10

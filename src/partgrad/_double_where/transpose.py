@@ -81,7 +81,9 @@ def _barrier(step: Step, cotangents: list[Masked | None]) -> list[Masked]:
     values = iter(jax.lax.optimization_barrier([item.value for item in given]))
     found = lambda item: Masked(next(values), item.mask, item.dirty)
     pairs = zip(of_wires, step.wires, strict=True)
-    return [Masked(zeros_like_aval(wire.aval)) if item is None else found(item) for item, wire in pairs]
+    # What is not used is on no path, so its zero may meet an infinite derivative.
+    dead = lambda wire: Masked(zeros_like_aval(wire.aval), False)
+    return [dead(wire) if item is None else found(item) for item, wire in pairs]
 
 
 def _transpose(step: Step, given: tuple[int, ...], avals: list[Any]) -> ClosedJaxpr:
