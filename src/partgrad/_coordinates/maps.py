@@ -12,6 +12,10 @@ from .._trees import function_name, written
 from ..errors import ArgumentError
 
 
+# A longer representation says less than the name of the class.
+_LONGEST = 40
+
+
 class Map(NamedTuple):
     """A map with its inverse.
 
@@ -53,7 +57,8 @@ def as_map(given: Any) -> Map | None:
             return None
         log_det = None if len(given) == 2 else _summed(given[2])
         return Map(given[0], given[1], log_det, f"({', '.join(function_name(own) or '...' for own in given)})")
-    words = f"{written(given):.60}" if len(written(given)) <= 40 else type(given).__name__
+    # A representation with an address would tell equal maps apart.
+    words = written(given) if len(written(given)) <= _LONGEST and "<" not in written(given) else type(given).__name__
     if has("__call__", "inv", "log_abs_det_jacobian"):
         # numpyro.
         axes = given.domain.event_dim
