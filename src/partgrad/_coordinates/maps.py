@@ -11,7 +11,6 @@ from .._programs import is_elementwise
 from .._trees import function_name, written
 from ..errors import ArgumentError
 
-
 # A longer representation says less than the name of the class.
 _LONGEST = 40
 
