@@ -504,6 +504,10 @@ GLOBS = {
         {"decoder.*": "encoder.*"},
         {f"decoder.{n}.{x}": f"encoder.{n}.{x}" for n in ("one", "two") for x in "bw"},
     ),
+    "all below": (
+        {"decoder.**": "encoder.**"},
+        {f"decoder.{n}.{x}": f"encoder.{n}.{x}" for n in ("one", "two") for x in "bw"},
+    ),
     "one for all": (
         {"**.w": "encoder.one.w"},
         dict.fromkeys(("decoder.one.w", "decoder.two.w", "encoder.two.w"), "encoder.one.w"),
@@ -583,6 +587,20 @@ def test_errors(name):
     with pytest.raises(getattr(pg.errors, error), match=words) as caught:
         pg.unconstrain(tree, *arguments)
     assert "Fix: " in str(caught.value)
+
+
+def test_an_error_of_a_map_says_of_which_leaf():
+    mixed = (lambda x: x, lambda y: y @ jnp.ones(4))
+    with pytest.raises(TypeError) as caught:
+        pg.unconstrain({"w": jnp.ones(3)}, {"w": mixed})
+    assert caught.value.__notes__[0].endswith("of `['w']`, f32[3].")
+
+
+def test_a_map_of_another_precision():
+    with jax.enable_x64(True):
+        wide = (lambda x: jnp.exp(x.astype(jnp.float64)), jnp.log)
+        free, constrain = pg.unconstrain({"w": jnp.float32(2.0)}, {"w": wide})
+        assert free["w"].dtype == constrain(free)["w"].dtype == jnp.float32
 
 
 def test_naming_what_follows():

@@ -53,7 +53,8 @@ def resolve_ties(tree: Any, ties: Mapping[Any, Any]) -> list[Tie]:
     for follower, source in ties.items():
         assert everything is not None
         sources, function = _read(follower, source)
-        pairs = zip(*(_pairs(everything, follower, own) for own in sources), strict=True)
+        # `**` matches a node and what is inside it.
+        pairs = dict.fromkeys(zip(*(_pairs(everything, follower, own) for own in sources), strict=True))
         for several in pairs:
             leaf = several[0][0]
             tie = Tie(leaf, tuple(own for _, own in several), function)

@@ -213,7 +213,11 @@ def _coordinate(path: str, leaf: Any, own: _Given) -> jax.Array:
             f"Expected a real leaf, got {describe(leaf)}.",
             fix="leave it out of what the selector of the map selects, or give it a pair of functions.",
         )
-    coordinate, back, change = own.solve(value)
+    try:
+        coordinate, back, change = own.solve(value)
+    except Exception as error:
+        error.add_note(f"It was raised by the map {own.map.words} of {at(path)}, {describe(leaf)}.")
+        raise
     if jnp.shape(back) != value.shape:
         raise ArgumentError(
             f"The map {own.map.words} does not fit {at(path)}.",
@@ -246,7 +250,7 @@ def _solve(own: Map, value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]
     """The coordinate of a value, the value that it comes back to, and how that moves with the coordinate."""
     coordinate = jnp.asarray(own.inverse(value)).astype(value.dtype)
     if jnp.shape(coordinate) == value.shape and keeps_elements(own.forward, coordinate):
-        coordinate = _polished(own, coordinate, value)
+        coordinate = _polished(own, coordinate, value).astype(value.dtype)
     return coordinate, *jax.jvp(own.forward, (coordinate,), (coordinate,))
 
 
