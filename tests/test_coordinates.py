@@ -15,6 +15,7 @@ from numpyro.distributions import biject_to, constraints, transforms
 from scipy.optimize import minimize
 
 import partgrad as pg
+from tables import table
 
 positive, interval = pg.coordinates.positive, pg.coordinates.interval
 
@@ -73,8 +74,7 @@ def lists(values):
     return st.lists(values, min_size=4, max_size=4)
 
 
-@pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("x64", [False, True])
+@table("name, x64", MAPS, [False, True], quick=2)
 def test_coordinates_come_back(name, x64):
     own, values = MAPS[name]
 
@@ -127,6 +127,7 @@ def test_derivatives_are_finite_everywhere(name):
         np.testing.assert_allclose(jax.vmap(jax.grad(own.inverse))(y), 1 / slopes[1:-1], rtol=1e-3)
 
 
+@pytest.mark.slow
 @given(st.floats(allow_nan=False, width=32))
 def test_values_stay_inside(x):
     x = np.float32(x)
@@ -135,6 +136,7 @@ def test_values_stay_inside(x):
         assert np.float32(low) <= interval(low, high).forward(x) <= np.float32(high)
 
 
+@pytest.mark.slow
 def test_inverses_against_more_digits():
     """In float32, against float64."""
     y = np.float32(np.concatenate([np.geomspace(1e-30, 1e30, 400), np.log(2) * (1 + np.linspace(-1e-3, 1e-3, 101))]))
@@ -314,6 +316,7 @@ def test_it_is_mapped_pickled_and_printed():
     )
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_whole_fits():
     """Models, bounds and coordinates are all batched."""
     scales = jnp.array([1.0, 2.0, 5.0])
@@ -345,6 +348,7 @@ def test_maps_that_change_the_shape():
     np.testing.assert_allclose(unravel.log_det(vector), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_determinant_of_a_batch_of_events():
     """numpyro's constant logarithms are summed over every element, a simplex over every row."""
     rows = jnp.array([[0.2, 0.8], [0.5, 0.5], [0.6, 0.4]])
@@ -356,6 +360,7 @@ def test_the_determinant_of_a_batch_of_events():
     np.testing.assert_allclose(constrain.log_det(free), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_interfaces_of_other_libraries():
     """Bijectors with the methods of TensorFlow Probability, distrax and flowjax."""
 
@@ -401,6 +406,7 @@ def test_the_interfaces_of_other_libraries():
     np.testing.assert_allclose(constrain.log_det(free), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_pair_that_mixes_elements_does_not_say_its_determinant():
     increasing = (
         lambda x: jnp.cumsum(jnp.exp(x)),
@@ -435,7 +441,7 @@ ELEMENTWISE = {
 }
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@table("name", list(ELEMENTWISE), quick=3)
 def test_which_pairs_take_each_element_alone(name):
     function, expected = ELEMENTWISE[name]
     free = {"x": jnp.array([0.1, 0.2, 0.3])}
@@ -593,7 +599,7 @@ def test_an_error_of_a_map_says_of_which_leaf():
     mixed = (lambda x: x, lambda y: y @ jnp.ones(4))
     with pytest.raises(TypeError) as caught:
         pg.unconstrain({"w": jnp.ones(3)}, {"w": mixed})
-    assert caught.value.__notes__[0].endswith("of `['w']`, f32[3].")
+    assert any(note.endswith("of `['w']`, f32[3].") for note in caught.value.__notes__)
 
 
 def test_a_map_of_another_precision():
@@ -650,6 +656,7 @@ def test_coordinates_of_another_structure():
 # --- as one vector ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_vector_of_coordinates():
     tree = model()
     table = {"**.width": positive, "a.tilt": interval(-0.5, None)}
@@ -687,6 +694,7 @@ def test_bounds_instead_of_coordinates():
         assert put(bounded.x)["tilt"] == 0.5
 
 
+@pytest.mark.slow
 def test_bounds_of_any_map_of_single_elements():
     tree = {name: jnp.float32(0.25) for name in "abcd"}
     table = {

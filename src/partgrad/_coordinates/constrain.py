@@ -12,9 +12,9 @@ from .._compat import cached_property
 from .._marks import Layout, StaticData, alike, first_difference, united
 from .._message import at
 from .._selection import unflatten_part
-from .._trees import dtype_of, flatten, is_array
+from .._trees import dtype_of, flatten
 from ..errors import ArgumentError, PartsError
-from .maps import Map, as_map, keeps_elements, log_det_of
+from .maps import Map, keeps_elements, log_det_of, maps_of, taken_apart
 from .ties import Tie
 
 T = TypeVar("T")
@@ -78,13 +78,11 @@ class Constrain(Generic[T]):
 
     @property
     def _wiring(self) -> Wiring:
-        return cast(Wiring, self._static.constant[2])
+        return cast(Wiring, self._static.constant[1])
 
     @cached_property
     def _maps(self) -> list[Map]:
-        treedef, others, _ = self._static.constant
-        leaves = [array if other is None else other for array, other in zip(self._arrays, others, strict=True)]
-        return [cast(Map, as_map(bijection)) for bijection in treedef.unflatten(leaves)]
+        return maps_of(self._static.constant[0], self._arrays)
 
     def __call__(self, free: T) -> T:
         """The tree at some coordinates, with its marks; those of leaves that were named are off.
@@ -214,10 +212,8 @@ class Constrain(Generic[T]):
 
 def constrain_by(rest: T, bijections: Sequence[Any], wiring: Wiring) -> Constrain[T]:
     """What puts coordinates back into the rest of a tree, by some bijections."""
-    leaves, treedef = jax.tree.flatten(list(bijections))
-    arrays = [leaf if is_array(leaf) else None for leaf in leaves]
-    others = tuple(None if is_array(leaf) else leaf for leaf in leaves)
-    return Constrain(rest, arrays, StaticData((treedef, others, wiring), "A map of `partgrad.unconstrain`"))
+    static, arrays = taken_apart(bijections)
+    return Constrain(rest, arrays, StaticData((static, wiring)))
 
 
 def in_dtype(value: Any, dtype: str) -> Any:

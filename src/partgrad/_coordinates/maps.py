@@ -1,14 +1,15 @@
 """Maps from coordinates to values: what a user gives as one, read into three functions."""
 
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
+from .._marks import StaticData
 from .._programs import is_elementwise
-from .._trees import function_name, written
+from .._trees import function_name, is_array, written
 from ..errors import ArgumentError
 
 # A longer representation says less than the name of the class.
@@ -78,6 +79,21 @@ def as_map(given: Any) -> Map | None:
         # flowjax.
         return Map(given.transform, given.inverse, _summed(lambda x: given.transform_and_log_det(x)[1]), words)
     return None
+
+
+def taken_apart(bijections: Sequence[Any]) -> tuple[StaticData, list[Any]]:
+    """Bijections as what the compiler may compare, and their arrays, which may be traced."""
+    leaves, treedef = jax.tree.flatten(list(bijections))
+    arrays = [leaf if is_array(leaf) else None for leaf in leaves]
+    others = tuple(None if is_array(leaf) else leaf for leaf in leaves)
+    return StaticData((treedef, others), "A map of `partgrad.unconstrain`"), arrays
+
+
+def maps_of(static: StaticData, arrays: Sequence[Any]) -> list[Map]:
+    """The maps of bijections that were taken apart."""
+    treedef, others = static.constant
+    leaves = [array if other is None else other for array, other in zip(arrays, others, strict=True)]
+    return [cast(Map, as_map(bijection)) for bijection in treedef.unflatten(leaves)]
 
 
 def keeps_elements(forward: Callable[[Any], Any], x: Any) -> bool:

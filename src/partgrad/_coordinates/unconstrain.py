@@ -2,21 +2,21 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._marks import remarked
+from .._marks import StaticData, remarked
 from .._message import at, listed
 from .._selection import Selector, Target, as_selection, unflatten_part
 from .._trees import describe, dtype_of, flatten, in_jax, is_known, shape_of, written
 from ..errors import ArgumentError, SelectionError, SelectorTypeError
 from .bounded import Interval
 from .constrain import Constrain, Following, Free, Wiring, constrain_by, is_none
-from .maps import Map, as_map, bijection_of, keeps_elements
+from .maps import Map, as_map, bijection_of, keeps_elements, maps_of, taken_apart
 from .ties import Tie, resolve_ties
 
 T = TypeVar("T")
@@ -34,13 +34,11 @@ class _Given(NamedTuple):
         key: The selector.
         bijection: What has its functions.
         map: The same, read.
-        solve: From a value to its coordinate, as `_solve`, compiled once for all leaves of a shape.
     """
 
     key: Any
     bijection: Any
     map: Map
-    solve: Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
 
 
 def unconstrain(
@@ -164,7 +162,6 @@ def _given(tree: Any, coordinates: Mapping[Any, Any]) -> dict[int, _Given]:
             raise _no_map(key, given)
         chosen = Target(tree, as_selection(key), purpose="marks")
         chosen.refuse_elements("unconstrain")
-        solve = jax.jit(functools.partial(_solve, own))
         for i in chosen.plan.indices:
             if i in found:
                 raise SelectionError(
@@ -172,7 +169,7 @@ def _given(tree: Any, coordinates: Mapping[Any, Any]) -> dict[int, _Given]:
                     "Expected at most one map for every leaf.",
                     fix="take it out of one of them, as in partgrad.path('**.width') - 'noise.width'.",
                 )
-            found[i] = _Given(key, bijection, own, solve)
+            found[i] = _Given(key, bijection, own)
     return found
 
 
@@ -214,7 +211,7 @@ def _coordinate(path: str, leaf: Any, own: _Given) -> jax.Array:
             fix="leave it out of what the selector of the map selects, or give it a pair of functions.",
         )
     try:
-        coordinate, back, change = own.solve(value)
+        coordinate, back, change = _solved(own.bijection, value)
     except Exception as error:
         error.add_note(f"It was raised by the map {own.map.words} of {at(path)}, {describe(leaf)}.")
         raise
@@ -246,8 +243,14 @@ def _coordinate(path: str, leaf: Any, own: _Given) -> jax.Array:
     return coordinate
 
 
-def _solve(own: Map, value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _solved(bijection: Any, value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The coordinate of a value, the value that it comes back to, and how that moves with the coordinate."""
+    return _solve(*taken_apart([bijection]), value)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _solve(static: StaticData, arrays: list[Any], value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    (own,) = maps_of(static, arrays)
     coordinate = jnp.asarray(own.inverse(value)).astype(value.dtype)
     if jnp.shape(coordinate) == value.shape and keeps_elements(own.forward, coordinate):
         coordinate = _polished(own, coordinate, value).astype(value.dtype)
