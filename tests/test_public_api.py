@@ -34,7 +34,7 @@ def test_public_names():
             "summary",
             "errors",
         ),
-        *("check", "GradientReport", "Finding", "testing"),
+        *("check", "GradientReport", "Finding", "survey", "SurveyReport", "testing"),
     }
     for name in public - {"errors"}:
         assert getattr(pg, name).__doc__
@@ -80,6 +80,7 @@ def test_classes_for_annotations_are_those_of_what_functions_return():
         "Pullback": pg.vjp(square, x)[1],
         "LinearMap": pg.linearize(square, x)[1],
         "GradientReport": pg.check(square)(x),
+        "SurveyReport": pg.survey(square)({"a": jnp.ones(3)}),
     }
     assert set(pg.types.__all__) == {*returned, "Finding", "Selector"}
     for name, value in returned.items():
@@ -96,7 +97,7 @@ def test_every_error_derives_from_a_builtin_too():
     assert len(classes) >= 9
     for cls in classes:
         if cls is not pg.errors.PartgradError:
-            assert issubclass(cls, ValueError | TypeError | LookupError | AssertionError)
+            assert issubclass(cls, ValueError | TypeError | LookupError | AssertionError | ImportError)
 
 
 def run(code):

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ._intermediates import capture_intermediates as capture_intermediates, intervene as intervene
     from ._random import draw as draw, expectation as expectation
     from ._surrogate import surrogate as surrogate
+    from ._survey import SurveyReport as SurveyReport, survey as survey
 
 __version__ = "0.2.0"
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "NonDiff",
     "Selection",
     "Static",
+    "SurveyReport",
     "apply_updates",
     "capture_intermediates",
     "check",
@@ -112,6 +114,7 @@ __all__ = [
     "stop_gradient",
     "summary",
     "surrogate",
+    "survey",
     "testing",
     "thaw",
     "types",
@@ -136,6 +139,7 @@ _LATER = {
     **dict.fromkeys(("capture_intermediates", "intervene"), "_intermediates"),
     **dict.fromkeys(("draw", "expectation"), "_random"),
     "surrogate": "_surrogate",
+    **dict.fromkeys(("SurveyReport", "survey"), "_survey"),
 }
 
 

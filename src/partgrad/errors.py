@@ -17,7 +17,8 @@ that order. Every class also derives from the builtin that a caller would catch:
     │   └── ForgottenDecoratorError(TypeError)  a leaf is a dataclass that JAX does not know as a pytree
     ├── StaticError(TypeError)              a value that cannot be static
     ├── DrawError(TypeError)                a derivative through a draw that has none, or would be wrong
-    └── CheckError(AssertionError)          a gradient that did not pass its check
+    ├── CheckError(AssertionError)          a gradient that did not pass its check
+    └── LibraryError(ImportError)           a library that is needed for this is not installed
 """
 
 from ._message import word
@@ -90,6 +91,10 @@ class DrawError(PartgradError, TypeError):
 
 class CheckError(PartgradError, AssertionError):
     """A gradient did not pass its check."""
+
+
+class LibraryError(PartgradError, ImportError):
+    """A library that is needed for this, and for nothing else, is not installed."""
 
 
 __all__ = sorted(name for name, value in list(globals().items()) if isinstance(value, type))

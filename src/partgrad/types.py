@@ -14,6 +14,7 @@ from ._check import Finding as Finding, GradientReport as GradientReport
 from ._coordinates import Constrain as Constrain, Unravel as Unravel
 from ._display import Picture as Picture, Row as Row, Summary as Summary
 from ._selection import Intermediate as Intermediate, Selection as Selection, Selector as Selector
+from ._survey import SurveyReport as SurveyReport
 from ._transforms import LinearMap as LinearMap, Pullback as Pullback
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Selection",
     "Selector",
     "Summary",
+    "SurveyReport",
     "Unravel",
 ]
 

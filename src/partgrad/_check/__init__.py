@@ -14,13 +14,32 @@ from .._programs import Operands
 from .._transforms import Arguments, Call
 from .._trees import describe, flatten, refuse_non_bools, refuse_uncallable
 from ..errors import ArgumentError, NotDifferentiableError
-from .examine import Options, examine, is_rounding_products, refuse_tracers, with_new_arguments
-from .finding import Finding as Finding
+from .evaluation import cotangents_of as cotangents_of, weights_of as weights_of
+from .examine import (
+    Options,
+    examine,
+    is_rounding_products,
+    paths_of as paths_of,
+    refuse_tracers as refuse_tracers,
+    with_new_arguments as with_new_arguments,
+)
+from .finding import SEVERITIES as SEVERITIES, Finding as Finding, plain as plain
 from .glance import Glance as Glance, glance
-from .intended import Meant
-from .progress import Progress
+from .intended import Meant as Meant
+from .printed import (
+    Entry as Entry,
+    counted as counted,
+    located as located,
+    marked as marked,
+    said_of as said_of,
+    totals_of as totals_of,
+)
+from .program import differentiable as differentiable
+from .progress import Progress as Progress
 from .references import with_own_references
-from .report import GradientReport as GradientReport
+from .report import GradientReport as GradientReport, LeafRow as LeafRow, headline as headline
+from .values import CONCRETIZATION as CONCRETIZATION
+from .verdict import ERROR as ERROR, INCONCLUSIVE as INCONCLUSIVE, OK as OK, STOPPED as STOPPED, worst as worst
 
 P = ParamSpec("P")
 
@@ -112,7 +131,7 @@ def check(
     def checked(*args: Any, **kwargs: Any) -> GradientReport:
         refuse_tracers(name, flatten((args, kwargs))[0])
         args, kwargs = with_own_references((args, kwargs))
-        with shown, _undisturbed():
+        with shown, undisturbed():
             call = arguments.call_to_check(args, kwargs, of_values=True)
             if not call.selected:
                 raise NotDifferentiableError(
@@ -226,7 +245,7 @@ def _is_number(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """A context in which NaN, infinity, transfers and promotion raise no error: the check looks for them or has them.
 
     By default, an accelerator multiplies matrices with fewer digits than the dtype has. With `jax_disable_jit`, each

@@ -81,7 +81,7 @@ def examine(call: Call, options: Options, progress: Progress) -> GradientReport:
         options.name, call, gradient, findings, verdicts, {"function": evaluated, **cost}
     )
     try:
-        program = Program(outputs, leaves, _paths(call), forward=options.forward)
+        program = Program(outputs, leaves, paths_of(call), forward=options.forward)
     except CONCRETIZATION as error:
         plain = outputs(leaves)
         refuse_tracers(options.name, plain)
@@ -331,14 +331,14 @@ def _tells_part_of(zero: Finding, other: Finding) -> bool:
     return other.leaves == zero.leaves and other.kind in ("mismatch", "precision") and is_same and not is_milder
 
 
-def refuse_tracers(name: str, values: list[Any]) -> None:
-    """Raise if a value is a tracer."""
+def refuse_tracers(name: str, values: list[Any], what: str = "check") -> None:
+    """Raise if a value is a tracer, for a check or a survey."""
     if any(isinstance(value, jax.core.Tracer) for value in values):
         raise ArgumentError(
-            f"`check` of `{name}` was called inside `jit`, `grad`, `vmap` or another transformation.",
-            "Expected concrete values, in the arguments and in what the function closes over: a check runs the "
+            f"`{what}` of `{name}` was called inside `jit`, `grad`, `vmap` or another transformation.",
+            "Expected concrete values, in the arguments and in what the function closes over: it runs the "
             "function and looks at numbers.",
-            fix="check the function outside, before it is transformed.",
+            fix=f"{what} the function outside, before it is transformed.",
         )
 
 
@@ -361,7 +361,7 @@ def _eager_gradient(outputs: Callable[[Operands], Operands], leaves: Operands, c
         return []
 
 
-def _paths(call: Call) -> list[str]:
+def paths_of(call: Call) -> list[str]:
     """The paths of the differentiated leaves; with several arguments, each begins with the argument."""
     return [_begun(call, target, i) for target in call.targets for i in target.plan.indices]
 

@@ -5,7 +5,7 @@ import itertools
 import linecache
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .._display import (
@@ -90,7 +90,7 @@ def _lines(report: GradientReport) -> list[_TableLine]:
 def _leaf(row: LeafRow, findings: list[Finding]) -> _TableLine:
     size = "" if row.gradient is None else f"{float(row.gradient):.3g}"
     more = f" (+{len(findings) - 1})" if len(findings) > 1 else ""
-    found = f"{shortened(printable(_located(findings[0])), _WIDEST[-1] - len(more))}{more}" if findings else ""
+    found = f"{shortened(printable(located(findings[0])), _WIDEST[-1] - len(more))}{more}" if findings else ""
     return _TableLine(row.path or ROOT, row.type, _verdict(row, findings), size, found)
 
 
@@ -107,7 +107,8 @@ def _rank(verdict: str) -> int:
     return _VERDICTS.index(verdict) if verdict in _VERDICTS else len(_VERDICTS) - 1
 
 
-def _located(finding: Finding) -> str:
+def located(finding: Finding) -> str:
+    """The kind of a finding, and the line."""
     return f"{finding.kind} at {finding.where}" if finding.where else finding.kind
 
 
@@ -115,20 +116,24 @@ def _located(finding: Finding) -> str:
 
 
 def _title(report: GradientReport) -> str:
-    counts = Counter(finding.severity for finding in report.findings)
-    verdicts = Counter(row.verdict for row in report.rows)
-    said = [_counted(counts[severity], name) for severity, name in _SAID.items() if counts[severity]]
+    verdicts, said = Counter(row.verdict for row in report.rows), said_of(report.findings)
     leaves, stopped, undecided = len(report.rows), verdicts[STOPPED], verdicts[INCONCLUSIVE]
     if report.verdict == STOPPED:
-        title = ", ".join([f"stopped in {stopped:,} of {_counted(leaves, 'leaf', 'leaves')}{_how_far(report)}", *said])
+        title = ", ".join([f"stopped in {stopped:,} of {counted(leaves, 'leaf', 'leaves')}{_how_far(report)}", *said])
     else:
         said = said if report.verdict == ERROR else [report.verdict, *said]
-        title = f"{', '.join(said)} in {_counted(leaves, 'leaf', 'leaves')}"
+        title = f"{', '.join(said)} in {counted(leaves, 'leaf', 'leaves')}"
         title += f", {stopped:,} of which {_is(stopped)} stopped" if stopped else ""
     if undecided and leaves > 1:
         title += f", {undecided:,} of which {_is(undecided)} not decided"
     name = shortened(printable(report.function), COLUMNS - len(title) - 2)
     return f"{name}: {title}"
+
+
+def said_of(findings: Iterable[Finding]) -> list[str]:
+    """How many errors, warnings and notes there are, in words."""
+    counts = Counter(finding.severity for finding in findings)
+    return [counted(counts[severity], name) for severity, name in _SAID.items() if counts[severity]]
 
 
 def _how_far(report: GradientReport) -> str:
@@ -144,7 +149,8 @@ def _is(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number of things."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
@@ -152,29 +158,36 @@ def _below(report: GradientReport) -> str:
     """The totals below the table."""
     leaves, verdicts = len(report.rows), Counter(row.verdict for row in report.rows)
     checked = sum(verdicts.values()) - verdicts[None] - verdicts[INCONCLUSIVE]
-    totals = [("checked", f"{checked:,} of {_counted(leaves, 'leaf', 'leaves')}")]
+    totals = [("checked", f"{checked:,} of {counted(leaves, 'leaf', 'leaves')}")]
     if report.cost:
         totals.append(("evaluations", ", ".join(f"{count:,} {what}" for what, count in report.cost.items())))
     totals += [("with", note) for note in report.notes]
+    return totals_of(totals)
+
+
+def totals_of(totals: Sequence[tuple[str, str]]) -> str:
+    """Lines of names and totals."""
     label = max(len(name) for name, _ in totals)
     return "\n".join(f"{name:{label}}{GAP}{total}" for name, total in totals)
 
 
-def _entries(report: GradientReport) -> list["_Entry"]:
-    return list(map(_Entry, report.findings))
+def _entries(report: GradientReport) -> list["Entry"]:
+    return list(map(Entry, report.findings))
 
 
-class _Entry(NamedTuple):
-    """A finding below the table."""
+class Entry(NamedTuple):
+    """A finding below the table, and what is said of it after its title."""
 
     finding: Finding
+    after: str = ""
 
     def title(self) -> str:
         """What it is, where, and in which leaves."""
         paths = [path for path in self.finding.leaves if path]
         listed = ", ".join(shortened(printable(path), COLUMNS - 4) for path in paths[:_LISTED])
         more = f" and {len(paths) - _LISTED:,} more" if len(paths) > _LISTED else ""
-        return f"{_SAID[self.finding.severity]}: {_located(self.finding)}{f' in {listed}{more}' if paths else ''}"
+        where = f" in {listed}{more}" if paths else ""
+        return f"{_SAID[self.finding.severity]}: {located(self.finding)}{where}{self.after}"
 
     def lines(self) -> Iterator[str]:
         """The title, the line of the user's code, and the message."""
@@ -184,6 +197,16 @@ class _Entry(NamedTuple):
             yield f"{GAP}| {shortened(printable(code), COLUMNS - 4)}"
         for line in _glued(message(finding).strip(), finding.where, *finding.leaves[:_LISTED]).split("\n"):
             yield from _wrapped(line.strip(), GAP)
+
+    def markup(self) -> str:
+        """The same as HTML that unfolds."""
+        finding = self.finding
+        is_open = " open" if finding.severity == "error" else ""
+        code, said = html.escape(source(finding)), html.escape(message(finding).strip())
+        return (
+            f'<details class="pg-message"{is_open}><summary>{marked(finding.severity, self.title())}</summary>'
+            f"{f'<pre>{code}</pre>' if code else ''}<p>{said}</p></details>"
+        )
 
 
 def source(finding: Finding) -> str:
@@ -227,21 +250,15 @@ def _glued(text: str, *whole: str) -> str:
 def markup(report: GradientReport) -> str:
     """The report as HTML, with a symbol for each verdict and messages that unfold."""
     rows = [
-        [html.escape(printable(line.path)), html.escape(line.type), _marked(line.verdict), line.gradient, found]
+        [html.escape(printable(line.path)), html.escape(line.type), marked(line.verdict), line.gradient, found]
         for line in _lines(report)
         for found in [html.escape(line.found)]
     ]
     parts = [f'<div class="pg-head"><strong>{html.escape(_title(report))}</strong></div>', cells(_HEAD, rows)]
-    for entry in _entries(report):
-        is_open = " open" if entry.finding.severity == "error" else ""
-        code = html.escape(source(entry.finding))
-        said = html.escape(message(entry.finding).strip())
-        parts.append(
-            f'<details class="pg-message"{is_open}><summary>{_marked(entry.finding.severity, entry.title())}</summary>'
-            f"{f'<pre>{code}</pre>' if code else ''}<p>{said}</p></details>"
-        )
+    parts += [entry.markup() for entry in _entries(report)]
     return styled("\n".join([*parts, f"<pre>{html.escape(_below(report))}</pre>"]))
 
 
-def _marked(verdict: str, text: str = "") -> str:
+def marked(verdict: str, text: str = "") -> str:
+    """A verdict as HTML, with its symbol."""
     return f"{symbol(verdict)} {html.escape(text or verdict)}"

@@ -12,16 +12,16 @@ _SILENT = 2.0
 
 
 class Progress:
-    """Counts steps and shows them as the option of `check` says; a context that removes the bar."""
+    """Counts steps and shows them as the option of `check` says; a context that removes the bar, which has a name."""
 
-    def __init__(self, progress: bool | Callable[[int, int, str], object] | None) -> None:
+    def __init__(self, progress: bool | Callable[[int, int, str], object] | None, name: str = "check") -> None:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise ArgumentError(
                 f"`progress` is {type(progress).__name__} {progress!r:.60}.",
                 "Expected None (shown after two seconds), True, False, or a function of (done, total, what).",
                 fix="omit it, or write progress=False.",
             )
-        self._progress, self._bar = progress, None
+        self._progress, self._name, self._bar = progress, name, None
         self._done = self._total = 0
 
     def __enter__(self) -> "Progress":
@@ -41,9 +41,9 @@ class Progress:
         with contextlib.suppress(ImportError):
             from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-            return tqdm(total=0, desc="check", leave=False, delay=0.0 if is_asked else _SILENT, file=sys.stderr)
+            return tqdm(total=0, desc=self._name, leave=False, delay=0.0 if is_asked else _SILENT, file=sys.stderr)
         if is_asked:
-            sys.stderr.write("check: running; with tqdm installed there is a bar\n")
+            sys.stderr.write(f"{self._name}: running; with tqdm installed there is a bar\n")
         return None
 
     def expect(self, steps: int) -> None:

@@ -1,11 +1,15 @@
 """The result of a check as data."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .._trees import refuse_non_bools
 from ..errors import CheckError
 from .finding import SEVERITIES, Finding, plain
 from .verdict import ERROR, INCONCLUSIVE, OK, STOPPED, worst
+
+# How many leaves the first line of an error names.
+_NAMED = 4
 
 
 class LeafRow(NamedTuple):
@@ -27,6 +31,19 @@ class LeafRow(NamedTuple):
     gradient: float | None
     dead: int | None = None
     verdict: str | None = None
+
+
+def headline(findings: Sequence[Finding], rows: Sequence[Any]) -> str:
+    """The worst of a report in a line: `mismatch at model.py:6 in ['v'], ['w']`."""
+    verdict = worst([row.verdict for row in rows if row.verdict is not None])
+    leaves = [row.path for row in rows if row.verdict == verdict]
+    is_told = lambda finding: not finding.leaves or not set(leaves).isdisjoint(finding.leaves)
+    told = [finding for finding in findings if finding.severity == ERROR]
+    told += [finding for finding in findings if finding.severity != "info" and is_told(finding)]
+    what = f"{told[0].kind} at {told[0].where}" if told and told[0].where else told[0].kind if told else verdict
+    named = list(filter(None, told[0].leaves if told else leaves))
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return f"{what} in {', '.join(named[:_NAMED])}{more}" if named else what
 
 
 class GradientReport:
@@ -92,7 +109,9 @@ class GradientReport:
             STOPPED: "let the derivative through, or pass intended= with what stops it: a line, a function or a leaf.",
             INCONCLUSIVE: "check another point, or pass allow_inconclusive=True.",
         }[self.verdict]
+        __tracebackhide__ = True
         raise CheckError(
+            f"{headline(self.findings, self.rows)}\n"
             f"The gradient of `{self.function}` did not pass its check.\n\n{self}\n",
             f"Expected every checked leaf to be ok{' or inconclusive' * allow_inconclusive}.",
             fix=fix,
