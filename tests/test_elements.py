@@ -136,7 +136,7 @@ def test_bad_elements():
             "of `lengthscale`, which is out of range",
             "into shape (3,)",
         )
-    for wrt in (lambda k: (k.lengthscale[0], k.lengthscale[:2]), lambda k: k.lengthscale[jnp.array([0, 0])]):
+    for wrt in (lambda k: (k.lengthscale[0], k.lengthscale[:2]), lambda k: k.lengthscale[np.array([0, 0])]):
         refused(lambda wrt=wrt: pg.grad(f, wrt=wrt)(KERNEL), ValueError, "returns `lengthscale` twice")
     refused(lambda: pg.grad(f, wrt=lambda k: (k.lengthscale, k.lengthscale[0]))(KERNEL), ValueError, "twice")
     union = pg.path("lengthscale[:2]") | "lengthscale[1:]"

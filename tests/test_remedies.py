@@ -1035,6 +1035,53 @@ ROWS = {
         lambda: pg.grad(blocks, wrt=pg.intermediate("h"))(3.0),
         [27.0],
     ),
+    "a reduction that is no function": (
+        lambda: pg.intermediate("h", reduce="norm"),
+        lambda: pg.grad(blocks, wrt=pg.intermediate("h", reduce=jnp.linalg.norm))(3.0),
+        [27.0],
+    ),
+    "a reduction that returns text": (
+        lambda: pg.grad(blocks, wrt=pg.intermediate("h", reduce=str))(3.0),
+        lambda: pg.grad(
+            blocks, wrt=pg.intermediate("h", reduce=lambda h: {"norm": jnp.linalg.norm(h), "max": jnp.max(h)})
+        )(3.0),
+        [27.0, 27.0],
+    ),
+    "a reduction without a backward pass": (
+        lambda: pg.jacfwd(blocks, wrt=pg.intermediate("h", reduce=jnp.linalg.norm)),
+        lambda: (
+            pg.jacfwd(blocks, wrt=pg.intermediate("h"))(3.0),
+            pg.grad(blocks, wrt=pg.intermediate("h", reduce=jnp.linalg.norm))(3.0),
+        ),
+        [27.0, 27.0],
+    ),
+    "references of what is reduced": (
+        lambda: pg.vjp(blocks, 3.0, wrt=pg.intermediate("h", reduce=jnp.max))[1].with_refs(jax.new_ref(0.0)),
+        lambda: pg.vjp(blocks, 3.0, wrt=pg.intermediate("h"))[1].with_refs(jax.new_ref(0.0))(1.0),
+        [],
+    ),
+    "a dtype that is none": (
+        lambda: pg.grad(blocks, dtype=int),
+        lambda: pg.grad(blocks, dtype=jnp.float32)(3.0),
+        [27.0],
+    ),
+    "a dtype that JAX has not": (
+        lambda: pg.grad(blocks, dtype=jnp.float64),
+        lambda: pg.grad(blocks, dtype=jnp.float32)(3.0),
+        [27.0],
+    ),
+    "rows beside other elements": (
+        lambda: pg.grad(lambda t: t[1], wrt=lambda t: (t[jnp.array([0, 0])], t[1]))(jnp.ones(3)),
+        lambda: pg.grad(lambda t: t[1], wrt=lambda t: t[jnp.concatenate([jnp.array([0, 0]), jnp.array([1])])])(
+            jnp.ones(3)
+        )[2],
+        [1.0],
+    ),
+    "names of rows": (
+        lambda: pg.items({"w": jnp.ones(3)}, lambda t: t["w"][jnp.array([0, 0])]),
+        lambda: len(pg.items({"w": jnp.ones(3)}, lambda t: t["w"][np.array([0])])),
+        [1],
+    ),
     "an intermediate value of a tree": (
         lambda: pg.partition(TREE, pg.intermediate("h")),
         lambda: (

@@ -12,7 +12,7 @@ import numpy as np
 from .._message import at, listed
 from .._programs import Operands
 from .._transforms import Arguments, Call
-from .._trees import describe, flatten, refuse_non_bools, refuse_uncallable
+from .._trees import Indexed, describe, flatten, refuse_non_bools, refuse_uncallable
 from ..errors import ArgumentError, NotDifferentiableError
 from .evaluation import cotangents_of as cotangents_of, weights_of as weights_of
 from .examine import (
@@ -140,6 +140,7 @@ def check(
                     fix="name the arguments by argnums or argnames; without them it is the first.",
                 )
             _refuse_unmovable(call)
+            _refuse_twice(call)
             report = examine(call, options, shown)
             if not is_searched:
                 return report
@@ -182,6 +183,23 @@ def _refuse_unmovable(call: Call) -> None:
             fix=f"leave it out: wrt=partgrad.exclude({others})."
             if first and len(paths) < len(call.paths)
             else "make an array in it the argument, and build it in the function.",
+        )
+
+
+def _refuse_twice(call: Call) -> None:
+    """Raise if elements may be selected twice, which finite differences would move to two values at once."""
+    plans = [(target, target.plan) for target in call.targets]
+    found = [
+        t.path(i)
+        for t, plan in plans
+        for i, own in zip(plan.indices, plan.elements, strict=True)
+        if isinstance(own, Indexed)
+    ]
+    if found:
+        raise ArgumentError(
+            f"`check` cannot move elements of {at(found[0])}, of which some are selected twice, or are not there.",
+            "Expected each element once.",
+            fix="select them by jax.numpy.unique(rows).",
         )
 
 

@@ -71,6 +71,9 @@ def replace(tree: T, wrt: Selector, value: Any = _MISSING, *, fn: Callable[[Any]
       and JAX has its dtype. A traced value makes it an array of JAX, which without `jax_enable_x64` has no 64 bits: if
       that would change elements that are not selected, it is an error.
 
+    Rows that integers of JAX select, `lambda m: m.table[rows]`, may be there twice: both get the same value, or it is
+    not said which is written. What is past the end is not written.
+
     `apply_updates` and what `ravel` returns write by the same rule.
 
     Args:

@@ -126,7 +126,8 @@ def apply_updates(tree: T, updates: Any, wrt: Selector = None) -> T:
 
     Returns:
         The tree. An updated leaf keeps its shape and dtype (a Python number becomes an array); the others are the same
-        objects. Marks stay.
+        objects. Marks stay. A row that `lambda m: m.table[rows]` selects by integers of JAX is updated once, even if it
+        is there twice, and one past the end is not.
 
     Raises:
         SelectionError: If the selector does not fit the tree.

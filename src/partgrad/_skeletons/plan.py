@@ -3,6 +3,7 @@
 A plan is made for a skeleton, holds no leaves, and is kept with it for other trees of the same treedef.
 """
 
+import copy
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from .._marks import Place
-from .._trees import Elements, is_differentiable, shape_of
+from .._trees import Elements, Indexed, is_differentiable, shape_of
 
 # The purpose of a selection. For differentiation, marks count; for setting or querying marks, they do not; for reading
 # and editing, leaves without a derivative are chosen too if a selector takes the leaf itself, and held ones if nothing
@@ -31,11 +32,12 @@ class Pick:
     # It is a part of one.
     is_leaf = False
 
-    def __init__(self, place: Place, elements: np.ndarray, size: int):
+    def __init__(self, place: Place, elements: np.ndarray | Indexed, size: int):
         self.place = place
         self.elements = elements
         self.size = size
-        self._key = (place, elements.shape, elements.tobytes(), size)
+        which = (elements,) if isinstance(elements, Indexed) else (elements.shape, elements.tobytes())
+        self._key = (place, *which, size)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pick) and self._key == other._key
@@ -147,8 +149,20 @@ class Plan:
 
     @property
     def is_small(self) -> bool:
-        """Whether it may be kept."""
+        """Whether it may be kept: it is small, and holds no array of JAX."""
+        if any(isinstance(own, Indexed) for own in self.elements):
+            return False
         return self.is_whole or sum(own.size for own in self.elements if own is not None) <= _ELEMENTS
+
+    def without_arrays(self) -> "Plan":
+        """The plan as far as the shape of a gradient goes, which holds no array of JAX."""
+        if not any(isinstance(own, Indexed) for own in self.elements):
+            return self
+        plan = copy.copy(self)
+        plan.elements = tuple(None if isinstance(own, Indexed) else own for own in self.elements)
+        if self.groups is not None:
+            plan.groups = {name: own.without_arrays() for name, own in self.groups.items()}
+        return plan
 
 
 def _shape(leaf: Any) -> Any:

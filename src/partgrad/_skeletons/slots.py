@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from .._message import at
-from .._trees import dtype_of, positions, shape_of
+from .._trees import Indexed, dtype_of, overlap, positions, shape_of
 from ..errors import ElementError, SlotError
 
 
@@ -86,11 +86,37 @@ class Slot:
             raise TypeError(f"{self._words} has no elements") from None
         if not shape:
             raise TypeError(f"{self._words} is a single number, which has no elements")
+        if any(isinstance(part, jax.Array) for part in jax.tree.leaves(index)):
+            return ElementSlot(self, self._by_arrays(index, shape))
         return ElementSlot(self, self._positions(index, lambda: positions(shape, index), shape))
 
+    def _by_arrays(self, index: Any, shape: tuple[int, ...]) -> "np.ndarray | Indexed":
+        """The elements that an index selects which holds arrays of JAX."""
+        traced = [part for part in jax.tree.leaves(index) if isinstance(part, jax.core.Tracer)]
+        if not traced:
+            try:
+                found = positions(shape, jax.tree.map(_in_numpy, index))
+            except IndexError:
+                return Indexed(index, shape)
+            # As where it is traced: an element may be there twice, and what is beyond the end is not there.
+            return Indexed(index, shape) if overlap([found]) else found
+        if any(part.dtype == bool for part in traced):
+            raise ElementError(
+                f"The selector takes elements of {at(self.path)} by a traced array of bools.",
+                "Expected integers: how many elements a traced mask selects is not known.",
+                fix="take integers, rows = jax.numpy.nonzero(mask, size=8, fill_value=mask.size)[0], those past the "
+                "end counting for nothing, or select the whole leaf and mask its gradient.",
+            )
+        try:
+            return Indexed(index, shape)
+        except (IndexError, TypeError) as error:
+            raise ElementError(
+                f"The selector takes elements of {at(self.path)} by an index that does not fit.",
+                f"{str(error).splitlines()[0]:.100}",
+                fix=f"index an array of shape {shape} with integers.",
+            ) from error
+
     def _positions(self, index: Any, take: Any, shape: tuple[int, ...]) -> np.ndarray:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(index)):
-            raise computed(self.path, "it indexes it with a traced value, which has no number yet")
         try:
             return np.asarray(take())
         except IndexError as error:
@@ -106,12 +132,16 @@ class Slot:
     __hash__ = object.__hash__
 
 
+def _in_numpy(part: Any) -> Any:
+    return np.asarray(part) if isinstance(part, jax.Array) else part
+
+
 class ElementSlot(Slot):
-    """Stands for some elements of a leaf: their positions in the flattened leaf."""
+    """Stands for some elements of a leaf: their positions in the flattened leaf, or an index with arrays of JAX."""
 
     __slots__ = ("elements",)
 
-    def __init__(self, slot: Slot, elements: np.ndarray):
+    def __init__(self, slot: Slot, elements: np.ndarray | Indexed):
         super().__init__(slot._owner, slot._number)
         self.elements = elements
 
@@ -121,7 +151,15 @@ class ElementSlot(Slot):
         return self.elements.shape
 
     def __getitem__(self, index: Any) -> "ElementSlot":
-        return ElementSlot(self, self._positions(index, lambda: self.elements[index], self.shape))
+        elements = self.elements
+        is_traced = any(isinstance(part, jax.core.Tracer) for part in jax.tree.leaves(index))
+        if is_traced or isinstance(elements, Indexed):
+            raise ElementError(
+                f"The selector takes elements of elements of {at(self.path)}, by arrays of JAX.",
+                "Expected one index.",
+                fix="write both indices in one pair of brackets: m.table[rows, 0].",
+            )
+        return ElementSlot(self, self._positions(index, lambda: elements[index], self.shape))
 
 
 def computed(path: str, operation: str) -> SlotError:

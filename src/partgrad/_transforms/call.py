@@ -72,7 +72,7 @@ class Shape:
 
     def without_leaves(self) -> "Shape":
         """The shape alone, which keeps no argument alive."""
-        forms = tuple(Form(form.plan, form.treedef, form.position) for form in self.forms)
+        forms = tuple(Form(form.plan.without_arrays(), form.treedef, form.position) for form in self.forms)
         return Shape(forms, self.is_tuple, self.inside, self.unpacked)
 
     def shaped(self, values: Sequence[Any]) -> Any:

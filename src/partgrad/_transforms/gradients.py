@@ -42,6 +42,7 @@ def grad(
     unused: Unused = "zero",
     double_where: bool = False,
     nonfinite: NonFinite = "ignore",
+    dtype: Any = None,
 ) -> Any:
     """Create a function that computes the gradient of `f` with respect to the selected leaves of an argument.
 
@@ -55,7 +56,8 @@ def grad(
     Returns:
         A plain Python function with the same arguments that returns the gradient. If `wrt` names a part, the gradient
         has the shape of that part; otherwise it is the argument's tree with None at every leaf that was not
-        differentiated. The gradient of a leaf has the leaf's shape and dtype. Without `f`, a decorator.
+        differentiated. The gradient of a leaf has the leaf's shape and, without `dtype`, its dtype. Without `f`, a
+        decorator.
 
     Example:
         >>> import partgrad as pg
@@ -100,6 +102,7 @@ def value_and_grad(
     unused: Unused = "zero",
     double_where: bool = False,
     nonfinite: NonFinite = "ignore",
+    dtype: Any = None,
 ) -> Any:
     """Create a function that computes `f` and its gradient with respect to the selected leaves of an argument.
 
@@ -123,13 +126,23 @@ def _with_value(found: Derivative, has_aux: bool) -> Any:
     return ((found.value, found.aux) if has_aux else found.value), found.derivative
 
 
-def _gradient(call: Call, leaves: list[Any], shaped: Shaped, has_aux: bool, holomorphic: bool) -> Derivative:
+def _gradient(
+    call: Call, leaves: list[Any], shaped: Shaped, has_aux: bool, holomorphic: bool, dtype: Any
+) -> Derivative:
+    def differentiated(function: F, has_aux: bool) -> tuple[Any, list[Any]]:
+        if dtype is None:
+            return _by_jax(function, leaves, has_aux, holomorphic)
+        # Importing it takes longer than importing everything that `grad` needs.
+        from .precision import in_precision
+
+        return _by_jax(*in_precision(function, leaves, dtype), has_aux, holomorphic)
+
     if call.may_change:
-        (value, (aux, changes)), gradients = _by_jax(call.with_changes(has_aux), leaves, True, holomorphic)
+        (value, (aux, changes)), gradients = differentiated(call.with_changes(has_aux), True)
         write_back(call.targets, changes)
         value = (value, aux) if has_aux else value
     else:
-        value, gradients = _by_jax(call, leaves, has_aux, holomorphic)
+        value, gradients = differentiated(call, has_aux)
     value = call.closed(value) if call.level else value
     return Derivative(shaped(gradients), *(value if has_aux else (value,)))
 

@@ -270,6 +270,7 @@ def vjp(
     f: Callable[[*Primals], R],
     *primals: *Primals,
     has_aux: Literal[False] = False,
+    dtype: Any = None,
     **options: Unpack[LinearOptions],
 ) -> tuple[R, Pullback]: ...
 
@@ -279,6 +280,7 @@ def vjp(
     f: Callable[[*Primals], tuple[R, A]],
     *primals: *Primals,
     has_aux: Literal[True],
+    dtype: Any = None,
     **options: Unpack[LinearOptions],
 ) -> tuple[R, Pullback, A]: ...
 
@@ -292,6 +294,7 @@ def vjp(
     argnames: Argnames = None,
     has_aux: bool = False,
     double_where: bool = False,
+    dtype: Any = None,
     **options: Any,
 ) -> Any:
     """Compute the value of a function, and a function that maps cotangents back to the selected leaves (reverse mode).
@@ -311,7 +314,14 @@ def vjp(
         `grad`, for one gradient of a scalar; `linearize`, for forward mode.
     """
     call, leaves, options = _prepared("vjp", f, primals, has_aux, wrt, argnums, argnames, double_where, options)
-    value, pull, *aux = jax.vjp(call, leaves, has_aux=has_aux, **options)
+    function: Any = call
+    if dtype is not None:
+        refuse_options({"dtype": dtype})
+        # Importing it takes longer than importing everything that `vjp` needs.
+        from .precision import in_precision
+
+        function, leaves = in_precision(call, leaves, dtype)
+    value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux, **options)
     inside = jax.tree.structure(value)
     value, *aux = call.closed((value, *aux))
     return value, Pullback(pull, call.shape.without_leaves(), jax.tree.structure(value), inside, call.level), *aux

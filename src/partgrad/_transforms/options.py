@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, TypeVar
 
+import jax
 import numpy as np
 
 from .._selection import Selector
@@ -33,11 +34,13 @@ class GradOptions(ProductOptions, total=False):
     """The options of `grad` and `value_and_grad`."""
 
     holomorphic: bool
+    dtype: Any
 
 
-class JacobianOptions(GradOptions, total=False):
+class JacobianOptions(ProductOptions, total=False):
     """The options of `jacfwd`, `jacrev` and `hessian`."""
 
+    holomorphic: bool
     chunk_size: int | None
 
 
@@ -87,11 +90,31 @@ def refuse_options(options: dict[str, Any]) -> None:
             "Expected how many columns or rows to compute at once: a positive integer, or None for all.",
             fix="write chunk_size=100.",
         )
+    if options.get("dtype") is not None:
+        _refuse_dtype(options["dtype"])
+
+
+def _refuse_dtype(given: Any) -> None:
+    try:
+        dtype = jax.numpy.dtype(given)
+    except TypeError:
+        dtype = None
+    fix = "write dtype=jax.numpy.float32."
+    if dtype is not None and jax.numpy.issubdtype(dtype, jax.numpy.floating):
+        if jax.dtypes.canonicalize_dtype(dtype) == dtype:
+            return
+        fix = "jax.config.update('jax_enable_x64', True) first, or write dtype=jax.numpy.float32."
+    raise ArgumentError(
+        f"`dtype` is {given if dtype is None else dtype!s:.60}.",
+        "Expected a floating dtype that JAX has, or None.",
+        fix=fix,
+    )
 
 
 _SELECTOR = """A selector: a callable on the argument (`lambda k: k.variance`), a path or glob
     (`"kernels[0].variance"`), a class, a mask, a `Selection`, or a dict of selectors, which gives a dict of
-    gradients."""
+    gradients. A callable may take elements of a leaf, `lambda m: m.embedding[rows]`; where `rows` are integers of JAX,
+    traced or not, a row may be there twice, and each of its positions has the gradient of the row."""
 _TEXTS = {
     "f": "A function from any pytrees to any pytree of arrays.",
     "primals": "The arguments of `f`.",
@@ -113,6 +136,9 @@ _TEXTS = {
     "chunk_size": """How many columns (of `jacfwd` and `hessian`) or rows (of `jacrev`) to compute at once, one after
         another by `lax.map`, so that the temporaries are those of so many. None computes all of them at once, as JAX
         does.""",
+    "dtype": """A floating dtype in which gradients are accumulated and arrive, such as `jnp.float32` for weights in
+        bfloat16. Leaves with fewer bits have gradients in it, and no value changes; the others have gradients in their
+        own dtype. The function is traced, as under `jit`. None gives every gradient the dtype of its leaf.""",
     "options": "Other options of `jax.{name}`. Trees of bools among them are prefixes of the primals.",
 }
 _RAISES = {

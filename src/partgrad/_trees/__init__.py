@@ -18,6 +18,7 @@ from .functions import (
     refuse_non_bools as refuse_non_bools,
     refuse_uncallable as refuse_uncallable,
 )
+from .indexed import Indexed as Indexed
 from .leaf import (
     describe as describe,
     dtype_of as dtype_of,

@@ -1,7 +1,7 @@
 """Elements of one leaf: which they are, how to take them out and put them back, and their set operations.
 
 A set of elements is an array of positions in the flattened leaf, in the shape that the elements have when taken out;
-None stands for the whole leaf.
+None stands for the whole leaf. Where an index holds arrays of JAX, nothing but the index is known of them (`indexed`).
 """
 
 import math
@@ -10,9 +10,13 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-Elements: TypeAlias = np.ndarray | None
+from ..errors import ElementError
+from .indexed import Indexed
+
+Elements: TypeAlias = np.ndarray | Indexed | None
 
 _LARGE = 2**16
+_NONE = np.zeros(0, int)
 
 
 def positions(shape: tuple[int, ...], index: Any) -> np.ndarray:
@@ -29,6 +33,8 @@ def take(leaf: Any, elements: Elements) -> Any:
     """The elements of a leaf."""
     if elements is None:
         return leaf
+    if isinstance(elements, Indexed):
+        return elements.take(leaf)
     # A matrix of NumPy has two dimensions whatever is taken.
     leaf = np.asarray(leaf) if isinstance(leaf, np.matrix) else leaf
     window = _window(jnp.shape(leaf), elements)
@@ -59,6 +65,8 @@ def put(leaf: Any, elements: Elements, value: Any) -> Any:
     """The leaf with other elements, as an array of JAX; a traced value has the dtype of the leaf there."""
     if elements is None:
         return value
+    if isinstance(elements, Indexed):
+        return elements.put(leaf, value)
     new = jnp.asarray(leaf)
     window = _window(new.shape, elements)
     if window is None:
@@ -67,16 +75,20 @@ def put(leaf: Any, elements: Elements, value: Any) -> Any:
 
 
 def overlap(several: list[Elements]) -> bool:
-    """Whether an element occurs twice."""
+    """Whether an element occurs twice; of those that an array of JAX selects, nobody asks."""
+    if _is_alone(several):
+        return False
     if len(several) > 1 and any(elements is None for elements in several):
         return True
-    flat = np.concatenate([elements.ravel() for elements in several if elements is not None] or [np.zeros(0, int)])
+    flat = np.concatenate([_known(elements).ravel() for elements in several if elements is not None] or [_NONE])
     return len(np.unique(flat)) < len(flat)
 
 
 def joined(several: list[Elements]) -> Elements:
     """The union of sets of elements, sorted by position if they differ."""
-    arrays = [elements for elements in several if elements is not None]
+    if _is_alone(several):
+        return several[0]
+    arrays = [_known(elements) for elements in several if elements is not None]
     if all(np.array_equal(elements, arrays[0]) for elements in arrays[1:]):
         return arrays[0]
     return np.unique(np.concatenate([elements.ravel() for elements in arrays]))
@@ -86,11 +98,26 @@ def common(first: Elements, second: Elements) -> Elements:
     """The elements in both; an empty array if there are none."""
     if first is None or second is None:
         return second if first is None else first
-    return np.intersect1d(first, second)
+    return np.intersect1d(_known(first), _known(second))
 
 
 def without(first: Elements, second: Elements, size: int) -> Elements:
     """The elements of the first that are not in the second; an empty array if there are none."""
     if second is None:
-        return np.zeros(0, int)
-    return np.setdiff1d(np.arange(size) if first is None else first, second)
+        return _NONE
+    return np.setdiff1d(np.arange(size) if first is None else _known(first), _known(second))
+
+
+def _is_alone(several: list[Elements]) -> bool:
+    return len(several) == 1 and isinstance(several[0], Indexed)
+
+
+def _known(elements: "np.ndarray | Indexed") -> np.ndarray:
+    """Elements that are combined with others of the leaf, or left out; an error if nobody knows which they are."""
+    if isinstance(elements, Indexed):
+        raise ElementError(
+            "The selector combines elements of a leaf, and takes some of them by an array of JAX.",
+            "Expected one index for all elements of the leaf: whether two of them overlap is not known.",
+            fix="join the indices: m.table[jax.numpy.concatenate([rows, others])].",
+        )
+    return elements

@@ -10,6 +10,7 @@ import numpy as np
 from .._message import at
 from ..errors import ArgumentError, PartsError
 from .elements import put
+from .indexed import Indexed
 from .leaf import number_class, written
 
 # The kinds of numbers: one may be written into an array of its own kind or a later one.
@@ -81,7 +82,7 @@ def convert(value: Any, leaf: Any, path_of: Callable[[], str]) -> Any:
         return (new.astype(_wide(dtype, kind)) if kind is not None and new.dtype.kind == "O" else new).astype(dtype)
 
 
-def overwrite(leaf: Any, elements: np.ndarray, value: Any, path_of: Callable[[], str]) -> Any:
+def overwrite(leaf: Any, elements: np.ndarray | Indexed, value: Any, path_of: Callable[[], str]) -> Any:
     """The leaf with other elements; the rest keeps its bits, and the leaf its dtype."""
     if np.shape(value) != elements.shape:
         raise PartsError(
@@ -90,14 +91,16 @@ def overwrite(leaf: Any, elements: np.ndarray, value: Any, path_of: Callable[[],
             fix="give one value for each selected element, in their shape.",
         )
     in_numpy, value = stays_numpy(leaf, value), convert(value, leaf, path_of)
-    if in_numpy:
+    if in_numpy and not isinstance(elements, Indexed):
         new = np.array(leaf, subok=True)
         # Through its class, as a masked array has a mask to change.
         new[np.unravel_index(elements, new.shape)] = value[()]
         return new
     if isinstance(leaf, np.ndarray):
         traced = leaf.astype(_jax_dtype(leaf))
-        before, after = (np.delete(array, elements.ravel()) for array in (leaf, traced))
+        before, after = leaf, traced
+        if not isinstance(elements, Indexed):
+            before, after = (np.delete(array, elements.ravel()) for array in (leaf, traced))
         if not np.array_equal(before, after, equal_nan=True):
             raise _not_traced(path_of(), leaf.dtype, traced.dtype)
         leaf = traced
