@@ -108,10 +108,10 @@ def test_it_is_ignored_by_default_and_refuses_other_words():
 
 
 def test_it_costs_a_reduction():
-    w = jnp.ones((200, 200))
-    f = lambda w: jnp.sum(jnp.tanh(w @ w) ** 2)
+    w, x = jnp.ones((200, 200)), jnp.ones((1000, 200))
+    f = lambda w: jnp.sum(jnp.tanh(x @ w) ** 2)
     flops = lambda g: jax.jit(g).lower(w).compile().cost_analysis()["flops"]
-    assert flops(pg.grad(f, nonfinite="report")) < 1.02 * flops(pg.grad(f))
+    assert flops(pg.grad(f, nonfinite="report")) < 1.001 * flops(pg.grad(f))
 
 
 def alive():

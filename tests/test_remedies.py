@@ -6,6 +6,7 @@ import functools
 import itertools
 import pathlib
 import re
+import tempfile
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -78,6 +79,16 @@ M = K(jnp.float32(2.0), jnp.float32(3.0))
 def made(name="Made", decorate=pg.dataclass, bases=(), **members):
     """A class with a field `a: float`, or with those that are given."""
     return decorate(type(name, bases, {"__annotations__": {"a": float}, **members}))
+
+
+LOCAL = made("Nowhere")
+
+
+def stored(f, x, *others, **options):
+    """What another process reads of a call whose derivative is not finite."""
+    with tempfile.TemporaryDirectory() as folder:
+        pg.grad(f, nonfinite=pg.KeepCalls(folder))(x)
+        return pg.last_nonfinite(folder, *others, **options)
 
 
 def doubled(model):
@@ -1081,6 +1092,21 @@ ROWS = {
         lambda: pg.items({"w": jnp.ones(3)}, lambda t: t["w"][jnp.array([0, 0])]),
         lambda: len(pg.items({"w": jnp.ones(3)}, lambda t: t["w"][np.array([0])])),
         [1],
+    ),
+    "how many calls to keep": (
+        lambda: pg.KeepCalls("calls", last=0),
+        lambda: int(repr(pg.KeepCalls("calls", last=100)).partition("last=")[2].rstrip(")")),
+        [100],
+    ),
+    "a stored function that has no name": (
+        lambda: stored(lambda x: jnp.sqrt(x), 0.0).report,
+        lambda: float(stored(lambda x: jnp.sqrt(x), 0.0, jnp.sqrt).report.ok),
+        [0.0],
+    ),
+    "stored arguments of a local class": (
+        lambda: stored(lambda m: jnp.sqrt(m.a), LOCAL(jnp.zeros(()))),
+        lambda: stored(lambda m: jnp.sqrt(m.a), LOCAL(jnp.zeros(())), doubled, like=(LOCAL(jnp.ones(())),)).args[0].a,
+        [0.0],
     ),
     "an intermediate value of a tree": (
         lambda: pg.partition(TREE, pg.intermediate("h")),

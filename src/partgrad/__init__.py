@@ -36,6 +36,7 @@ from ._selection import (
     thaw as thaw,
 )
 from ._transforms import (
+    KeepCalls as KeepCalls,
     grad as grad,
     hessian as hessian,
     hvp as hvp,
@@ -66,6 +67,7 @@ __all__ = [
     "Diff",
     "Finding",
     "GradientReport",
+    "KeepCalls",
     "NonDiff",
     "Selection",
     "Static",

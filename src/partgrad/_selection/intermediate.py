@@ -85,8 +85,8 @@ def intermediate(name: str, reduce: Callable[[Any], Any] | None = None) -> Inter
         >>> print(pg.grad(f, wrt=pg.intermediate("h"))(jnp.pi / 2))      # 2 h x
         3.1415927
         >>> largest = pg.intermediate("h", reduce=lambda h: jnp.max(jnp.abs(h)))
-        >>> gradients = pg.grad(lambda x: jnp.sum(f(x)), wrt={"x": None, "h": largest})(jnp.array([0.5, 1.0]))
-        >>> print(gradients["x"], gradients["h"])
-        [0.65058047 1.6173716 ] 1.682942
+        >>> gradients = pg.grad(lambda x: jnp.sum(f(x)), wrt={"x": None, "h": largest})(jnp.array([0.0, jnp.pi / 2]))
+        >>> print(gradients["x"].shape, gradients["h"])
+        (2,) 3.1415927
     """
     return Intermediate(name, reduce)

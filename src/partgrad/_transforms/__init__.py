@@ -7,3 +7,4 @@ from .jacobians import hessian as hessian, hvp as hvp, jacfwd as jacfwd, jacobia
 from .kept import Kept as Kept, forget as forget, kept as kept
 from .linear import LinearMap as LinearMap, Pullback as Pullback, jvp as jvp, linearize as linearize, vjp as vjp
 from .options import refuse_options as refuse_options
+from .ring import KeepCalls as KeepCalls, calls_in as calls_in, clear as clear

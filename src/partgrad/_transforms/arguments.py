@@ -11,7 +11,7 @@ from .._message import listed, near_misses
 from .._selection import Intermediate, Selection, Target, as_selection
 from .._trees import parameters_of
 from ..errors import ArgumentError
-from .call import ALONE, INSIDE, Call, ValuesInside
+from .call import ALONE, INSIDE, Call, ValuesInside, Written
 from .state import has_variables, with_changes, without_changes
 
 F = Callable[..., Any]
@@ -170,15 +170,16 @@ class Arguments:
             is_reduced: Whether their cotangents are reduced where a selector says so.
         """
         f, targets, inside = self._taken, self._targets(args, kwargs), None
+        written = Written(self._f, self._double_where, args, kwargs)
         if self._inside:
-            given = args, kwargs
             f, args, kwargs, inside = self._of_inside(args, kwargs, of_values, is_reduced)
             targets.append(Target(kwargs[INSIDE], as_selection(None), INSIDE))
             if inside.unpacked is not None:
-                unreduced = lambda: self.call_to_check(*given, of_values=of_values, is_reduced=False)
+                unreduced = lambda: self.call_to_check(written.args, written.kwargs, of_values=of_values)
                 inside = inside._replace(unreduced=unreduced)
         is_copied = self._double_where and not self._inside and has_variables((args, kwargs))
         call = Call(f, args, kwargs, targets, self.is_tuple, inside, self._changing if is_copied else None)
+        call.written = written
         for target in targets:
             if not target.plan.indices:
                 if not self._may_be_empty or all(other.is_empty for other in targets):

@@ -46,6 +46,22 @@ class ValuesInside(NamedTuple):
 _NOTHING_INSIDE = ValuesInside({}, None)
 
 
+class Written(NamedTuple):
+    """A call as its user wrote it.
+
+    Attributes:
+        function: The function.
+        double_where: Whether it is differentiated under `double_where`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+
+    function: Callable[..., Any]
+    double_where: bool
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+
+
 class Shape:
     """The shape of a derivative: the gradient of each selected argument.
 
@@ -152,6 +168,7 @@ class Call:
     Attributes:
         level: The level at which the call opens marks; 0 if it opens none.
         may_change: Whether the function may change something in its arguments in place.
+        written: The call as its user wrote it.
     """
 
     # JAX asks for it on every call, and Python would look for a while.
@@ -172,6 +189,7 @@ class Call:
         self.shape = Shape(self.targets, is_tuple, frozenset(inside.names) - {ALONE}, inside.unpacked)
         self._inside, self._changing = inside, changing
         self.level, self.may_change = 0, changing is not None
+        self.written = Written(f, False, args, kwargs)
         for target in self.targets:
             plan = target.plan
             if plan.thaw:
@@ -219,6 +237,11 @@ class Call:
     def unreduced(self) -> "Call":
         """The call whose derivative is that of values inside it, if in this one it is reduced; else this one."""
         return self if self._inside.unreduced is None else self._inside.unreduced()
+
+    @property
+    def names_inside(self) -> Mapping[Any, str]:
+        """The names of values inside it that are selected, by the keys of the gradient or by `ALONE`."""
+        return self._inside.names
 
     def refuse_empty(self) -> None:
         """Raise if an argument has leaves and none of them is differentiated."""

@@ -13,7 +13,7 @@ from .._trees import refuse_uncallable
 from ..errors import ArgumentError, PartsError
 from .arguments import Argnames, Argnums, Arguments
 from .call import Call, Shape, refuse_shapes
-from .options import WITH_BACKWARD_PASS, LinearOptions, documented, refuse_options
+from .options import WITH_BACKWARD_PASS, LinearOptions, NonFinite, documented, refuse_options
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -43,11 +43,12 @@ def _prepared(
     argnums: Argnums,
     argnames: Argnames,
     double_where: bool,
+    nonfinite: NonFinite,
     options: dict[str, Any],
 ) -> _Prepared:
     fix = "pass the function itself, and its arguments beside it."
     refuse_uncallable(transform, f, "the function to differentiate", fix)
-    refuse_options({"has_aux": has_aux, "double_where": double_where})
+    refuse_options({"has_aux": has_aux, "double_where": double_where, "nonfinite": nonfinite})
     if not isinstance(primals, tuple | list):
         raise ArgumentError(
             f"`partgrad.{transform}` got {type(primals).__name__} {primals!r:.60} as primals.",
@@ -60,13 +61,22 @@ def _prepared(
             "Expected options that are not about the primals, since a value inside the function is none.",
             fix=f"leave {unfit[0]} out.",
         )
-    refuse_options({"has_aux": has_aux, "double_where": double_where})
     arguments = Arguments.of_primals(f, primals, wrt, argnums, argnames, double_where)
     if transform not in WITH_BACKWARD_PASS:
         arguments.refuse_reductions(transform)
     call = arguments.call(primals, {}, has_aux)
     options = {name: _flags(own, call) if name in _OF_PRIMALS else own for name, own in options.items()}
     return _Prepared(call, call.selected, options)
+
+
+def _watcher(call: Call, has_aux: bool, nonfinite: NonFinite) -> Any:
+    """What keeps a call if a derivative that is found later is not finite; None if nothing does."""
+    if nonfinite == "ignore":
+        return None
+    # Not every program needs it.
+    from .nonfinite import Watcher
+
+    return Watcher.of(call, has_aux, nonfinite)
 
 
 def _flags(prefix: Any, call: Call) -> Any:
@@ -86,10 +96,13 @@ def _broadcast(prefix: Any, treedef: Any) -> list[Any]:
 
 
 class _OfJax:
-    """A linear function that JAX returned, whose leaves are residuals, with what else is known about it; a pytree."""
+    """A linear function that JAX returned, whose leaves are residuals, with what else is known about it; a pytree.
 
-    def __init__(self, function: Any, shape: Shape, *rest: Any):
-        self._function, self._shape, self._rest = function, shape, rest
+    If it is to keep the call where what it finds is not finite, a watcher does, which has the arrays of the call.
+    """
+
+    def __init__(self, function: Any, watcher: Any, shape: Shape, *rest: Any):
+        self._function, self._watcher, self._shape, self._rest = function, watcher, shape, rest
 
     def __getattr__(self, name: str) -> Any:
         # The other attributes of JAX's own object.
@@ -104,13 +117,13 @@ class _OfJax:
             setattr(self._function, name, value)
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        """JAX's function, and the rest."""
-        return (self._function,), (self._shape, *self._rest)
+        """JAX's function and the watcher, and the rest."""
+        return (self._function, self._watcher), (self._shape, *self._rest)
 
     @classmethod
     def tree_unflatten(cls, rest: Any, children: Any) -> Self:
         """The function with other residuals."""
-        return cls(children[0], *rest)
+        return cls(*children, *rest)
 
     @property
     def _arguments(self) -> str:
@@ -140,8 +153,13 @@ class Pullback(_OfJax):
             gradients = function(inside)
         if getattr(function, "want_logs", False):
             gradients, logs = gradients
-            return self._shape.shaped(gradients[0]), logs
-        return self._shape.shaped(gradients[0])
+            return self._shaped(gradients[0]), logs
+        return self._shaped(gradients[0])
+
+    def _shaped(self, gradients: list[Any]) -> Any:
+        if self._watcher is not None:
+            self._watcher.watch(gradients)
+        return self._shape.shaped(gradients)
 
     def with_refs(self, *refs: Any) -> Callable[[Any], Any]:
         """A function of the cotangent that adds gradients to references, as that of JAX's object.
@@ -160,7 +178,7 @@ class Pullback(_OfJax):
     @property
     def with_logs(self) -> Pullback:
         """The same, which returns the gradients and the dict of what backward passes logged, as JAX's does."""
-        return Pullback(self._function.with_logs, self._shape, *self._rest)
+        return Pullback(self._function.with_logs, self._watcher, self._shape, *self._rest)
 
     def _inside(self, cotangents: Sequence[Any]) -> Any:
         """The cotangent with the structure of the value inside the function."""
@@ -198,6 +216,8 @@ class LinearMap(_OfJax):
         direction = self._shape.values(tangents, "tangent")
         refuse_shapes("tangent", shapes, direction)
         along = self._function(direction)
+        if self._watcher is not None:
+            self._watcher.watch(jax.tree.leaves(along))
         return close(along, level) if level else along
 
 
@@ -240,6 +260,7 @@ def jvp(
     argnames: Argnames = None,
     has_aux: bool = False,
     double_where: bool = False,
+    nonfinite: NonFinite = "ignore",
     **options: Any,
 ) -> Any:
     """Compute the value of a function and its derivative along a direction (forward mode).
@@ -259,10 +280,17 @@ def jvp(
     See Also:
         `linearize`, for many directions at one point; `hvp`, for a derivative of the gradient.
     """
-    call, leaves, options = _prepared("jvp", f, primals, has_aux, wrt, argnums, argnames, double_where, options)
+    given = wrt, argnums, argnames, double_where, nonfinite, options
+    call, leaves, options = _prepared("jvp", f, primals, has_aux, *given)
     direction = call.shape.values(tangents, "tangent")
     refuse_shapes("tangent", call.shapes, direction)
-    return call.closed(jax.jvp(call, (leaves,), (direction,), has_aux=has_aux, **options))
+    value, along, *aux = jax.jvp(call, (leaves,), (direction,), has_aux=has_aux, **options)
+    if nonfinite != "ignore":
+        # Not every program needs it.
+        from .nonfinite import watch
+
+        watch(call, jax.tree.leaves(along), has_aux, nonfinite)
+    return call.closed((value, along, *aux))
 
 
 @overload
@@ -294,6 +322,7 @@ def vjp(
     argnames: Argnames = None,
     has_aux: bool = False,
     double_where: bool = False,
+    nonfinite: NonFinite = "ignore",
     dtype: Any = None,
     **options: Any,
 ) -> Any:
@@ -313,7 +342,8 @@ def vjp(
     See Also:
         `grad`, for one gradient of a scalar; `linearize`, for forward mode.
     """
-    call, leaves, options = _prepared("vjp", f, primals, has_aux, wrt, argnums, argnames, double_where, options)
+    given = wrt, argnums, argnames, double_where, nonfinite, options
+    call, leaves, options = _prepared("vjp", f, primals, has_aux, *given)
     function: Any = call
     if dtype is not None:
         refuse_options({"dtype": dtype})
@@ -324,7 +354,8 @@ def vjp(
     value, pull, *aux = jax.vjp(function, leaves, has_aux=has_aux, **options)
     inside = jax.tree.structure(value)
     value, *aux = call.closed((value, *aux))
-    return value, Pullback(pull, call.shape.without_leaves(), jax.tree.structure(value), inside, call.level), *aux
+    watcher, shape = _watcher(call, has_aux, nonfinite), call.shape.without_leaves()
+    return value, Pullback(pull, watcher, shape, jax.tree.structure(value), inside, call.level), *aux
 
 
 @overload
@@ -354,6 +385,7 @@ def linearize(
     argnames: Argnames = None,
     has_aux: bool = False,
     double_where: bool = False,
+    nonfinite: NonFinite = "ignore",
     **options: Any,
 ) -> Any:
     """Compute the value of a function and its linear approximation in the selected leaves, to apply to many directions.
@@ -371,7 +403,9 @@ def linearize(
     See Also:
         `jvp`, for one direction; `jacfwd`, for all of them.
     """
-    call, leaves, options = _prepared("linearize", f, primals, has_aux, wrt, argnums, argnames, double_where, options)
+    given = wrt, argnums, argnames, double_where, nonfinite, options
+    call, leaves, options = _prepared("linearize", f, primals, has_aux, *given)
     value, linear, *aux = jax.linearize(call, leaves, has_aux=has_aux, **options)
     value, *aux = call.closed((value, *aux))
-    return value, LinearMap(linear, call.shape.without_leaves(), call.level, call.shapes), *aux
+    watcher = _watcher(call, has_aux, nonfinite)
+    return value, LinearMap(linear, watcher, call.shape.without_leaves(), call.level, call.shapes), *aux

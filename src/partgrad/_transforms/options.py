@@ -13,10 +13,11 @@ from .._selection import Selector
 from .._trees import refuse_non_bools
 from ..errors import ArgumentError
 from .arguments import Argnames, Argnums
+from .ring import KeepCalls
 
 C = TypeVar("C", bound=Callable[..., Any])
 Unused = Literal["zero", "none", "error"]
-NonFinite = Literal["ignore", "report"]
+NonFinite = Literal["ignore", "report"] | KeepCalls
 
 
 class ProductOptions(TypedDict, total=False):
@@ -51,6 +52,7 @@ class LinearOptions(TypedDict, total=False):
     argnums: Argnums
     argnames: Argnames
     double_where: bool
+    nonfinite: NonFinite
     reduce_axes: Any
     saveable_args: Any
     in_nzs: Any
@@ -67,7 +69,8 @@ _CHOICES = {
     },
     "nonfinite": {
         "ignore": "omit it",
-        "report": "write nonfinite='report' to keep the arguments of the first gradient that is not finite",
+        "report": "write nonfinite='report' to keep the arguments of the first gradient that is not finite, or "
+        "nonfinite=partgrad.KeepCalls('calls') to keep those of the last calls on disk",
     },
 }
 
@@ -76,6 +79,8 @@ def refuse_options(options: dict[str, Any]) -> None:
     """Raise if an option has a value that it cannot have."""
     for name, choices in _CHOICES.items():
         given = options.get(name, "zero")
+        if name == "nonfinite" and isinstance(given, KeepCalls):
+            continue
         if name in options and not (isinstance(given, str) and given in choices):
             raise ArgumentError(
                 f"`{name}` is {given!r:.60}.",
@@ -132,7 +137,8 @@ _TEXTS = {
     "double_where": "Whether to differentiate `partgrad.double_where(f)`: no NaN from a path that was not taken.",
     "nonfinite": """`"report"` keeps the arguments of the first derivative that is not finite on the host, and says so
         on standard error; `partgrad.last_nonfinite` returns them. While all is well nothing is kept and, under `jit`,
-        nothing is moved; outside of it, each call waits for one bool.""",
+        nothing is moved; outside of it, each call waits for one bool. `partgrad.KeepCalls(path)` keeps the arguments of
+        the last calls on disk.""",
     "chunk_size": """How many columns (of `jacfwd` and `hessian`) or rows (of `jacrev`) to compute at once, one after
         another by `lax.map`, so that the temporaries are those of so many. None computes all of them at once, as JAX
         does.""",

@@ -89,11 +89,11 @@ def derivative_of(
             # The backward pass of a `custom_vjp` runs after the function has returned.
             call.annotate(error)
             raise
-        if nonfinite == "report":
+        if nonfinite != "ignore":
             # Not every program needs it.
             from .nonfinite import watch
 
-            watch(call, leaves, jax.tree.leaves(found.derivative), has_aux)
+            watch(call, jax.tree.leaves(found.derivative), has_aux, nonfinite)
         return found
 
     return derivative
