@@ -1,6 +1,7 @@
 """The audit of functions that a program calls: what is seen, what is kept, and that the program is as before."""
 
 import functools
+import json
 import sys
 import textwrap
 import types
@@ -374,3 +375,94 @@ def test_in_a_test_suite(tmp_path):
     assert done.returncode == 1
     assert "3 errors" in done.stdout
     assert "called by test_physics.py::test_root" in done.stdout
+
+
+SCRIPT = '''\
+"""What the script says of itself."""
+from __future__ import annotations
+
+import sys
+
+import jax.numpy as jnp
+from physics import root
+
+
+class Sim:
+    def force(self, x: Unknown):
+        return jnp.sqrt(x)
+
+
+def loss(p):
+    return jnp.sum(jnp.where(p > 0, jnp.log(p), 0.0))
+
+
+if __name__ == "__main__":
+    print(__doc__, sys.argv[1:], sys.modules["__main__"].loss is loss)
+    loss(jnp.arange(2.0))
+    Sim().force(jnp.zeros(2))
+    root(jnp.zeros(2))
+    sys.exit(3)
+'''
+
+
+@pytest.mark.parametrize("how", [("script.py",), ("-m", "script")], ids=["a script", "a module"])
+def test_in_a_script(tmp_path, how):
+    from test_audit import lines_of, run
+
+    (tmp_path / "physics.py").write_text(MODEL)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    report = tmp_path / "found.json"
+    globs = ("--calls", "script.*", "--calls", "physics.root")
+    done = run(tmp_path, "partgrad", "audit", f"--json={report}", *globs, *how, "more")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == "What the script says of itself. ['more'] True\n"
+    root = next(n for n, line in enumerate(MODEL.splitlines(), 1) if line == "    return jnp.sqrt(x)")
+    assert lines_of(json.loads(report.read_text())) == {
+        ("script.py:12", "nan"),
+        ("script.py:16", "nan"),
+        (f"physics.py:{root}", "nan"),
+    }
+
+
+class Unusual:
+    """JAX takes it where it is not differentiated; nothing that it is asked answers."""
+
+    def __eq__(self, other):
+        raise RuntimeError("it cannot be compared")
+
+    __hash__ = None
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: jax.grad(lambda x: x**2, argnums=np.int64(0))(3.0),
+        lambda: jax.grad(lambda x, y: x * y, argnums=[np.int64(0), 1])(3.0, 2.0),
+        lambda: jax.grad(lambda x: (x**2, Unusual()), has_aux=np.bool_(True))(3.0)[0],
+        lambda: jax.value_and_grad(lambda x, y: x**2, has_aux=0)(3.0, np.array(["a"], dtype=object)[:0])[1],
+    ],
+)
+def test_unusual_arguments(tmp_path, model, run):
+    """Whatever JAX takes, it takes while it is recorded."""
+
+    def outcome():
+        try:
+            return jax.tree.leaves(run())
+        except (RuntimeError, TypeError, ValueError) as error:
+            return type(error)
+
+    expected, found = outcome(), []
+    recorded(tmp_path, lambda: found.append(outcome()))
+    assert found == [expected]
+
+
+def test_a_function_takes_whatever_it_took(tmp_path, model):
+    model.identity = eval("lambda *args, **kwargs: (args, kwargs)", model.__dict__)
+    model.identity.__module__, model.identity.__qualname__ = "physics_model", "identity"
+    odd = Unusual(), {1: 1.0, "a": 2.0}, float("nan"), np.array([None]), (x for x in ())
+    given = []
+    recorded(tmp_path, lambda: given.extend(model.identity(*odd, key=odd[0])[0]))
+    assert all(one is other for one, other in zip(given, odd, strict=True))

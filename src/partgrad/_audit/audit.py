@@ -1,6 +1,8 @@
 """Check what was recorded, and gather what was found by its cause."""
 
 import contextlib
+import dataclasses
+import functools
 import linecache
 import time
 import warnings
@@ -184,55 +186,75 @@ class _Audit:
         return None
 
     def check(self, places: Sequence[Place]) -> None:
-        """Check each function at a few of its states, first where its gradient is not finite."""
-        for number, place in enumerate(places, 1):
-            self._show(f"gradients: {number} of {len(places)}, {place.origin.name}")
+        """Check each function, first where its gradient is not finite; then, if there is time, at other states."""
+        done: dict[Place, set[int]] = {}
+        for place in places:
             if place.reason or not place.points:
                 self._leave("checked", place, place.reason or "it was traced and did not run")
-                continue
-            begin, done = time.monotonic(), set[int]()
-            for which in self._chosen(place):
-                point = place.points[which]
-                if self._report("checked", place, point, begin + self._settings.seconds, search=False) is None:
-                    break
-                done.add(which)
             else:
-                function = self._function(place)
-                self.functions[function] = self.functions.get(function, 0.0) + time.monotonic() - begin
-            self._state(place, done)
+                done[place] = set()
+        for turn, what in enumerate(("checked", "partly")):
+            for number, place in enumerate(done, 1):
+                self._show(f"gradients: {number} of {len(done)}, {place.origin.name}")
+                if turn == 0 or done[place]:
+                    done[place] |= self._checked(what, place, self._chosen(place)[turn])
+        for place, numbers in done.items():
+            self._state(place, numbers)
 
-    def _chosen(self, place: Place) -> list[int]:
-        """The numbers of the states that are checked: each way of not being finite, the first, and some others."""
+    def _checked(self, what: str, place: Place, numbers: list[int]) -> set[int]:
+        """Check a function at some of its states, and return those at which that was done; none if one was not."""
+        begin = time.monotonic()
+        for which in numbers:
+            if self._report(what, place, place.points[which], begin + self._settings.seconds, search=False) is None:
+                return set()
+        function = self._function(place)
+        self.functions[function] = self.functions.get(function, 0.0) + time.monotonic() - begin
+        return set(numbers)
+
+    def _chosen(self, place: Place) -> tuple[list[int], list[int]]:
+        """The numbers of the states that are checked: the ways of not being finite, or the first; and some others."""
         glanced = self._glances[place]
-        first: dict[tuple[int, ...], int] = {}
-        for which, one in enumerate(glanced):
-            if one.bad:
-                first.setdefault(one.bad, which)
+        ways: dict[tuple[int, ...], int] = {}
         # With a finite value first: what is not finite there is a matter of the gradient.
-        bad = sorted(first.values(), key=lambda which: not glanced[which].is_value_finite)
-        return list(dict.fromkeys([*bad, *range(len(place.points))]))[: max(_CHECKED, len(bad))]
+        for which in sorted(range(len(glanced)), key=lambda which: not glanced[which].is_value_finite):
+            if glanced[which].bad:
+                ways.setdefault(glanced[which].bad, which)
+        first = list(ways.values())[:_CHECKED] or [0]
+        rest = [which for which in range(len(place.points)) if which not in first]
+        return first, rest[: _CHECKED - len(first)]
 
     def _state(self, place: Place, done: set[int]) -> None:
         """Say where a gradient is not finite, if no check has said more."""
         glanced = self._glances[place]
-        bad = [which for which, one in enumerate(glanced) if one.bad]
-        if not bad or any(glanced[which].bad for which in done):
+        told = {leaf for which in done if glanced for leaf in glanced[which].bad}
+        bad = [which for which, one in enumerate(glanced) if not told.issuperset(one.bad)]
+        if not bad:
             return
         paths = place.points[0].program.point(place.points[0].operands).paths
-        leaves = tuple(path for leaf, path in enumerate(paths) if any(leaf in glanced[which].bad for which in bad))
+        found = {leaf for which in bad for leaf in glanced[which].bad} - told
+        leaves = tuple(path for leaf, path in enumerate(paths) if leaf in found)
         is_value = all(not glanced[which].is_value_finite for which in bad)
         details = {"bad": len(bad), "states": len(glanced), "value": is_value}
         origin = place.origin
         name = origin.name.rpartition(".")[2]
-        found = Finding("nan", "error", "states", leaves, origin.file, origin.line, name, details=details)
-        self._keep(place, [found])
+        self._keep(place, [Finding("nan", "error", "states", leaves, origin.file, origin.line, name, details=details)])
 
     def _keep(self, place: Place, findings: Iterable[Finding]) -> None:
         met = place.running or self._settings.line(*place.where)
-        for finding in findings:
+        for finding in map(functools.partial(self._as_called, place), findings):
             number = _SEVERITIES.index(finding.severity)
             self._severity[place] = min(number, self._severity.get(place, number))
             self.found.append(Found(finding.to_dict(), place.origin.name, met, place.is_called))
+
+    def _as_called(self, place: Place, finding: Finding) -> Finding:
+        """A finding where nobody asked for the derivative: a zero without a path, or at some states only, is a note."""
+        if not place.is_called or finding.kind != "zero" or finding.severity != "warning":
+            return finding
+        paths = place.points[0].program.point(place.points[0].operands).paths
+        numbers = [leaf for leaf, path in enumerate(paths) if path in finding.leaves]
+        is_alive = all(any(one.sizes[leaf] > 0 for one in self._glances[place]) for leaf in numbers)
+        is_asked = bool(self._settings.wrt) or finding.reason != "no path"
+        return finding if is_asked and not is_alive else dataclasses.replace(finding, severity="info")
 
     def search(self, places: Sequence[Place]) -> None:
         """Search near the first point of each program, wherever it is differentiated; the worst first."""
@@ -277,7 +299,8 @@ class _Audit:
                 )
                 report = checked(program.point(operands))
         except _OutOfTime:
-            self._leave(what, place, f"the time for {which} was up ({program.operations} operations)")
+            size = f" ({program.operations} operations)" if which == "one function" else ""
+            self._leave(what, place, f"the time for {which} was up{size}")
             return None
         except Exception as error:
             # A program that runs only in a `shard_map`, or a fault of the check: it is listed, and the rest goes on.

@@ -1,17 +1,24 @@
 """`python -m partgrad audit`: a script or a module runs as it would by itself, and then its gradients are checked."""
 
+import __future__
+
 import argparse
+import ast
 import atexit
+import builtins
 import contextlib
+import functools
 import importlib.util
 import json
+import operator
 import os
 import runpy
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._programs import is_users
 from ..errors import PartgradError
@@ -22,6 +29,10 @@ from .report import data, text
 from .settings import Settings, from_project
 
 _WRONG_USAGE = 2
+# What `from __future__ import` says to the compiler.
+_FUTURE = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,7 +107,10 @@ def _run(recorder: Recorder, target: str, rest: Sequence[str], is_module: bool) 
     recorder.see_calls()
     try:
         with _handlers_at_exit():
-            if is_module:
+            source = _source_of(target, is_module)
+            if source is not None and recorder.swapped.is_asked:
+                _run_in_steps(source, recorder)
+            elif is_module:
                 runpy.run_module(target, run_name="__main__", alter_sys=True)
             else:
                 # As the interpreter does: the script may change the folder.
@@ -115,6 +129,45 @@ def _run(recorder: Recorder, target: str, rest: Sequence[str], is_module: bool) 
         recorder.remove()
         sys.argv, sys.path[:] = argv, path
     return 0
+
+
+class Source(NamedTuple):
+    """The source of a script or of a module that is run as one."""
+
+    file: str
+    text: bytes
+    spec: Any
+
+
+def _source_of(target: str, is_module: bool) -> Source | None:
+    """The source of what is to run; None if it has none, such as an archive."""
+    if not is_module:
+        return Source(os.path.abspath(target), Path(target).read_bytes(), None) if target.endswith(".py") else None
+    spec = importlib.util.find_spec(target)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{target}.__main__")
+    file = getattr(spec, "origin", None) or ""
+    return Source(file, Path(file).read_bytes(), spec) if file.endswith(".py") else None
+
+
+def _run_in_steps(source: Source, recorder: Recorder) -> None:
+    """Run a script statement by statement, so that its own functions are seen as soon as they are there."""
+    tree = ast.parse(source.text, source.file)
+    flags = compile(tree, source.file, "exec", dont_inherit=True).co_flags & _FUTURE
+    module: Any = types.ModuleType("__main__", ast.get_docstring(tree, clean=False))
+    module.__file__, module.__builtins__, module.__spec__ = source.file, builtins, source.spec
+    module.__package__ = None if source.spec is None else source.spec.parent
+    module.__loader__ = None if source.spec is None else source.spec.loader
+    before, sys.argv[0] = sys.modules["__main__"], sys.argv[0] if source.spec is None else source.file
+    sys.modules["__main__"] = module
+    try:
+        for statement in tree.body:
+            step = ast.Module([statement], [])
+            exec(compile(step, source.file, "exec", flags, dont_inherit=True), vars(module))
+            if not isinstance(statement, ast.Expr):
+                recorder.swapped.extend([module])
+    finally:
+        sys.modules["__main__"] = before
 
 
 @contextlib.contextmanager

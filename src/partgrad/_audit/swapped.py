@@ -12,6 +12,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +28,8 @@ _STARRED = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 _OF_TREES = frozenset({"tree_flatten", "tree_unflatten", "tree_flatten_with_keys"})
 # The audit itself runs these.
 _NEVER = frozenset({"jax", "jaxlib", "numpy", "partgrad", "builtins"})
+# Their objects can be called, and are no functions.
+_TYPES = frozenset({"typing", "types", "typing_extensions", "jaxtyping", "abc"})
 _PLACEHOLDER = "the function of the audit that is called"
 _RULES = jax.custom_jvp, jax.custom_vjp
 _DEPTH = 8
@@ -65,13 +68,18 @@ class Swapped:
         self.left: dict[str, str] = {}
         self.matched: set[str] = set()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether any function is to be seen."""
+        return bool(self._globs)
+
     def extend(self, modules: Iterable[types.ModuleType]) -> None:
         """Look for functions in more modules."""
         found: dict[Any, Any] = {}
         for module in modules:
-            if self._may_match(module.__name__):
-                for name, value in self._named(module):
-                    self._take(name, value, found)
+            prefixes = [prefix for prefix in _names_of(module) if self._may_match(prefix)]
+            for name, value in self._named(module, prefixes) if prefixes else ():
+                self._take(_home(module.__name__), name, value, found)
         for function, whole in found.items():
             if function not in self.targets:
                 self.targets[function] = target = Target(function, whole, function.__code__)
@@ -97,49 +105,41 @@ class Swapped:
     # --- names -------------------------------------------------------------------------------------------------------
 
     def _may_match(self, module: str) -> bool:
-        home = module.partition(".")[0]
-        return home not in _NEVER and any(fnmatch.fnmatchcase(home, glob.partition(".")[0]) for glob in self._globs)
+        home = _home(module)
+        return home not in _NEVER and any(fnmatch.fnmatchcase(home, _home(glob)) for glob in self._globs)
 
-    def _named(self, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
-        """What a module or one of its classes refers to by a name that a glob fits, if it is of the same package."""
-        names = [module.__name__]
-        if module.__name__ == "__main__":
-            # A script is known by its file too.
-            names.append(
-                str(vars(module).get("__file__", "")).replace("\\", "/").rpartition("/")[2].removesuffix(".py")
-            )
+    def _named(self, module: types.ModuleType, prefixes: list[str]) -> Iterator[tuple[str, Any]]:
+        """What a module or one of its classes refers to by a name that a glob fits."""
         for attribute, value in list(vars(module).items()):
-            home = getattr(value, "__module__", None)
-            is_own = isinstance(home, str) and home.partition(".")[0] == module.__name__.partition(".")[0]
-            for prefix in names:
+            for prefix in prefixes:
+                name = f"{prefix}.{attribute}"
                 if isinstance(value, type):
-                    yield from self._of_class(f"{prefix}.{attribute}", value, module) if is_own else ()
-                elif callable(value) and not isinstance(value, types.ModuleType):
-                    pair = f"{prefix}.{attribute}", value
-                    yield from [pair] if self._fits(pair[0], value) else []
+                    is_own = _home(value.__module__) == _home(module.__name__)
+                    yield from self._of_class(name, value) if is_own else ()
+                elif callable(value) and self._fits(name, value):
+                    yield name, value
 
-    def _of_class(self, name: str, cls: type, module: types.ModuleType, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    def _of_class(self, name: str, cls: type, depth: int = 0) -> Iterator[tuple[str, Any]]:
         for attribute, value in list(vars(cls).items()):
             own = f"{name}.{attribute}"
             if isinstance(value, type):
                 if depth < _DEPTH and value.__module__ == cls.__module__ and value is not cls:
-                    yield from self._of_class(own, value, module, depth + 1)
+                    yield from self._of_class(own, value, depth + 1)
             elif attribute not in _OF_TREES and self._fits(own, value):
                 yield own, value
 
-    def _fits(self, name: str, value: Any) -> bool:
-        """Whether a glob names something, by the name by which it is referred to, or by its own."""
+    def _fits(self, name: str, value: Any) -> list[str]:
+        """The globs that name something, by the name by which it is referred to, or by its own."""
         own = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-        fitting = [glob for glob in self._globs if _is_named(name, glob) or _is_named(own, glob)]
-        return bool(fitting)
+        return [glob for glob in self._globs if _is_named(name, glob) or _is_named(own, glob)]
 
-    def _take(self, name: str, value: Any, found: dict[Any, Any]) -> None:
+    def _take(self, home: str, name: str, value: Any, found: dict[Any, Any]) -> None:
         function, whole = _inside(value)
         if function is None:
-            if callable(value) and _home(value):
+            if callable(value) and _home(type(value).__module__) not in _TYPES:
                 self.left[name] = f"it is an object of {type(value).__name__}, not a function of Python"
             return
-        if name.partition(".")[0] not in (_home(function), *_scripts(function)):
+        if _home(function.__module__ or "") != home:
             # It is imported from another package.
             return
         if getattr(function, "__isabstractmethod__", False):
@@ -147,25 +147,23 @@ class Swapped:
         if function.__code__.co_flags & _WAITING:
             self.left[name] = "generators and coroutines run later than they are called"
             return
-        self.matched.update(
-            glob for glob in self._globs if _is_named(name, glob) or _is_named(_own_name(function), glob)
-        )
+        self.matched.update(self._fits(name, value))
         # What is named without its rule is called without it.
         if whole is function or function not in found:
             found[function] = whole
 
 
-def _home(function: Any) -> str:
-    return str(getattr(function, "__module__", None) or "").partition(".")[0]
+def _home(name: str) -> str:
+    """The package that a qualified name begins with."""
+    return name.partition(".")[0]
 
 
-def _scripts(function: types.FunctionType) -> list[str]:
-    file = function.__code__.co_filename.replace("\\", "/").rpartition("/")[2]
-    return [file.removesuffix(".py")] if function.__module__ == "__main__" else []
-
-
-def _own_name(function: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+def _names_of(module: types.ModuleType) -> list[str]:
+    """The names of a module: a script is known by its file too, and what `python -m` runs by its own name."""
+    if module.__name__ != "__main__":
+        return [module.__name__]
+    spec, file = vars(module).get("__spec__"), vars(module).get("__file__") or ""
+    return ["__main__", spec.name if spec is not None else Path(file).stem]
 
 
 def _is_named(name: str, glob: str) -> bool:
