@@ -167,7 +167,7 @@ def glances(
         points: These leaves, and the operands, at each point.
         forward: Whether the derivative is only used in forward mode.
     """
-    with _undisturbed():
+    with undisturbed():
         return glance(function, points, forward)
 
 
