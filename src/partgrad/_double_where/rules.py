@@ -94,6 +94,9 @@ def _with_jvp(equation: JaxprEqn) -> Callable[..., Operands]:
         # What follows is differentiated at the values of the rule, as JAX does, should they not be the function's.
         results, pushed = _pushed(equation, moving, list(primals), [tangents[number] for number in moving])
         floating = tuple(number for number in moving if is_floating(jax.typeof(primals[number])))
+        if not is_of_user:
+            # JAX computes them together with the tangents, so a linearization would not know them.
+            results = bind(equation, list(primals))
         if is_of_user and floating:
             sources = _sources_of_tangents(equation, floating)
             if CONSTANT in sources:
