@@ -147,8 +147,8 @@ def test_inside_a_shard_map():
         {"root": F(0, 2), "stopped": F(1.5, 2.3)},
     )
     assert found["nan", "error", "['root']"].where.startswith("test_check_reasons.py")
-    # What is stopped inside cannot be held.
-    assert found["mismatch", "error", "['stopped']"].reason == "untried stop"
+    # What is stopped inside is held there, and explains it.
+    assert found["mismatch", "warning", "['stopped']"].reason == "stop"
 
 
 def test_what_low_precision_explains():

@@ -7,10 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
 
 import partgrad as pg
 
 pytestmark = pytest.mark.slow
+
+
+MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 
 
 def step(x, at=0.0):
@@ -75,6 +79,17 @@ USES = {
         lambda p: jnp.sum(jnp.where(p["x"] > 0.75, jnp.log(gate(p["x"], p["at"]) + 2.0), 0.0)) * p["k"]
     ),
     "checkpoint": lambda gate: jax.checkpoint(lambda p: jnp.sum(gate(p["x"], p["at"])) * p["k"]),
+    "shard_map": lambda gate: (
+        lambda p: (
+            jax.shard_map(
+                lambda x, at: gate(x, at) * x,
+                mesh=MESH,
+                in_specs=(PartitionSpec("i"), PartitionSpec()),
+                out_specs=PartitionSpec("i"),
+            )(p["x"], p["at"]).sum()
+            * p["k"]
+        )
+    ),
     "compared": lambda gate: (
         lambda p: (
             jnp.sum(jnp.where(gate(p["x"], p["at"]) == 1.0, p["k"], p["at"] ** 2))
@@ -95,6 +110,9 @@ def test_a_right_one_is_a_note(gate, use):
     assert report.ok, report
     assert {f.severity for f in report.findings} <= {"info", "warning"}
     notes = [f for f in report.findings if f.kind == "surrogate"]
+    if use == "shard_map":
+        # What runs there is asked nothing.
+        return
     assert notes, report
     assert all((f.severity, f.reason) == ("info", "declared") for f in notes)
     assert {leaf for f in notes for leaf in f.leaves} >= {"['x']", "['at']"}
@@ -110,6 +128,12 @@ def test_a_wrong_one_is_an_error(gate, reason, use):
     errors = [f for f in report.findings if f.severity == "error"]
     assert reason in {f.reason for f in errors}, report
     assert "test_check_surrogate.py" in {f.where.partition(":")[0] for f in errors}
+
+
+@pytest.mark.parametrize("gate", [gate for gate, _ in WRONG.values()], ids=WRONG)
+def test_a_wrong_one_inside_a_shard_map_is_an_error(gate):
+    report = pg.check(USES["shard_map"](gate), progress=False)(POINT)
+    assert {row.path: row.verdict for row in report.rows}["['x']"] == "error", report
 
 
 def test_the_note_has_the_largest_distance_of_the_two_values():

@@ -35,7 +35,7 @@ from .float64 import Rule, exactly, leaves_jax, promoted, widened
 from .noise import REFUSALS, rounding_noise
 from .probe import Answer, Question, probe
 from .program import Array, Program
-from .surrogates import has_surrogates, moving_along, smooth_instead
+from .surrogates import has_surrogates, here, moving_along, smooth_instead
 
 Leaves = list[Array]
 Vector = Array
@@ -43,8 +43,6 @@ Vector = Array
 # What is raised by a function that rejects the point, or float64, or cannot be batched.
 _REJECTIONS = (jax.errors.JaxRuntimeError, TypeError, ValueError, NotImplementedError)
 
-# The axis that holds a point that has moved, and the point it has moved from.
-_BOTH = "partgrad.both"
 _VALUE, _FORWARD, _REVERSE = range(3)
 # How many runs with other rounding errors tell how far these move the results.
 _SAMPLES = 4
@@ -197,7 +195,7 @@ class Exact:
         self._inputs = [(leaf.shape, jnp.iscomplexobj(leaf)) for leaf in program.leaves]
         self._jaxprs = [program.numbered, program.tangent, program.cotangent]
         # How the program moves where there are surrogates, together with the point that it has moved from.
-        self._moving = moving_along(program.numbered, _BOTH) if has_surrogates(program.numbered) else None
+        self._moving = moving_along(program.numbered) if has_surrogates(program.numbered) else None
         self._held: dict[tuple[int, ...], Callable[..., Any]] = {}
         made = lambda: self._staged(runs_on)
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
@@ -216,7 +214,7 @@ class Exact:
 
         def of_value(consts: Any, moved: Any, start: Any, weights: Any) -> Any:
             at = lambda vector: _joined(value(consts[_VALUE], leaves_of(vector)))
-            found = at(moved) if not pairs else jax.vmap(at, axis_name=_BOTH)(jnp.stack([moved, start]))[0]
+            found = at(moved) if not pairs else jax.vmap(at)(jnp.stack([moved, start]))[0]
             return wide(found), wide_real(gradient)
 
         def of_forward(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
@@ -269,11 +267,11 @@ class Exact:
                 if number is None:
                     return other(chain, operands)
                 results = exactly(chain[-1], operands)
-                return [jnp.where(held[number], lax.all_gather(result, _BOTH)[1], result) for result in results]
+                return [jnp.where(held[number], here(result), result) for result in results]
 
             run = _of_constants(value, rule=rule)
             at = lambda vector: _joined(run(consts[_VALUE], leaves_of(vector)))
-            return jax.vmap(at, axis_name=_BOTH)(jnp.stack([moved, point]))[0], jnp.zeros(0)
+            return jax.vmap(at)(jnp.stack([moved, point]))[0], jnp.zeros(0)
 
         if tuple(numbers) not in self._held:
             self._held[tuple(numbers)] = quick_jit(of_value)

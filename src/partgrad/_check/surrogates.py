@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr
 
 from .._programs import (
@@ -39,17 +40,23 @@ def has_surrogates(jaxpr: ClosedJaxpr) -> bool:
     return any_equation(jaxpr_and_consts(jaxpr)[0], is_surrogate)
 
 
-def moving_along(jaxpr: ClosedJaxpr, axis: str) -> Rule:
-    """The rule for a program whose surrogates move as their smooth functions do.
+@custom_vmap
+def here(value: Any) -> Any:
+    """A value at the point, in a program that `jax.vmap` runs where the point has moved to, and at the point itself."""
+    return value
 
-    Args:
-        jaxpr: The program.
-        axis: The axis of `jax.vmap` that holds a point that has moved, and the one that it has moved from.
-    """
+
+@here.def_vmap
+def _(size: int, batched: list[bool], value: Any) -> tuple[Any, bool]:
+    # Not a collective, which a `shard_map` inside does not take.
+    return jnp.broadcast_to(value[1], value.shape), True
+
+
+def moving_along(jaxpr: ClosedJaxpr) -> Rule:
+    """The rule for a program whose surrogates move as their smooth functions do; it runs as `here` says."""
     body = jaxpr_and_consts(jaxpr)[0]
     every = [1] * len(body.invars)
     whole, others = differentiably(body, every), Dependence(body, every, _but_through_surrogates)
-    here = lambda value: lax.all_gather(value, axis)[1]
 
     def is_of_surrogates(chain: Chain) -> bool:
         # A comparison of a spike with 1 sees the spike, which stays, and not how its derivative moves it.
