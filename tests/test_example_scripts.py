@@ -17,6 +17,7 @@ SCRIPTS = {
     "adapters": (("--steps", "16"), 6),
     "hare_and_lynx": ((), 4),
     "saliency": ((), 1),
+    "cotangents": ((), 6),
 }
 
 

@@ -212,3 +212,17 @@ def test_it_is_a_function():
     _, pull = pg.vjp(wrapped(), X, wrt=pg.intermediate("h", reduce=jnp.max))
     with pytest.raises(pg.errors.ArgumentError, match="(?s)references.*reduced.*leave `reduce` out"):
         pull.with_refs(jax.new_ref(jnp.zeros(3)))
+
+
+def test_values_and_cotangents_have_the_same_shape_and_names():
+    """What `capture_intermediates` returns is differentiated in the same pass."""
+
+    def f(x):
+        x, _ = jax.lax.scan(lambda c, _: (name(jnp.sin(c), "h"), None), x, None, length=3)
+        return jnp.sum(name(x, "a") * name(x, "a"))
+
+    wrt = {"x": None, "inside": pg.intermediate("*")}
+    (_, values), found = jax.jit(pg.value_and_grad(pg.capture_intermediates(f), wrt=wrt, has_aux=True))(X)
+    jax.tree.map(lambda value, own: np.testing.assert_array_equal(value.shape, own.shape), values, found["inside"])
+    same(values, pg.capture_intermediates(f)(X)[1])
+    np.testing.assert_allclose(found["x"], jax.grad(f)(X), rtol=1e-5)
