@@ -189,6 +189,16 @@ def silent_callbacks() -> Iterator[None]:
         logger.disabled = was_disabled
 
 
+# What is lowered does not say in public for how many devices it is. Read on 0.10.2 and 0.12.
+
+
+def runs_on_one_device(context: Any) -> bool:
+    """Whether a primitive is lowered for a program that runs on one CPU, so that a callback needs no sharding."""
+    around = context.module_context
+    is_plain = type(around.axis_context).__name__ == "ShardingContext"
+    return is_plain and around.axis_context.num_devices == 1 and tuple(around.platforms) == ("cpu",)
+
+
 # JAX exports no transpose of a loop. Read on 0.10.2 and 0.12.
 
 

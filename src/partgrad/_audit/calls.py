@@ -27,6 +27,7 @@ STRUCTURES = 8
 # What is part of a structure by its value; any other object that is no array is part of it by its identity.
 _PLAIN = frozenset({bool, int, str, bytes, type(None)})
 _NUMBERS = (float, complex)
+# Of NumPy's dtypes those of numbers; the narrow ones of JAX are void to it.
 _KINDS = "fiubcV"
 
 
@@ -210,53 +211,51 @@ class Arguments(NamedTuple):
     leaves: list[Any]
     treedef: Any
     arrays: list[int]
+    kinds: tuple[Any, ...]
+    is_traced: bool
 
     @classmethod
     def of(cls, args: Any, kwargs: Any) -> "Arguments | None":
         """Those of a call; None if nothing in them can be differentiated."""
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        # Under a custom rule, JAX has a class of its own for numbers of Python.
-        leaves = [float(leaf) if _is_number(leaf, float) else leaf for leaf in leaves]
-        arrays = [i for i, leaf in enumerate(leaves) if _varies(leaf)]
-        return cls(leaves, treedef, arrays) if any(is_differentiable(leaves[i]) for i in arrays) else None
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether some are tracers."""
-        return any(isinstance(self.leaves[i], jax.core.Tracer) for i in self.arrays)
-
-    @property
-    def kinds(self) -> Any:
-        """What calls have in common that one program serves."""
-        varying = set(self.arrays)
-        return self.treedef, tuple(_kind(leaf, i in varying) for i, leaf in enumerate(self.leaves))
+        arrays, kinds, is_traced, is_floating = list[int](), list[Any](), False, False
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+                dtype = leaf.dtype
+                # The dtype of a random key is one of JAX's own.
+                if isinstance(dtype, np.dtype) and dtype.kind not in _KINDS:
+                    kinds.append(id(leaf))
+                    continue
+                arrays.append(i)
+                kinds.append((leaf.shape, dtype))
+                is_traced = is_traced or isinstance(leaf, jax.core.Tracer)
+                is_floating = is_floating or is_differentiable(leaf)
+            elif isinstance(leaf, _NUMBERS):
+                # Under a custom rule, JAX has a class of its own for numbers of Python.
+                leaves[i] = float(leaf) if isinstance(leaf, float) else leaf
+                arrays.append(i)
+                kinds.append(type(leaves[i]))
+                is_floating = True
+            else:
+                kinds.append((type(leaf), leaf) if type(leaf) in _PLAIN else id(leaf))
+        return cls(leaves, treedef, arrays, tuple(kinds), is_traced) if is_floating else None
 
 
 def defaults_of(target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> frozenset[str]:
     """The parameters whose values are their defaults."""
     function = target.function
-    positional = function.__defaults__ or ()
+    positional, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+    if not (positional or named):
+        return frozenset()
     names = target.code.co_varnames[target.code.co_argcount - len(positional) : target.code.co_argcount]
-    given = dict(zip(target.code.co_varnames, args, strict=False))
-    pairs = [*zip(names, positional, strict=True), *(function.__kwdefaults__ or {}).items()]
-    return frozenset(name for name, default in pairs if {**given, **kwargs}.get(name, pairs) is default)
+    given = {**dict(zip(target.code.co_varnames, args, strict=False)), **kwargs}
+    pairs = [*zip(names, positional, strict=True), *named.items()]
+    return frozenset(name for name, default in pairs if given.get(name, pairs) is default)
 
 
-def _varies(leaf: Any) -> bool:
-    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
-        return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) or leaf.dtype.kind in _KINDS
-    return isinstance(leaf, _NUMBERS)
-
-
-def _is_number(leaf: Any, kinds: Any = _NUMBERS) -> bool:
-    """Whether a leaf is a number of Python, or of a class that derives from it."""
-    return isinstance(leaf, kinds) and not isinstance(leaf, np.generic)
-
-
-def _kind(leaf: Any, varies: bool) -> Any:
-    if varies:
-        return getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf)))
-    return (type(leaf), leaf) if type(leaf) in _PLAIN else id(leaf)
+def _is_number(leaf: Any) -> bool:
+    """Whether a leaf is a number of Python that varies."""
+    return isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic)
 
 
 def _copied(leaves: Sequence[Any], arrays: Sequence[int]) -> list[Any]:

@@ -118,6 +118,8 @@ class Recorder:
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
             sys.setrecursionlimit(self._limit)
+            # What was compiled meanwhile would go on to show its calls.
+            jax.clear_caches()
 
     def see_child(self, how: str, command: Any) -> None:
         """Remember which line of the project starts another Python process."""
@@ -233,7 +235,7 @@ class Recorder:
 
     def _called_place(self, target: Target, args: Any, kwargs: Any, given: Arguments) -> CalledPlace | None:
         defaulted = defaults_of(target, args, kwargs)
-        key = target.function, given.kinds, defaulted, jax.config.jax_enable_x64
+        key = target.function, given.treedef, given.kinds, defaulted, jax.config.jax_enable_x64
         place = self._known.get(key)
         if place is None:
             origin = origin_of_target(target)
