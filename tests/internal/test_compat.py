@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
 import partgrad._compat as compat
@@ -129,6 +131,17 @@ def callbacks_are_silent():
     return logged(contextlib.nullcontext()) > 0 and logged(compat.silent_callbacks()) == 0
 
 
+def devices_are_counted():
+    """A program for one CPU, and one that is also for another platform."""
+    said, asked = [], Primitive("asked")
+    asked.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(asked, lambda context, x: said.append(compat.runs_on_one_device(context)) or [x])
+    traced = jax.jit(asked.bind).trace(jnp.ones(1))
+    traced.lower(lowering_platforms=("cpu",))
+    traced.lower(lowering_platforms=("cpu", "cuda"))
+    return said == [True, False]
+
+
 def loops_are_transposed():
     """The transpose of a loop that `jax.linearize` makes, whose coefficients are known."""
     x = jnp.arange(1.0, 4.0)
@@ -162,6 +175,10 @@ def tangents_are_seen(transform):
 
 
 PIECES = {
+    "runs_on_one_device": (
+        "The context of a lowering no longer says for which platforms and how many devices it is.",
+        devices_are_counted,
+    ),
     "speaks_of_structures": (
         "JAX says in other words that two trees do not match; read the new ones into `_OF_STRUCTURES`.",
         lambda: (
