@@ -130,7 +130,7 @@ class Constrain(Generic[T]):
 
     @property
     def bounds(self) -> tuple[T, T]:
-        """The smallest and largest value of each number that moves: two trees in the shape of `partition`'s first part.
+        """The least and largest values of the numbers that move, as two trees in the shape of `partition`'s first part.
 
         They are for an optimiser that takes bounds instead of coordinates. The bounds of a map are its values at minus
         and plus infinity; a leaf without a map has these.

@@ -43,7 +43,7 @@ class Unravel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name for each entry: the path of its leaf and its index there, as in `kernel.lengthscale[0]`."""
+        """The name of each entry, which is the path of its leaf with its index there, as in `kernel.lengthscale[0]`."""
         plan, skeleton = self._target.plan, self._target.skeleton
         names: list[str] = []
         for number in self._own:

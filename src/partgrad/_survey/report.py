@@ -103,7 +103,7 @@ class SurveyReport:
 
     @property
     def dead(self) -> tuple[str, ...]:
-        """The paths of the leaves whose gradient is exactly zero or not finite at all states: nothing is learned."""
+        """The paths of the leaves that learn nothing, as their gradient is exactly zero or not finite at all states."""
         is_alive = np.isfinite(self.sizes) & (self.sizes != 0)
         return tuple(path for path, alive in zip(self.paths, is_alive, strict=True) if not alive.any())
 
