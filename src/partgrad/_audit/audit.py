@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._check import Finding, Glance, GradientReport, check, glances
+from .._check import SEVERITIES, Finding, Glance, GradientReport, check, glances
 from .._programs import Operands, Recorded
 from .calls import CalledPlace
 from .place import Place, Point, last_line
@@ -23,7 +23,6 @@ from .settings import Settings
 COMMENT = "# partgrad: intended"
 _NO_DERIVATIVE = frozenset({"no reverse", "no loop"})
 _STOPPING = frozenset({"stop", "rule stop", "mark"})
-_SEVERITIES = ("error", "warning", "info")
 # The least that it takes to compile a check, for each operation of the function.
 _COMPILING = 0.004
 # At how many states a function is checked, if it is finite at all that are kept.
@@ -242,7 +241,7 @@ class _Audit:
     def _keep(self, place: Place, findings: Iterable[Finding]) -> None:
         met = place.running or self._settings.line(*place.where)
         for finding in map(functools.partial(self._as_called, place), findings):
-            number = _SEVERITIES.index(finding.severity)
+            number = SEVERITIES.index(finding.severity)
             self._severity[place] = min(number, self._severity.get(place, number))
             self.found.append(Found(finding.to_dict(), place.origin.name, met, place.is_called))
 
@@ -260,7 +259,7 @@ class _Audit:
         """Search near the first point of each program, wherever it is differentiated; the worst first."""
         # A reverse derivative, if there is one, is wrong wherever a forward one is.
         first = {place.kind: place for place in sorted(places, key=lambda place: -place.is_forward)}
-        ordered = sorted(first.values(), key=lambda place: self._severity.get(place, len(_SEVERITIES)))
+        ordered = sorted(first.values(), key=lambda place: self._severity.get(place, len(SEVERITIES)))
         for number, place in enumerate(ordered, 1):
             self._show(f"gradients: search, {number} of {len(first)}, {place.origin.name}")
             if not place.points or self._function(place) not in self.functions:
@@ -333,7 +332,7 @@ def _as_it_ran(place: Place) -> Iterator[None]:
 
 
 def _is_another(point: Point, seen: Glance) -> bool:
-    """Whether a function that runs again gives other values than it returned, beyond what compiling it anew changes."""
+    """Whether running a function again gives other values than its call did, beyond what a new compilation changes."""
     if point.returned is None:
         return False
     pairs = list(zip(seen.outputs, point.returned, strict=False))
@@ -378,7 +377,7 @@ def _merged(causes: Iterable[Cause]) -> list[Cause]:
         lists = *zip(known[1:], cause[1:], strict=True), (known.finding["leaves"], finding["leaves"])
         for own, new in lists:
             own += [item for item in new if item not in own]
-    return sorted(merged.values(), key=lambda cause: _SEVERITIES.index(cause.finding["severity"]))
+    return sorted(merged.values(), key=lambda cause: SEVERITIES.index(cause.finding["severity"]))
 
 
 def _is_meant(entry: str, finding: dict[str, Any], function: str) -> bool:

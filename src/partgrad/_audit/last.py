@@ -56,8 +56,8 @@ def last_nonfinite(
 
     Args:
         path: The folder; without it, what this process has in memory.
-        f: The function that was differentiated, if it is no function of a module (a lambda, or one of a script), which
-            another process can find by its name.
+        f: The function that was differentiated. Needed for a lambda or a function of a script, which another process
+            cannot import.
         like: A tuple of the arguments of any call like it, if they have a class that `pickle` cannot store.
 
     Returns:

@@ -228,6 +228,7 @@ class Recorder:
             try:
                 after(result)
             except Exception as error:
+                # Whatever it returned, its caller gets it.
                 self._left(target, f"a call cannot be kept: {last_line(error)}")
             finally:
                 self._is_busy = False

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-# What is told of each call: a `Recorder`.
+# The `Recorder` of `recorder.py`, which imports this module and is told of each call.
 Recorder = Any
 
 

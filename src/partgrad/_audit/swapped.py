@@ -24,7 +24,7 @@ See = Callable[["Target", tuple[Any, ...], dict[str, Any], Callable[..., Any]], 
 
 _WAITING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _STARRED = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
-# What a library calls to take a tree apart is no function of numbers.
+# Libraries call these to flatten and unflatten trees; they compute nothing.
 _OF_TREES = frozenset({"tree_flatten", "tree_unflatten", "tree_flatten_with_keys"})
 # The audit itself runs these.
 _NEVER = frozenset({"jax", "jaxlib", "numpy", "partgrad", "builtins"})

@@ -23,13 +23,12 @@ from .examine import (
     refuse_tracers as refuse_tracers,
     with_new_arguments as with_new_arguments,
 )
-from .finding import SEVERITIES as SEVERITIES, Finding as Finding, plain as plain
+from .finding import SEVERITIES as SEVERITIES, Finding as Finding, located as located, plain as plain
 from .glance import Glance as Glance, glance
 from .intended import Meant as Meant
 from .printed import (
     Entry as Entry,
     counted as counted,
-    located as located,
     marked as marked,
     said_of as said_of,
     totals_of as totals_of,
@@ -37,7 +36,7 @@ from .printed import (
 from .program import differentiable as differentiable
 from .progress import Progress as Progress
 from .references import with_own_references
-from .report import GradientReport as GradientReport, LeafRow as LeafRow, headline as headline
+from .report import GradientReport as GradientReport, LeafRow as LeafRow, Report as Report
 from .values import CONCRETIZATION as CONCRETIZATION
 from .verdict import ERROR as ERROR, INCONCLUSIVE as INCONCLUSIVE, OK as OK, STOPPED as STOPPED, worst as worst
 

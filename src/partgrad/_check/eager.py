@@ -36,7 +36,7 @@ def may_differ_eagerly(function: Callable[[Operands], Any], traced: ClosedJaxpr,
 
 def is_same(first: ClosedJaxpr, second: ClosedJaxpr) -> bool:
     """Whether two jaxprs are the same, but for the identity of what they hold."""
-    # `keyed_jaxpr` would tell a custom rule from itself where it is made anew for each trace.
+    # Not by `keyed_jaxpr`: a custom rule that is defined inside the function would differ from one trace to the next.
     consts = list(_consts(first)), list(_consts(second))
     is_same = len(consts[0]) == len(consts[1]) and all(map(_is_equal, *consts))
     return is_same and _printed(first) == _printed(second)

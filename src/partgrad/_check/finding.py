@@ -209,3 +209,8 @@ def merged(findings: list[Finding]) -> list[Finding]:
         leaves = dict.fromkeys(leaf for finding in group for leaf in finding.leaves)
         found.append(dataclasses.replace(shown, leaves=tuple(leaves)))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def located(finding: Finding) -> str:
+    """The kind of a finding, and the line."""
+    return f"{finding.kind} at {finding.where}" if finding.where else finding.kind

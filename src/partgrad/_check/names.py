@@ -18,10 +18,10 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from .. import safe
-from .._coordinates import map_in
 from .._programs import (
     CALLS,
     LOOPS,
+    OF_MAP,
     TRANSPARENT,
     Chain,
     holds_users_function,
@@ -245,7 +245,8 @@ def finding(kind: str, severity: str, reason: str, leaves: Sequence[str], chain:
     file, line = place(chain) if chain else ("", 0)
     own = {name: more.pop(name) for name in ("figures", "fix", "rule", "operation") if name in more}
     own = {"operation": operation_of(chain), "rule": rule_of(chain), **own}
-    of_map = next(filter(None, (map_in(str(equation.source_info.name_stack)) for equation in chain)), "")
+    stacks = (str(equation.source_info.name_stack).split(OF_MAP) for equation in chain)
+    of_map = next((parts[1] for parts in stacks if len(parts) > 2), "")
     if of_map:
         more["map"] = of_map
     return Finding(kind, severity, reason, tuple(leaves), file, line, **own, details=more, chain=chain)

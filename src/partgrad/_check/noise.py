@@ -35,8 +35,6 @@ from .float64 import UNSUPPORTED, widened
 
 SAMPLES = 8
 _HALF_OF_BITS = np.uint32(2**31)
-# The units of all floating dtypes, from those of one byte to float64.
-_UNITS_OF_DTYPES = [2.0**-digits for digits in (*range(11), 23, 52)]
 # What is raised by an operation that cannot run on its own.
 REFUSALS = (*UNSUPPORTED, jax.errors.JaxRuntimeError)
 
@@ -98,9 +96,8 @@ class _Errors:
     def __init__(self, seed: Any):
         self._seed = seed * np.uint32(0x9E3779B9)
         self._draws = 0
-        # What moves a number down and up by one unit. Python numbers do not change dtypes and weak types.
-        chosen = lambda factor: jnp.where(seed == 0, 1.0, factor)
-        self._factors = {unit: (chosen(1 - unit), chosen(1 + unit)) for unit in _UNITS_OF_DTYPES}
+        # Python numbers do not change dtypes and weak types.
+        self._size = jnp.where(seed == 0, 0.0, 1.0)
 
     def __call__(self, chain: Chain, operands: Operands) -> Operands | None:
         equation = chain[-1]
@@ -128,7 +125,8 @@ class _Errors:
         if not hasattr(value, "dtype") or not is_floating(value):
             return value
         self._draws += 1
-        less, more = self._factors[float(jnp.finfo(value.dtype).eps)]
+        unit = self._size * float(jnp.finfo(value.dtype).eps)
+        less, more = 1 - unit, 1 + unit
         bits = self._bits(value)
         # Half of them are zero, because real errors are mostly smaller than a unit.
         return value * jnp.where(

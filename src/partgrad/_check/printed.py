@@ -21,7 +21,7 @@ from .._display import (
     table,
     within,
 )
-from .finding import Finding
+from .finding import Finding, located
 from .verdict import ERROR, INCONCLUSIVE, STOPPED
 from .words import message
 
@@ -105,11 +105,6 @@ def _verdict(row: LeafRow, findings: list[Finding]) -> str:
 
 def _rank(verdict: str) -> int:
     return _VERDICTS.index(verdict) if verdict in _VERDICTS else len(_VERDICTS) - 1
-
-
-def located(finding: Finding) -> str:
-    """The kind of a finding, and the line."""
-    return f"{finding.kind} at {finding.where}" if finding.where else finding.kind
 
 
 # --- around it ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """From coordinates back to the tree."""
 
-import functools
-import operator
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -11,17 +9,14 @@ import jax.numpy as jnp
 from .._compat import cached_property
 from .._marks import Layout, StaticData, alike, first_difference, united
 from .._message import at
-from .._selection import unflatten_part
+from .._programs import OF_MAP
+from .._selection import filled, is_none, unflatten_part
 from .._trees import dtype_of, flatten
 from ..errors import ArgumentError, PartsError
 from .maps import Map, keeps_elements, log_det_of, maps_of, taken_apart
 from .ties import Tie
 
 T = TypeVar("T")
-
-is_none = functools.partial(operator.is_, None)
-# Around the scope of a map in the name stack of a traced equation.
-_MAP, _END = "partgrad.map ", " partgrad.end"
 
 
 class Free(NamedTuple):
@@ -101,7 +96,7 @@ class Constrain(Generic[T]):
         for position, own in self._wiring.free:
             if own.map is not None:
                 # `check` reads there which map an operation is in.
-                with jax.named_scope(f"{_MAP}`{self._wiring.words[own.map]}` of {at(own.path)}{_END}"):
+                with jax.named_scope(f"{OF_MAP}`{self._wiring.words[own.map]}` of {at(own.path)}{OF_MAP}"):
                     values[position] = in_dtype(maps[own.map].forward(values[position]), own.dtype)
         for following in self._wiring.ties:
             tie = following.tie
@@ -167,7 +162,7 @@ class Constrain(Generic[T]):
         given, own = flatten(free, is_none)
         if own != treedef:
             if not alike(own, treedef):
-                raise _misfit(*first_difference(_filled(self._rest), _filled(free)))
+                raise _misfit(*first_difference(filled(self._rest), filled(free)))
             treedef = united(treedef, own)
         expected = dict(self._wiring.free)
         for position, value in enumerate(given):
@@ -221,13 +216,8 @@ def in_dtype(value: Any, dtype: str) -> Any:
     return value if str(dtype_of(value)) == dtype else jnp.asarray(value).astype(dtype)
 
 
-def _filled(part: Any) -> Any:
-    """The part with a leaf wherever there may be one."""
-    return jax.tree.map(lambda _: 0, part, is_leaf=is_none)
-
-
 def _path(part: Any, position: int) -> str:
-    return Layout(_filled(part)).leaves[position].path
+    return Layout(filled(part)).leaves[position].path
 
 
 def _misfit(path: str, expected: str, found: str) -> PartsError:
@@ -236,8 +226,3 @@ def _misfit(path: str, expected: str, found: str) -> PartsError:
         f"Expected {expected}, got {found}.",
         fix="give a tree in the shape of `free`, of free, constrain = partgrad.unconstrain(...).",
     )
-
-
-def map_in(name_stack: str) -> str:
-    """The map, and the leaf, that an equation with this name stack is in; empty if it is in none."""
-    return name_stack.rpartition(_MAP)[2].partition(_END)[0] if _MAP in name_stack else ""

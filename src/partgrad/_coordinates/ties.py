@@ -48,10 +48,11 @@ def resolve_ties(tree: Any, ties: Mapping[Any, Any]) -> list[Tie]:
             "Expected a dict from what follows to what it follows.",
             fix="write ties={'b.scale': 'a.scale'}.",
         )
-    everything = Target(tree, as_selection(None), purpose="marks") if ties else None
+    if not ties:
+        return []
+    everything = Target(tree, as_selection(None), purpose="marks")
     found: dict[int, Tie] = {}
     for follower, source in ties.items():
-        assert everything is not None
         sources, function = _read(follower, source)
         # `**` matches a node and what is inside it.
         pairs = dict.fromkeys(zip(*(_pairs(everything, follower, own) for own in sources), strict=True))
@@ -65,8 +66,6 @@ def resolve_ties(tree: Any, ties: Mapping[Any, Any]) -> list[Tie]:
                     fix="take it out of one of them.",
                 )
             found[leaf] = tie
-    if everything is None:
-        return []
     ordered = _ordered(found, everything.path)
     for tie in ordered:
         _compare(tie, everything)
@@ -287,11 +286,16 @@ def _compare(tie: Tie, tree: Target) -> None:
     rounding = float(jnp.finfo(jnp.result_type(leaf)).eps)
     agrees = np.isclose(wide[0], wide[1], rtol=0, atol=_ROUNDINGS * rounding * scale, equal_nan=True)
     if not np.all(agrees):
-        entry = tuple(map(int, np.argwhere(~np.atleast_1d(agrees))[0]))[: np.ndim(leaf)]
-        where = f" at [{','.join(map(str, entry))}]" if entry else ""
+        entry, where = first_off(agrees)
         mine, other = (np.asarray(own)[entry] for own in (leaf, value))
         raise PartsError(
             f"{what} and does not agree with it{where}.",
             f"Expected {other}, got {mine}.",
             fix=f"set it first: tree = partgrad.replace(tree, {tree.path(tie.leaf)!r}, value).",
         )
+
+
+def first_off(agrees: Any) -> tuple[tuple[int, ...], str]:
+    """The first entry at which two values do not agree, and how a message says where that is."""
+    entry = tuple(map(int, np.argwhere(~np.atleast_1d(agrees))[0]))[: np.ndim(agrees)]
+    return entry, f" at [{','.join(map(str, entry))}]" if entry else ""

@@ -11,13 +11,13 @@ import numpy as np
 
 from .._marks import StaticData, remarked
 from .._message import at, listed
-from .._selection import Selector, Target, as_selection, unflatten_part
+from .._selection import Selector, Target, as_selection, is_none, owners, unflatten_part
 from .._trees import describe, dtype_of, flatten, in_jax, is_known, shape_of, written
 from ..errors import ArgumentError, SelectionError, SelectorTypeError
 from .bounded import Interval
-from .constrain import Constrain, Following, Free, Wiring, constrain_by, is_none
+from .constrain import Constrain, Following, Free, Wiring, constrain_by
 from .maps import Map, as_map, bijection_of, keeps_elements, maps_of, taken_apart
-from .ties import Tie, resolve_ties
+from .ties import Tie, first_off, resolve_ties
 
 T = TypeVar("T")
 
@@ -31,12 +31,10 @@ class _Given(NamedTuple):
     """A map that a user gave.
 
     Attributes:
-        key: The selector.
         bijection: What has its functions.
         map: The same, read.
     """
 
-    key: Any
     bijection: Any
     map: Map
 
@@ -110,15 +108,10 @@ def unconstrain(
     rest = [None if i in following else leaf for i, leaf in enumerate(target.leaves)]
     wires = []
     for i in sorted(moving):
-        leaf, own = target.leaves[i], given.get(i)
-        if own is not None:
-            # At a bound and outside of it there are infinities and NaN, for which an error of ours is better.
-            with jax.debug_nans(False), jax.debug_infs(False):
-                leaf = _coordinate(target.path(i), leaf, own)
-        free[i], rest[i] = leaf, None
+        leaf, path, own = target.leaves[i], target.path(i), given.get(i)
+        free[i], rest[i] = leaf if own is None else _coordinate(path, leaf, own), None
         number = None if own is None else numbers[id(own.map)]
-        value = target.leaves[i]
-        wires.append((positions[i], Free(target.path(i), shape_of(value), _dtype(value), number)))
+        wires.append((positions[i], Free(path, shape_of(leaf), _dtype(leaf), number)))
     wiring = Wiring(
         tuple(wires),
         tuple(Following(target.path(tie.leaf), _dtype(target.leaves[tie.leaf]), tie.at(positions)) for tie in followed),
@@ -154,23 +147,25 @@ def _given(tree: Any, coordinates: Mapping[Any, Any]) -> dict[int, _Given]:
             "Expected a dict from selectors to maps.",
             fix="write partgrad.unconstrain(tree, {'**.width': partgrad.coordinates.positive}).",
         )
-    found: dict[int, _Given] = {}
+    read: dict[Any, _Given] = {}
     for key, given in coordinates.items():
         bijection = bijection_of(given)
         own = as_map(bijection)
         if own is None:
             raise _no_map(key, given)
-        chosen = Target(tree, as_selection(key), purpose="marks")
-        chosen.refuse_elements("unconstrain")
-        for i in chosen.plan.indices:
-            if i in found:
-                raise SelectionError(
-                    f"Two selectors give {at(chosen.path(i))} a map: {found[i].key!r} and {key!r}.",
-                    "Expected at most one map for every leaf.",
-                    fix="take it out of one of them, as in partgrad.path('**.width') - 'noise.width'.",
-                )
-            found[i] = _Given(key, bijection, own)
-    return found
+        read[key] = _Given(bijection, own)
+    keys = owners(
+        tree,
+        {key: key for key in read},
+        "marks",
+        "unconstrain",
+        lambda path, one, other: SelectionError(
+            f"Two selectors give {at(path)} a map: {one!r} and {other!r}.",
+            "Expected at most one map for every leaf.",
+            fix="take it out of one of them, as in partgrad.path('**.width') - 'noise.width'.",
+        ),
+    )
+    return {i: read[key] for i, key in keys.items()}
 
 
 def _no_map(key: Any, given: Any) -> ArgumentError:
@@ -211,7 +206,9 @@ def _coordinate(path: str, leaf: Any, own: _Given) -> jax.Array:
             fix="leave it out of what the selector of the map selects, or give it a pair of functions.",
         )
     try:
-        coordinate, back, change = _solved(own.bijection, value)
+        # At a bound and outside of it there are infinities and NaN, for which an error of ours is better.
+        with jax.debug_nans(False), jax.debug_infs(False):
+            coordinate, back, change = _solve(*taken_apart([own.bijection]), value)
     except Exception as error:
         error.add_note(f"It was raised by the map {own.map.words} of {at(path)}, {describe(leaf)}.")
         raise
@@ -232,8 +229,7 @@ def _coordinate(path: str, leaf: Any, own: _Given) -> jax.Array:
             agrees = np.abs(wide[1] - wide[0]) <= _ROUNDINGS * (float(limits.eps) * scale + float(limits.tiny))
         agrees |= wide[0] == wide[1]
         if not agrees.all():
-            entry = tuple(map(int, np.argwhere(~np.atleast_1d(agrees))[0]))[: value.ndim]
-            where = f" at [{','.join(map(str, entry))}]" if entry else ""
+            entry, where = first_off(agrees)
             raise ArgumentError(
                 f"{at(path)} is outside of the values of its map, {own.map.words}.",
                 f"Expected a value that the map takes from its coordinate, got {wide[0][entry]:g}{where}.",
@@ -243,13 +239,9 @@ def _coordinate(path: str, leaf: Any, own: _Given) -> jax.Array:
     return coordinate
 
 
-def _solved(bijection: Any, value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The coordinate of a value, the value that it comes back to, and how that moves with the coordinate."""
-    return _solve(*taken_apart([bijection]), value)
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def _solve(static: StaticData, arrays: list[Any], value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The coordinate of a value, the value that it comes back to, and how that moves with the coordinate."""
     (own,) = maps_of(static, arrays)
     coordinate = jnp.asarray(own.inverse(value)).astype(value.dtype)
     if jnp.shape(coordinate) == value.shape and keeps_elements(own.forward, coordinate):

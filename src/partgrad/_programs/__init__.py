@@ -121,6 +121,7 @@ from .primitives import (
     KINDS as KINDS,
     LOOPS as LOOPS,
     MOVES as MOVES,
+    OF_MAP as OF_MAP,
     OF_SURROGATE as OF_SURROGATE,
     OWN as OWN,
     SURROGATE as SURROGATE,

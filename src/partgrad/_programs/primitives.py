@@ -22,6 +22,8 @@ SURROGATE = "partgrad_surrogate"
 # The scopes of the stops that `partgrad.draw` makes with gradient="fixed", and of the exact function of a surrogate.
 FIXED_DRAW = "partgrad.fixed"
 OF_SURROGATE = "partgrad.surrogate"
+# Before and after what says in a scope which map of coordinates, of which leaf, it is of.
+OF_MAP = "partgrad.map:"
 CHECKPOINTS = named("checkpoint remat remat2")
 CUSTOM_JVPS = named("custom_jvp_call custom_jvp_call_jaxpr")
 CUSTOM_VJPS = named("custom_vjp_call custom_vjp_call_jaxpr")

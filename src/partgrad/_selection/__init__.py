@@ -12,8 +12,14 @@ from .edit import (
 )
 from .intermediate import Intermediate as Intermediate, intermediate as intermediate
 from .kinds import held as held
-from .label import label as label
-from .partition import apply_updates as apply_updates, combine as combine, partition as partition
+from .label import label as label, owners as owners
+from .partition import (
+    apply_updates as apply_updates,
+    combine as combine,
+    filled as filled,
+    is_none as is_none,
+    partition as partition,
+)
 from .public import each as each, exclude as exclude, matching as matching, of_type as of_type, path as path
 from .selection import Selection as Selection
 from .selectors import Selector as Selector, as_selection as as_selection

@@ -1,9 +1,10 @@
 """Labels for the leaves of a tree."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from .._message import at, listed
+from .._skeletons import Purpose
 from ..errors import SelectionError, SelectorTypeError
 from .selectors import Selector, as_selection
 from .target import Target
@@ -37,19 +38,18 @@ def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSIN
             "Expected a dict from labels to selectors.",
             fix="write partgrad.label(tree, {'slow': 'body', 'fast': 'head'}).",
         )
-    labels: dict[int, Any] = {}
     target = Target(tree, as_selection(None))
-    for name, wrt in groups.items():
-        chosen = Target(tree, as_selection(wrt), purpose="edit")
-        chosen.refuse_elements("label")
-        for i in chosen.plan.indices:
-            if i in labels:
-                raise SelectionError(
-                    f"Two groups select {at(target.skeleton.path(i))}: {labels[i]!r} and {name!r}.",
-                    "Expected every leaf in at most one group.",
-                    fix="take it out of one of them, as in partgrad.path('layers') - 'layers[1]'.",
-                )
-            labels[i] = name
+    labels = owners(
+        tree,
+        groups,
+        "edit",
+        "label",
+        lambda path, one, other: SelectionError(
+            f"Two groups select {at(path)}: {one!r} and {other!r}.",
+            "Expected every leaf in at most one group.",
+            fix="take it out of one of them, as in partgrad.path('layers') - 'layers[1]'.",
+        ),
+    )
     without = [i for i in range(len(target.leaves)) if i not in labels]
     if without and default is _MISSING:
         raise SelectionError(
@@ -58,3 +58,30 @@ def label(tree: Any, groups: Mapping[Any, Selector], default: Hashable = _MISSIN
             fix="give the others a label: default=...",
         )
     return target.treedef.unflatten([labels.get(i, default) for i in range(len(target.leaves))])
+
+
+def owners(
+    tree: Any,
+    selectors: Mapping[Any, Selector],
+    purpose: Purpose,
+    name: str,
+    overlap: Callable[[str, Any, Any], SelectionError],
+) -> dict[int, Any]:
+    """Which of several selectors, by its key, selects each leaf that one of them does.
+
+    Args:
+        tree: The tree.
+        selectors: The selectors, each of whole leaves.
+        purpose: What they are resolved for.
+        name: The function that asks, for an error.
+        overlap: The error for a leaf that two of them select, from its path and their keys.
+    """
+    found: dict[int, Any] = {}
+    for key, wrt in selectors.items():
+        chosen = Target(tree, as_selection(wrt), purpose=purpose)
+        chosen.refuse_elements(name)
+        for i in chosen.plan.indices:
+            if i in found:
+                raise overlap(chosen.path(i), found[i], key)
+            found[i] = key
+    return found

@@ -19,7 +19,7 @@ from .target import Target, unflatten_part
 T = TypeVar("T")
 
 # JAX asks it of every node and leaf, and calls a built-in faster than a function of Python.
-_is_none = functools.partial(operator.is_, None)
+is_none = functools.partial(operator.is_, None)
 
 
 def partition(tree: T, wrt: Selector = None) -> tuple[T, T]:
@@ -74,9 +74,9 @@ def combine(*parts: T) -> T:
     """
     if not parts:
         raise PartsError("`combine` got no parts.", fix="pass what `partition` returned: combine(selected, rest).")
-    whole, treedef = flatten(parts[0], _is_none)
+    whole, treedef = flatten(parts[0], is_none)
     for number, part in enumerate(parts[1:], start=1):
-        leaves, own = flatten(part, _is_none)
+        leaves, own = flatten(part, is_none)
         if own != treedef:
             if not alike(own, treedef):
                 raise _differ(parts[0], number, part)
@@ -89,13 +89,13 @@ def combine(*parts: T) -> T:
     return treedef.unflatten(whole)
 
 
-def _filled(part: Any) -> Any:
+def filled(part: Any) -> Any:
     """The part with a leaf wherever any part may have one."""
-    return jax.tree.map(lambda _: 0, part, is_leaf=_is_none)
+    return jax.tree.map(lambda _: 0, part, is_leaf=is_none)
 
 
 def _differ(first: Any, number: int, part: Any) -> PartsError:
-    path, expected, found = first_difference(_filled(first), _filled(part))
+    path, expected, found = first_difference(filled(first), filled(part))
     return PartsError(
         f"Part {number} has a different structure from part 0, at {at(path)}.",
         f"Expected {expected}, got {found}.",
@@ -104,8 +104,8 @@ def _differ(first: Any, number: int, part: Any) -> PartsError:
 
 
 def _overlap(parts: tuple[Any, ...], number: int, leaf: int) -> PartsError:
-    earlier = [jax.tree.leaves(part, is_leaf=_is_none)[leaf] is not None for part in parts[:number]]
-    path = Layout(_filled(parts[0])).leaves[leaf].path
+    earlier = [jax.tree.leaves(part, is_leaf=is_none)[leaf] is not None for part in parts[:number]]
+    path = Layout(filled(parts[0])).leaves[leaf].path
     return PartsError(
         f"Parts {earlier.index(True)} and {number} both hold {at(path)}.",
         "Expected every leaf in exactly one part, and None in the others.",
@@ -142,11 +142,11 @@ def apply_updates(tree: T, updates: Any, wrt: Selector = None) -> T:
     """
     if wrt is not None:
         return _updated_part(tree, updates, wrt)
-    leaves, treedef = flatten(tree, _is_none)
-    changes, other = flatten(updates, _is_none)
+    leaves, treedef = flatten(tree, is_none)
+    changes, other = flatten(updates, is_none)
     if not alike(other, treedef):
-        raise _misfit(*first_difference(_filled(tree), _filled(updates)))
-    path_of = lambda i: Layout(_filled(tree)).leaves[i].path
+        raise _misfit(*first_difference(filled(tree), filled(updates)))
+    path_of = lambda i: Layout(filled(tree)).leaves[i].path
     pairs = enumerate(zip(leaves, changes, strict=True))
     return treedef.unflatten([_updated(leaf, change, functools.partial(path_of, i)) for i, (leaf, change) in pairs])
 
@@ -154,11 +154,11 @@ def apply_updates(tree: T, updates: Any, wrt: Selector = None) -> T:
 def _updated_part(tree: T, updates: Any, wrt: Selector) -> T:
     target = Target(tree, as_selection(wrt))
     template = target.shaped(list(range(len(target.plan.indices))))
-    changes, found = flatten(updates, _is_none)
+    changes, found = flatten(updates, is_none)
     # What is None on both sides is not selected; what is None among the updates alone stays.
-    numbers, expected = flatten(template, _is_none)
+    numbers, expected = flatten(template, is_none)
     if not alike(found, expected):
-        raise _misfit(*first_difference(_filled(template), _filled(updates)), wrt)
+        raise _misfit(*first_difference(filled(template), filled(updates)), wrt)
     values = target.selected
     for number, change in zip(numbers, changes, strict=True):
         path_of = lambda number=number: target.skeleton.path(target.plan.indices[number or 0])

@@ -4,8 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._check import ERROR, OK, SEVERITIES, Finding, headline, plain, worst
-from ..errors import CheckError
+from .._check import Finding, Report, plain
 
 
 class SurveyRow(NamedTuple):
@@ -55,7 +54,7 @@ class Pattern(NamedTuple):
     verdict: str | None
 
 
-class SurveyReport:
+class SurveyReport(Report[SurveyRow]):
     """What `partgrad.survey` found about the gradients at many states; it prints as a table.
 
     Attributes:
@@ -74,6 +73,9 @@ class SurveyReport:
         notes: Anything unusual.
     """
 
+    _made_by, _elsewhere = "survey", "survey other states"
+    _expected = "Expected every leaf to be ok{}, at each state that is checked."
+
     def __init__(
         self,
         function: str,
@@ -86,48 +88,14 @@ class SurveyReport:
         cost: dict[str, int],
         notes: tuple[str, ...] = (),
     ):
-        self.function, self.states, self.rows, self.patterns = function, states, rows, patterns
-        self.findings = tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
-        self.sizes, self.paths, self.cost, self.notes = sizes, paths, cost, notes
-
-    @property
-    def verdict(self) -> str:
-        """The worst verdict on a leaf, which is `ok`, `inconclusive`, `stopped` or `error`."""
-        of_findings = [ERROR for finding in self.findings if finding.severity == "error"]
-        return worst([*(row.verdict for row in self.rows if row.verdict is not None), *of_findings])
-
-    @property
-    def ok(self) -> bool:
-        """Whether every leaf is `ok` at every state that was checked."""
-        return self.verdict == OK
+        super().__init__(function, rows, findings, cost, notes)
+        self.states, self.patterns, self.sizes, self.paths = states, patterns, sizes, paths
 
     @property
     def dead(self) -> tuple[str, ...]:
         """The paths of the leaves that learn nothing, as their gradient is exactly zero or not finite at all states."""
         is_alive = np.isfinite(self.sizes) & (self.sizes != 0)
         return tuple(path for path, alive in zip(self.paths, is_alive, strict=True) if not alive.any())
-
-    def raise_if_failed(self, *, allow_inconclusive: bool = False) -> "SurveyReport":
-        """Raise an error that shows the table unless every leaf is `ok` at every state that was checked.
-
-        Args:
-            allow_inconclusive: Whether leaves may be inconclusive.
-
-        Returns:
-            The report itself.
-
-        Raises:
-            CheckError: If not `ok`. It is an `AssertionError` as well.
-        """
-        __tracebackhide__ = True
-        if self.ok or (allow_inconclusive and self.verdict == "inconclusive"):
-            return self
-        said = f"The gradient of `{self.function}` did not pass its survey."
-        raise CheckError(
-            f"{headline(self.findings, self.rows)}\n{said}\n\n{self}\n",
-            f"Expected every leaf to be ok{' or inconclusive' * allow_inconclusive}, at each state that is checked.",
-            fix="start with the first error below the table; `partgrad.survey` returns the report as data.",
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python data, for `json.dumps`.
@@ -169,9 +137,6 @@ class SurveyReport:
         from .printed import text
 
         return text(self)
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def _repr_html_(self) -> str:
         from .printed import markup
