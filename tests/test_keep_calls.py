@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 
@@ -194,6 +195,45 @@ def test_a_job_that_is_killed_loses_nothing(kind, tmp_path):
     pg.grad(total, nonfinite=pg.KeepCalls(tmp_path, last=2))({"w": GOOD, "b": 2.0}, 1.0)
     assert len(list(tmp_path.glob("call-*.npz"))) <= (6 if found else 2)
     assert (pg.last_nonfinite(tmp_path) is None) == (kind == "good")
+
+
+PROCESSES = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, partgrad as pg
+from jax.sharding import NamedSharding, PartitionSpec
+
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"localhost:{sys.argv[2]}", 2, int(sys.argv[3]))
+# Later, as it makes arrays.
+from test_keep_calls import total
+
+mesh = jax.make_mesh((2,), ("devices",))
+
+def put(x, spec):
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
+
+step = jax.jit(pg.grad(total, wrt=lambda m: m["w"], nonfinite=pg.KeepCalls(sys.argv[1], last=3)))
+for number in range(5):
+    w = put(np.arange(4, dtype=np.float32) + 4 - number, PartitionSpec("devices"))
+    jax.block_until_ready(step({"w": w, "b": 2.0}, put(np.ones(4, np.float32), PartitionSpec())))
+    jax.effects_barrier()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_leave_the_calls_of_the_whole_program(tmp_path):
+    tests = str(pathlib.Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path]), "XLA_FLAGS": ""}
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-c", PROCESSES, str(tmp_path), port]
+    jobs = [subprocess.Popen([*command, str(process)], env=environment) for process in (0, 1)]
+    assert [job.wait(timeout=300) for job in jobs] == [0, 0]
+    found = pg.last_nonfinite(tmp_path)
+    np.testing.assert_array_equal(found.args[0]["w"], [0, 1, 2, 3])
+    assert [args[0]["w"][0] for args, _ in found.before] == [2, 1]
+    assert found.report.findings[0].operation == "sqrt"
 
 
 @pytest.mark.slow
