@@ -85,6 +85,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_any_loop(name):
     finding = grown(pg.check(LOOPS[name])(jnp.float32(0.3)))
@@ -127,6 +128,7 @@ def test_a_gradient_that_vanishes_along_a_loop_is_not_called_wrong():
         assert not pg.check(logistic(3.833, 278))(0.3).findings
 
 
+@pytest.mark.slow
 def test_intended_excuses_it():
     f = logistic(3.9, 100)
     assert not pg.check(f)(jnp.float32(0.3)).ok

@@ -70,6 +70,7 @@ def test_what_is_lost_otherwise(reason):
     assert of_a(OTHERWISE[reason]).reason == reason
 
 
+@pytest.mark.slow
 def test_many_leaves_are_told_by_one_program(compilations):
     """They are asked with one compiled program, however many are zero."""
     for number in (7, 30):

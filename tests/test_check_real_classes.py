@@ -94,12 +94,14 @@ def logsumexp_with_weights(b):
     return jnp.log(jnp.sum(jnp.exp(a - largest) * b)) + largest
 
 
+@pytest.mark.slow
 def test_the_selection_that_decides():
     nested = lambda x: jnp.where(x == 0, 0.0, jnp.where(x > 0, x, x))
     assert told(pg.check(nested)(0.0)) == {("mismatch", "error", "removable", "==")}
     assert told(pg.check(logsumexp_with_weights)(jnp.array([2.0, 0.0]))) == {("mismatch", "error", "removable", "!=")}
 
 
+@pytest.mark.slow
 def test_one_cause_is_told_once():
     softly = lambda x, y: jnp.maximum(x, y) + jax.nn.softplus(-abs(x - y))
     report = pg.check(softly, argnums=(0, 1))(1.0, 1.0)
@@ -115,6 +117,7 @@ def test_a_stop_is_told_rather_than_a_condition_in_front_of_it():
     assert told(report) == {("mismatch", "warning", "stop", "stop_gradient")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "slope"), [(2.0, 0.0), (1.0, 2.0)])
 def test_a_rule_at_the_edge_of_a_domain(factor, slope):
     """From inside, the slope is 2 at one; beyond, the function is not defined."""
@@ -128,6 +131,7 @@ def test_a_rule_at_the_edge_of_a_domain(factor, slope):
         assert (finding.kind, finding.severity, finding.operation) == ("mismatch", "error", "a custom rule")
 
 
+@pytest.mark.slow
 def test_a_nan_among_the_values_is_named_where_it_is_made():
     def cosine(a, b):
         unit_a = a / jnp.linalg.norm(a, axis=-1, keepdims=True)
@@ -144,6 +148,7 @@ def test_a_nan_among_the_values_is_named_where_it_is_made():
     assert all("in the value of `/`" in finding.message for finding in report.findings)
 
 
+@pytest.mark.slow
 def test_advice_for_equal_singular_values_is_right_when_it_is_followed():
     def inverse(a):
         u, s, v = jnp.linalg.svd(a, full_matrices=False)

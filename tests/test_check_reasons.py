@@ -65,6 +65,7 @@ def test_an_iteration_until_convergence_may_end_elsewhere_when_compiled(loop):
     assert set(found) == (set() if loop is root else {("value", "error", "")})
 
 
+@pytest.mark.slow
 def test_a_number_that_a_rule_returns_whatever_it_is_given():
     constant = jax.custom_vjp(lambda x: x**2)
     constant.defvjp(lambda x: (x**2, None), lambda _, cotangent: (jnp.full((), jnp.nan),))
@@ -151,6 +152,7 @@ def test_inside_a_shard_map():
     assert found["mismatch", "warning", "['stopped']"].reason == "stop"
 
 
+@pytest.mark.slow
 def test_what_low_precision_explains():
     halved = jax.custom_vjp(lambda x: x**2)
     halved.defvjp(lambda x: (x**2, x), lambda x, ct: ((2 * x * ct).astype(jnp.bfloat16).astype(jnp.float32),))
@@ -395,10 +397,12 @@ def test_what_rounds_is_named_rather_than_a_comparison_in_it():
     assert findings(lambda x: jnp.trunc(x) * 2, S(1.5))["zero", "warning", ""].reason == "rounded"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_noise_is_not_zero():
     assert not {kind for kind, *_ in findings(lambda x: jnp.sin(x * 1e9) * 1e-3, S(0.3))} & {"zero"}
 
 
+@pytest.mark.slow
 def test_eigenvalues_that_meet_are_a_kink_of_their_decomposition():
     def gap(matrix):
         low, high = jnp.linalg.eigvalsh(matrix)
@@ -408,6 +412,7 @@ def test_eigenvalues_that_meet_are_a_kink_of_their_decomposition():
     assert tie.operation == "eigvalsh"
 
 
+@pytest.mark.slow
 def test_one_cause_is_one_finding_whatever_its_slopes():
     (finding,) = pg.check(lambda p: jnp.cbrt(p["x"] - p["y"]) ** 3, progress=False)({"x": S(1), "y": S(1)}).findings
     assert finding.leaves == ("['x']", "['y']")

@@ -135,6 +135,7 @@ def test_bad_points_are_found(name):
     assert "point nearby" in found[0].message
 
 
+@pytest.mark.slow
 @table("name", CLEAN, quick=4)
 def test_what_is_well_raises_no_alarm(name):
     f, point = CLEAN[name]

@@ -250,6 +250,7 @@ def test_what_is_intended_and_not_found_is_told():
     assert "1 note" in str(report)
 
 
+@pytest.mark.slow
 def test_one_thing_that_is_intended_needs_no_list():
     report = pg.check(lambda p: sine(p["x"], p["y"]), intended="['x']", progress=False)({"x": 0.7, "y": 1.3})
     assert {f.severity for f in report.findings} == {"info"}

@@ -298,6 +298,7 @@ def test_it_is_an_argument_of_jit_and_compiles_once():
     np.testing.assert_allclose(values[1] - values[0], 2.0 + 2 * np.log(2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_is_mapped_pickled_and_printed():
     free, constrain = pg.unconstrain(model(), INSIDE)
     batch = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x), jnp.asarray(x) + 1]), free)
@@ -329,6 +330,7 @@ def test_an_ensemble_of_whole_fits():
     )
 
 
+@pytest.mark.slow
 def test_maps_that_change_the_shape():
     tree = {"mix": jnp.array([0.2, 0.3, 0.5]), "scale": jnp.array([[2.0, 0.0], [0.3, 1.0]]), "x": 1.0}
     simplex, cholesky = constraints.simplex, constraints.lower_cholesky

@@ -57,6 +57,7 @@ def test_the_function_runs_once(wrt):
     assert len(runs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrt", GROUPS.values(), ids=GROUPS)
 def test_linear_maps_take_and_give_dicts(wrt):
     gradient = pg.grad(loss, wrt=wrt)(TREE)
@@ -77,6 +78,7 @@ def zeros(tree):
     return jax.tree.map(jnp.zeros_like, tree)
 
 
+@pytest.mark.slow
 def test_a_hessian_has_a_dict_on_each_side():
     hessian = pg.hessian(loss, wrt={"w": "head.w", "b": lambda t: t["head"]["b"]})(TREE)
     assert hessian["w"]["b"].shape == (2,)
@@ -132,6 +134,7 @@ def test_several_arguments_each_have_a_dict():
     assert gradients[1] == 216.0
 
 
+@pytest.mark.slow
 def test_an_equinox_model():
     model = eqx.nn.MLP(2, "scalar", 4, 1, key=jax.random.key(0))
     f = lambda m: m(jnp.ones(2)) ** 2

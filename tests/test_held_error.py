@@ -249,6 +249,7 @@ def test_diff_is_the_opposite_of_nondiff():
     np.testing.assert_allclose(pg.grad(lambda m: loss(K(m.a, pg.Diff(m.p))), wrt="p")(FLOATS), 20.0)
 
 
+@pytest.mark.slow
 def test_diff_of_a_sampled_parameter():
     def model():
         freq = numpyro.sample("freq", numpyro.distributions.Normal(0.0, 1.0))

@@ -108,6 +108,7 @@ def names_twice(x):
     return name(x, "block1.out") * name(jnp.cos(x), "block2.out")
 
 
+@pytest.mark.slow
 def test_a_name_that_occurs_twice_has_a_tuple_and_a_glob_a_dict():
     first, second = pg.grad(names_twice, wrt=pg.intermediate("a"))(0.5)
     last = lambda x: x * jnp.cos(x)

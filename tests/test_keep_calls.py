@@ -146,6 +146,7 @@ def test_what_was_differentiated_comes_back(options, tmp_path):
     assert not found.report.ok
 
 
+@pytest.mark.slow
 def test_arguments_by_name_and_values_inside_alone(tmp_path):
     pg.grad(named, argnames="x", nonfinite=pg.KeepCalls(tmp_path / "a"))(x=jnp.zeros(2), y=jnp.ones(2))
     found = pg.last_nonfinite(tmp_path / "a")

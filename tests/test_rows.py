@@ -43,6 +43,7 @@ def padded(gradient, rows):
     return np.where(beyond[..., None], 0, np.asarray(gradient)[np.where(beyond, 0, rows)])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(rows=st.lists(st.integers(-SIZE, SIZE + 2), min_size=1, max_size=5), is_jitted=st.booleans())
 def test_each_position_has_the_gradient_of_its_row(rows, is_jitted):

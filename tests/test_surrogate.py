@@ -102,6 +102,7 @@ def test_taylor_series():
 BITS = st.integers(0, 2**32 - 1).map(lambda bits: np.uint32(bits).view(np.float32))
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.lists(BITS, min_size=1, max_size=5))
 def test_the_value_is_that_of_the_exact_function_bit_for_bit(numbers):

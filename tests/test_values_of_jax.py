@@ -231,6 +231,7 @@ def test_a_gradient_writes_back_what_the_module_changed(step, jit):
     assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(nnx.state(ours)))
 
 
+@pytest.mark.slow
 def test_a_module_inside_of_a_dict():
     tree = {"net": Net(nnx.Rngs(0)), "scale": jnp.array(2.0)}
     before = state(tree["net"])

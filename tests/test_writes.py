@@ -351,6 +351,7 @@ def test_with_64_bits_everything_keeps_its_bits(x64):
     assert pg.replace({"v": jnp.ones(2, "int32")}, "v[1]", jnp.int64(2**20))["v"].tolist() == [1, 2**20]
 
 
+@pytest.mark.slow
 def test_derivatives_of_elements_follow_jax():
     loss = lambda t: jnp.sum(t["v"] ** 2)
     assert pg.grad(loss, wrt="v[2]")({"v": PRECISE}) == np.float32(0.2)
