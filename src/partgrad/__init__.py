@@ -16,6 +16,7 @@ from ._marks import (
 from ._selection import (
     Selection as Selection,
     apply_updates as apply_updates,
+    carry_over as carry_over,
     combine as combine,
     each as each,
     exclude as exclude,
@@ -74,6 +75,7 @@ __all__ = [
     "SurveyReport",
     "apply_updates",
     "capture_intermediates",
+    "carry_over",
     "check",
     "combine",
     "consistent_indexing",

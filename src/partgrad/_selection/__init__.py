@@ -1,5 +1,6 @@
 """Selectors: what `wrt=` names or describes, and what is done with it."""
 
+from .carry_over import carry_over as carry_over
 from .edit import (
     freeze as freeze,
     is_nondiff as is_nondiff,

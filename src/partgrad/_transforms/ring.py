@@ -34,7 +34,8 @@ class KeepCalls:
 
     Every call writes its arguments, so they leave the device. Once a derivative is not finite, nothing more is written;
     `partgrad.last_nonfinite(path)` then has that call and those before it, in another process too, and after the job
-    was killed. In a program of several processes the first one writes, and whole arrays: XLA collects them on one device.
+    was killed. In a program of several processes the first one writes, and whole arrays, which XLA collects on one
+    device.
 
     Args:
         path: A folder, which is made if it is not there.
