@@ -333,6 +333,12 @@ LOST = {
     "inside": lambda f, net: pg.grad(f, wrt=INSIDE)(net, 2.0),
     "inside, double_where": lambda f, net: pg.grad(f, wrt=INSIDE, double_where=True)(net, 2.0),
     "inside and outside": lambda f, net: pg.grad(f, wrt={"h": INSIDE, "w": "w"})(net, 2.0),
+    "nnx.grad of double_where": lambda f, net: nnx.grad(pg.double_where(f))(net, 2.0),
+    "grad of double_where": lambda f, net: pg.grad(pg.double_where(f))(net, 2.0),
+    "captured": lambda f, net: pg.capture_intermediates(f, "h")(net, 2.0),
+    "captured by a derivative": lambda f, net: nnx.grad(lambda net: pg.capture_intermediates(f)(net, 2.0)[0])(net),
+    "changed inside": lambda f, net: pg.intervene(f, {"h": jnp.sin})(net, 2.0),
+    "consistent_indexing": lambda f, net: nnx.grad(pg.consistent_indexing(f))(net, 2.0),
 }
 
 

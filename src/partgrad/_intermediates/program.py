@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from .._programs import Operands, Site, TracedCall, as_array, bind, traced_call
+from .._trees import without_changes
 from .reduced import Reduce, Reduction, tapped
 from .sites import (
     AnyOf,
@@ -33,7 +34,8 @@ class Program:
     """
 
     def __init__(self, f: Callable[..., Any], args: Any, kwargs: Any):
-        self._call: TracedCall = traced_call(f, args, kwargs)
+        # The trace has copies, in which changes are lost.
+        self._call: TracedCall = traced_call(without_changes(f), args, kwargs)
 
     def sites(self, name: str) -> tuple[Wanted, list[Site]]:
         """Which names are meant by a name or a glob, and their values; an error if there is none."""

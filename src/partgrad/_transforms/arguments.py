@@ -9,10 +9,9 @@ from typing import Any
 from .._compat import cached_property
 from .._message import listed, near_misses
 from .._selection import Intermediate, Selection, Target, as_selection
-from .._trees import parameters_of
+from .._trees import has_variables, parameters_of, with_changes, without_changes
 from ..errors import ArgumentError
 from .call import ALONE, INSIDE, Call, ValuesInside, Written
-from .state import has_variables, with_changes, without_changes
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None

@@ -11,9 +11,9 @@ from .._compat import speaks_of_structures
 from .._marks import Inside, close, closed, next_level, refuse_forgotten
 from .._message import at, listed
 from .._selection import Form, Target
-from .._trees import describe, is_array, number_class, shape_of
+from .._trees import Changes, describe, is_array, number_class, shape_of, with_changes
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
-from .state import Changes, may_change, warn_of, with_changes
+from .state import may_change, warn_of
 
 # The keyword by which values inside the function arrive; no parameter can have this name.
 INSIDE = "partgrad.inside"

@@ -1,5 +1,12 @@
 """Trees: leaves, key paths, elements of leaves, equality; and the signatures of users' functions."""
 
+from .changes import (
+    Changes as Changes,
+    has_variables as has_variables,
+    warn_of_change as warn_of_change,
+    with_changes as with_changes,
+    without_changes as without_changes,
+)
 from .elements import (
     Elements as Elements,
     common as common,
