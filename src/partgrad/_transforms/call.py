@@ -11,7 +11,7 @@ from .._compat import speaks_of_structures
 from .._marks import Inside, close, closed, next_level, refuse_forgotten
 from .._message import at, listed
 from .._selection import Form, Target
-from .._trees import Changes, describe, is_array, number_class, shape_of, with_changes
+from .._trees import Changes, describe, dtype_of, is_array, number_class, shape_of, with_changes
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
 from .state import may_change, warn_of
 
@@ -23,8 +23,8 @@ _NOTHING = contextlib.nullcontext()
 ALONE = object()
 # Errors that come of values and of the world, not of traced numbers.
 _OF_VALUES = (ArithmeticError, EOFError, MemoryError, OSError)
-# The paths and shapes of leaves.
-Shapes = tuple[tuple[str, tuple[int, ...] | None], ...]
+# The paths of leaves, each with shape and dtype; None for these where JAX alone knows them.
+Kinds = tuple[tuple[str, tuple[tuple[int, ...], str] | None], ...]
 # How many numbers a note names in its remedy.
 _NAMED = 4
 
@@ -211,9 +211,9 @@ class Call:
         return [self.path(target, i) for target in self.targets for i in target.plan.indices]
 
     @property
-    def shapes(self) -> Shapes:
-        """The paths and shapes of the leaves."""
-        return tuple((path, _shape_of(leaf)) for path, leaf in zip(self.paths, self.selected, strict=True))
+    def kinds(self) -> Kinds:
+        """The paths, shapes and dtypes of the leaves."""
+        return tuple((path, _kind_of(leaf)) for path, leaf in zip(self.paths, self.selected, strict=True))
 
     def path(self, target: Target, number: int) -> str:
         """The path of a leaf; that of a value inside the function begins with its selector, `intermediate('h')`."""
@@ -381,21 +381,33 @@ def first_of_pair(output: Any) -> Any:
     return output[0]
 
 
-def refuse_shapes(what: str, shapes: Shapes, values: Sequence[Any]) -> None:
-    """Raise if a value for a leaf has another shape than the leaf."""
-    for (path, expected), value in zip(shapes, values, strict=True):
-        found = _shape_of(value)
-        if None not in (expected, found) and expected != found:
+def refuse_other_kinds(what: str, kinds: Kinds, values: Sequence[Any]) -> None:
+    """Raise if a value for a leaf has another shape or dtype than the leaf."""
+    for (path, expected), value in zip(kinds, values, strict=True):
+        found = _kind_of(value)
+        if expected is None or found is None or expected == found:
+            continue
+        (shape, dtype), (other, other_dtype) = expected, found
+        if shape != other:
             raise ArgumentError(
-                f"The {what} of {at(path)} has shape {found}.",
-                f"Expected the shape of what is selected there, {expected}.",
-                fix=f"give a {what} like jax.numpy.zeros({expected}), with a number for each number.",
+                f"The {what} of {at(path)} has shape {other}.",
+                f"Expected the shape of what is selected there, {shape}.",
+                fix=f"give a {what} like jax.numpy.zeros({shape}), with a number for each number.",
             )
+        raise ArgumentError(
+            f"The {what} of {at(path)} has dtype {other_dtype}.",
+            f"Expected the dtype of what is selected there, {dtype}.",
+            fix="give a real one."
+            if "complex" in other_dtype and "complex" not in dtype
+            else f"convert it: jax.numpy.asarray({what}, {dtype!r}).",
+        )
 
 
-def _shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array or a number; None for what has none, or is for JAX to refuse."""
-    return shape_of(value) if is_array(value) or number_class(value) is not None else None
+def _kind_of(value: Any) -> tuple[tuple[int, ...], str] | None:
+    """The shape and dtype of an array or a number in JAX; None for what has none, or is for JAX to refuse."""
+    if not is_array(value) and number_class(value) is None:
+        return None
+    return shape_of(value), str(jax.dtypes.canonicalize_dtype(dtype_of(value)))
 
 
 def _named(position: int | str) -> str:

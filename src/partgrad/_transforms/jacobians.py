@@ -8,7 +8,7 @@ import jax
 
 from .._selection import Selector
 from .arguments import Argnames, Argnums
-from .call import Call, first_of_pair, refuse_shapes
+from .call import Call, first_of_pair, refuse_other_kinds
 from .options import JacobianOptions, NonFinite, ProductOptions, Unused, documented, refuse_options
 from .pieces import IN_PIECES
 from .transform import Derivative, Shaped, derivative_of, described, transform, without_value
@@ -238,7 +238,7 @@ def hvp(
 
 def _product(call: Call, leaves: list[Any], shaped: Shaped, vector: Any, has_aux: bool) -> Derivative:
     direction = call.shape.values(vector, "vector")
-    refuse_shapes("vector", call.shapes, direction)
+    refuse_other_kinds("vector", call.kinds, direction)
     gradient = jax.grad(call, has_aux=has_aux)
     _, along, *aux = jax.jvp(gradient, (leaves,), (direction,), has_aux=has_aux)
     return Derivative(shaped(along), aux=call.closed(aux[0]) if has_aux else None)

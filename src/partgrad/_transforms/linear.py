@@ -12,7 +12,7 @@ from .._selection import Intermediate, Selector
 from .._trees import refuse_uncallable
 from ..errors import ArgumentError, PartsError
 from .arguments import Argnames, Argnums, Arguments
-from .call import Call, Shape, refuse_shapes
+from .call import Call, Shape, refuse_other_kinds
 from .options import WITH_BACKWARD_PASS, LinearOptions, NonFinite, documented, refuse_options
 
 A = TypeVar("A")
@@ -204,7 +204,7 @@ class LinearMap(_OfJax):
     """The derivative along tangents of the selected leaves; a pytree, as JAX's is.
 
     In addition to JAX's function, it has the shape of the gradients, the level at which marks are open in its results
-    (0 if none is), and the paths and shapes of the leaves.
+    (0 if none is), and the paths and kinds of the leaves.
     """
 
     def __repr__(self) -> str:
@@ -212,9 +212,9 @@ class LinearMap(_OfJax):
 
     def __call__(self, *tangents: Any) -> Any:
         """The derivative along tangents, one for each selected primal, in the shape of its gradient."""
-        level, shapes = self._rest
+        level, kinds = self._rest
         direction = self._shape.values(tangents, "tangent")
-        refuse_shapes("tangent", shapes, direction)
+        refuse_other_kinds("tangent", kinds, direction)
         along = self._function(direction)
         if self._watcher is not None:
             self._watcher.watch(jax.tree.leaves(along))
@@ -283,7 +283,7 @@ def jvp(
     given = wrt, argnums, argnames, double_where, nonfinite, options
     call, leaves, options = _prepared("jvp", f, primals, has_aux, *given)
     direction = call.shape.values(tangents, "tangent")
-    refuse_shapes("tangent", call.shapes, direction)
+    refuse_other_kinds("tangent", call.kinds, direction)
     value, along, *aux = jax.jvp(call, (leaves,), (direction,), has_aux=has_aux, **options)
     if nonfinite != "ignore":
         # Not every program needs it.
@@ -408,4 +408,4 @@ def linearize(
     value, linear, *aux = jax.linearize(call, leaves, has_aux=has_aux, **options)
     value, *aux = call.closed((value, *aux))
     watcher = _watcher(call, has_aux, nonfinite)
-    return value, LinearMap(linear, watcher, call.shape.without_leaves(), call.level, call.shapes), *aux
+    return value, LinearMap(linear, watcher, call.shape.without_leaves(), call.level, call.kinds), *aux
