@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from jax import monitoring
 
-import tables
+from helpers import tables
 
 # Most of a run goes into compiling programs that run once, so they are compiled at the lowest level.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
@@ -32,9 +32,18 @@ def _names_tests(config):
     return any(".py" in argument for argument in config.invocation_params.args)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     """Two for the suite; a file or a test is sooner done by one, which debuggers can enter."""
     return 0 if _names_tests(config) else 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Run in parallel unless an option says otherwise, where pytest-xdist is installed."""
+    is_worker = hasattr(config, "workerinput")
+    if config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None and not is_worker:
+        config.option.numprocesses, config.option.dist = "auto", "worksteal"
 
 
 def _own_compilation_cache():

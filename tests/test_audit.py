@@ -21,8 +21,8 @@ import pytest
 from flax import nnx
 
 import partgrad as pg
+from helpers.tables import table
 from partgrad._audit import Recorder, audit, audited, data, from_project, joined, page, text
-from tables import table
 
 HELPERS = """\
 import jax

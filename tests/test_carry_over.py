@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import partgrad as pg
-from models import RBF, Periodic, Product, Sum
+from helpers.models import RBF, Periodic, Product, Sum
 
 LEAVES = ("a.variance", "a.lengthscale", "b.a.variance", "b.a.lengthscale", "b.b.variance", "b.b.period")
 

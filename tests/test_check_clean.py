@@ -4,9 +4,9 @@ import jax
 import pytest
 
 import partgrad as pg
-from clean import CLEAN, Lazy
-from clean_libraries import LIBRARIES
-from tables import table
+from helpers.clean import CLEAN, Lazy
+from helpers.clean_libraries import LIBRARIES
+from helpers.tables import table
 
 CASES = [
     pytest.param(case, x64, id=f"{case.name}-{'x64' if x64 else 'x32'}")

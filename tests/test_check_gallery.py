@@ -7,8 +7,8 @@ import jax
 import pytest
 
 import partgrad as pg
-from gallery import GALLERY
-from tables import table
+from helpers.gallery import GALLERY
+from helpers.tables import table
 
 # The tests of one fault run one after another, in one process: they share its report.
 faults = pytest.mark.parametrize("fault", GALLERY, ids=[fault.name for fault in GALLERY], scope="module")

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings, strategies as st
 from jax import lax
 
 import partgrad as pg
-from tables import examples
+from helpers.tables import examples
 
 
 def logistic(r, steps):

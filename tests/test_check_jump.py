@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 # A function, a point on a jump, and what jumps there.
 JUMPS = {

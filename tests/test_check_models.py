@@ -3,7 +3,7 @@
 import pytest
 
 import partgrad as pg
-from ordinary_models import MODELS
+from helpers.ordinary_models import MODELS
 
 
 @pytest.mark.slow

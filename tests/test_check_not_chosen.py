@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 both = lambda p: jnp.stack([p["a"], p["b"]])
 three = lambda p: jnp.stack([p["a"], p["b"], 1.5 * p["b"]])

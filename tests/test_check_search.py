@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 V, W = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.5, 2.0])
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 F = lambda *values: np.array(values, np.float32)
 

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 
 def ruled(function, slope):

@@ -15,7 +15,7 @@ from numpyro.distributions import biject_to, constraints, transforms
 from scipy.optimize import minimize
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 positive, interval = pg.coordinates.positive, pg.coordinates.interval
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from models import RBF, Config, Kernel, Periodic, Sum, composite, loss
+from helpers.models import RBF, Config, Kernel, Periodic, Sum, composite, loss
 from partgrad import NonDiff, Static
 
 pytestmark = pytest.mark.core

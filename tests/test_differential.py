@@ -18,7 +18,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "develop" / "double_where_tested.md"
 MODULES = [

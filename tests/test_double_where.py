@@ -12,9 +12,9 @@ from jax.interpreters import ad
 from jax.sharding import PartitionSpec
 
 import partgrad as pg
-from messages import refused
-from tables import table
-from zoo import ZOO
+from helpers.messages import refused
+from helpers.tables import table
+from helpers.zoo import ZOO
 
 MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 IN_PARTS = PartitionSpec("i")

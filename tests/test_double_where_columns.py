@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 from test_double_where_composed import ORDERS, derivative
 
 X = np.array([0.0, 1.7, 0.6])

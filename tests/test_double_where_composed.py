@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 X = np.array([0.0, 1.7, 0.6])
 JACOBIANS = {"reverse": jax.jacrev, "forward": jax.jacfwd}

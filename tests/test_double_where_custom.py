@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 
 import partgrad as pg
+from helpers.tables import table
 from random_programs import clipped_vjp, custom_vjp as with_rule
-from tables import table
 
 
 @pytest.fixture(autouse=True)

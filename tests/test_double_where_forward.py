@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 X, XS = 0.7, np.array([0.1, 0.2])
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import partgrad as pg
+from helpers.tables import examples, table
 from random_programs import (
     COMPETING,
     ENDS,
@@ -25,7 +26,6 @@ from random_programs import (
     program,
     tried,
 )
-from tables import examples, table
 
 WRAPPER_NAMES = [*["plain"] * 8, *WRAPPERS]
 steps = st.lists(

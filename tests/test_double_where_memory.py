@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 W, H = np.full((64, 64), 0.1, np.float32), np.ones((16, 64), np.float32)
 

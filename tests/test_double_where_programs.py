@@ -17,7 +17,7 @@ from jax.interpreters import ad, mlir
 from jax.sharding import PartitionSpec
 
 import partgrad as pg
-from flags import flag_set
+from helpers.flags import flag_set
 
 MESH = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 

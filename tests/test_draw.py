@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from messages import refused
+from helpers.messages import refused
+from helpers.tables import table
 from partgrad import errors
-from tables import table
 
 KEY = jax.random.key(7)
 HERE = os.path.basename(__file__)

@@ -15,10 +15,10 @@ from hypothesis import example, given, strategies as st
 from jax.sharding import PartitionSpec
 
 import partgrad as pg
-from messages import refused
-from models import RBF, Linear, Periodic, Point, Sum, composite, loss, trees_equal
+from helpers.messages import refused
+from helpers.models import RBF, Linear, Periodic, Point, Sum, composite, loss, trees_equal
+from helpers.tables import table
 from partgrad import NonDiff, errors
-from tables import table
 from test_laws import mixed
 
 pytestmark = pytest.mark.core

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import partgrad as pg
-from messages import refused
-from models import RBF, Point, Sum
+from helpers.messages import refused
+from helpers.models import RBF, Point, Sum
+from helpers.tables import examples
 from partgrad import NonDiff, errors
-from tables import examples
 
 KERNEL = RBF(2.0, jnp.array([1.0, 2.0, 3.0]))
 

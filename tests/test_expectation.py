@@ -12,9 +12,9 @@ from jax import lax
 from jax.scipy import stats
 
 import partgrad as pg
-from messages import refused
+from helpers.messages import refused
+from helpers.tables import table
 from partgrad import errors
-from tables import table
 
 KEY = jax.random.key(3)
 HERE = os.path.basename(__file__)

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec as P
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 B, F = jnp.bfloat16, jnp.float32
 MESH = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))

@@ -8,7 +8,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import partgrad as pg
-from messages import refused
+from helpers.messages import refused
 
 TREE = {"body": [jnp.array([1.0, 2.0]), jnp.array(3.0)], "head": {"w": jnp.array([4.0, 5.0]), "b": 6.0}, "n": 7}
 

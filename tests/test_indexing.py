@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from jax import lax
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 SHAPE = (3, 4)
 WRITING = ["clip", "drop", "promise_in_bounds"]

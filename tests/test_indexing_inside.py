@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from flags import flag_set
-from messages import refused
-from tables import table
+from helpers.flags import flag_set
+from helpers.messages import refused
+from helpers.tables import table
 
 # Of 32 bits: JAX keeps what it makes of wider NumPy indices when the precision changes.
 FAR = np.array([9, 1], np.int32)

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name as name
 from jax.sharding import AxisType, PartitionSpec as P
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 MESH = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))
 X = jnp.array([0.3, 0.7, -0.4])

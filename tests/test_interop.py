@@ -8,9 +8,9 @@ import optax
 import pytest
 
 import partgrad as pg
-from models import Config, Flax, Point, composite, is_differentiable, trees_equal
+from helpers.models import Config, Flax, Point, composite, is_differentiable, trees_equal
+from helpers.tables import table
 from partgrad import NonDiff
-from tables import table
 
 SHARED = jnp.array([1.0, 2.0])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 
 TRANSFORMS = [pg.jacfwd, pg.jacrev, pg.jacobian, pg.hessian]
 MODEL = {"w": np.linspace(-1.0, 2.0, 12, dtype=np.float32).reshape(4, 3), "b": np.float32([0.1, 0.2, 0.3]), "a": 2.0}

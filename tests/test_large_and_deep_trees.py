@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import partgrad as pg
-from models import RBF, Periodic
+from helpers.models import RBF, Periodic
 from partgrad import errors
 
 

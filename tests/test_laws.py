@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 import partgrad as pg
-from models import RBF, Config, Flax, Linear, is_differentiable, paths, trees_equal
+from helpers.models import RBF, Config, Flax, Linear, is_differentiable, paths, trees_equal
+from helpers.strategies import trees
+from helpers.tables import examples
 from partgrad import NonDiff
-from strategies import trees
-from tables import examples
 
 SHARED = jnp.array([0.5, 0.25])
 

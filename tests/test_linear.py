@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from messages import refused
-from models import RBF, Periodic
+from helpers.messages import refused
+from helpers.models import RBF, Periodic
 
 X = jnp.array([0.3, 0.6])
 

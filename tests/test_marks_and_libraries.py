@@ -14,8 +14,8 @@ import pytest
 from flax import linen, nnx
 
 import partgrad as pg
-from messages import refused
-from models import Flax
+from helpers.messages import refused
+from helpers.models import Flax
 from partgrad import NonDiff, errors
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import matrix
-from tables import table
+from helpers.tables import table
 
 TRIPLES = matrix.covering_array(3)
 

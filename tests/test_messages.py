@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import partgrad as pg
-from messages import refused
-from models import Config
+from helpers.messages import refused
+from helpers.models import Config
 
 TREE = {"a": {"x": 1.0, "y": 2.0}, "b": 3.0, "n": 4}
 LAYERS = {"layers": [{"base": 1.0, "w": 2.0} for _ in range(4)]}

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import partgrad as pg
-from models import RBF
+from helpers.models import RBF
 from partgrad import errors
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from models import Linear, Point
+from helpers.models import Linear, Point
 from partgrad import NonDiff
 
 pytestmark = pytest.mark.core

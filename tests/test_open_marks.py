@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import partgrad as pg
-from models import RBF, Flax, Kernel, Linear, Periodic, Point, Sum, paths
+from helpers.models import RBF, Flax, Kernel, Linear, Periodic, Point, Sum, paths
+from helpers.tables import examples, table
 from partgrad import NonDiff, Static, errors
-from tables import examples, table
 
 arrays = st.floats(-2, 2).map(np.float64) | st.just(np.array([0.5, -0.25]))
 

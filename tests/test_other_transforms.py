@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import partgrad as pg
-from messages import refused
-from models import RBF, Linear, Periodic, Sum, composite
+from helpers.messages import refused
+from helpers.models import RBF, Linear, Periodic, Sum, composite
+from helpers.tables import examples
 from partgrad import NonDiff, errors
-from tables import examples
 
 MODEL = {
     "k": RBF(1.5, jnp.array([0.5, 2.0])),

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import partgrad as pg
-from models import RBF, Flax, Linear, Periodic, Product, Sum, composite, loss, trees_equal
+from helpers.models import RBF, Flax, Linear, Periodic, Product, Sum, composite, loss, trees_equal
 from partgrad import NonDiff, errors
 
 pytestmark = pytest.mark.core

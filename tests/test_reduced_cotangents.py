@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name as name
 from jax.sharding import AxisType, PartitionSpec as P
 
 import partgrad as pg
-from tables import table
+from helpers.tables import table
 from test_intermediates import WRAPS, X, names_twice, rest, wrapped
 
 NAMES = [wrap for wrap in WRAPS if wrap != "while"]

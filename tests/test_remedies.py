@@ -19,7 +19,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 import partgrad as pg
-from models import Config, Point
+from helpers.models import Config, Point
 from partgrad import NonDiff, Static, errors
 
 TREE = {"a": {"x": 2.0, "y": 3.0}, "b": 5.0, "n": 4}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax.scipy.special import logsumexp
 
-from messages import refused
+from helpers.messages import refused
+from helpers.tables import table
 from partgrad import errors, safe
-from tables import table
 
 INF, NAN = np.inf, np.nan
 UNARY = {name: getattr(jnp, name) for name in ("sqrt", "cbrt", "log", "reciprocal", "arccos", "arcsin")}

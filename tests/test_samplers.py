@@ -11,7 +11,7 @@ from jax import random
 from jax.scipy.special import gammaln
 from jax.scipy.stats import norm
 
-from tables import table
+from helpers.tables import table
 
 PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "guide" / "random.md").read_text()
 KEYS = 4000

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import messages
 import partgrad as pg
-from models import RBF, Config, Flax, Linear, Periodic, Point, Sum, composite
+from helpers import messages
+from helpers.models import RBF, Config, Flax, Linear, Periodic, Point, Sum, composite
 from partgrad import NonDiff, errors
 
 pytestmark = pytest.mark.core

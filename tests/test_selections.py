@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import partgrad as pg
-from messages import refused
-from models import Point
+from helpers.messages import refused
+from helpers.models import Point
 from partgrad import NonDiff, errors
 
 TREE = {"a": 1.0, "k": {"period": NonDiff(2.0), "n": 3}, "q": NonDiff(jnp.ones(2)), "p": Point(3.0, 4.0)}

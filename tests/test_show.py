@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from models import Config, Flax, Linear, Periodic, Point, composite
+from helpers.models import Config, Flax, Linear, Periodic, Point, composite
 
 
 def rows(picture):

@@ -15,7 +15,7 @@ import pytest
 import partgrad as pg
 import soak
 import under
-from models import RBF, Sum
+from helpers.models import RBF, Sum
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import partgrad as pg
-from models import Flax, Linear
-from strategies import marked, trees
-from tables import examples
+from helpers.models import Flax, Linear
+from helpers.strategies import marked, trees
+from helpers.tables import examples
 
 NODES = [
     lambda children: st.tuples(children, children).map(lambda p: Linear(*p)),

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from models import RBF
+from helpers.models import RBF
 from partgrad import NonDiff, Static, errors
 
 pytestmark = pytest.mark.core

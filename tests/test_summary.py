@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import partgrad as pg
-from models import RBF, Config, Flax, Linear, Periodic, Point, composite
+from helpers.models import RBF, Config, Flax, Linear, Periodic, Point, composite
 from partgrad import summary
 
 pytestmark = pytest.mark.core

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import partgrad as pg
-from models import RBF, Flax, Kernel, Linear, Periodic, Point, Sum, composite, loss
+from helpers.models import RBF, Flax, Kernel, Linear, Periodic, Point, Sum, composite, loss
 from partgrad import NonDiff, Static, errors
 
 pytestmark = pytest.mark.core

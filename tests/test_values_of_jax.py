@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import hijax
 
 import partgrad as pg
-from messages import refused
+from helpers.messages import refused
 
 X = jnp.arange(3.0)
 

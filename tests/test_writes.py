@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import partgrad as pg
+from helpers.tables import table
 from partgrad import errors
-from tables import table
 
 BASE = np.arange(1.0, 13.0).reshape(3, 4)
 

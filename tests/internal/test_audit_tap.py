@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 from jax.experimental import jet
 from jax.sharding import AxisType, PartitionSpec
 
+from helpers.tables import table
 from partgrad._audit.states import States
 from partgrad._audit.tap import tapped
-from tables import table
 
 X = jnp.array([0.5, 1.0, 2.0])
 

@@ -9,8 +9,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.scipy import special
 
+from helpers.tables import table
 from partgrad._check.float64 import promoted
-from tables import table
 
 diffrax = pytest.importorskip("diffrax")
 lx = pytest.importorskip("lineax")

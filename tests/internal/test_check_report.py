@@ -11,7 +11,7 @@ import sys
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
-from messages import refused
+from helpers.messages import refused
 from partgrad import errors
 from partgrad._check.finding import Figures, Finding, Fix, Rule, merged
 from partgrad._check.report import GradientReport, LeafRow as Row

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
+from helpers.tables import examples, table
 from partgrad._check import values as values_module
 from partgrad._check.evaluation import Own
 from partgrad._check.noise import disagreeing, rounding_noise
 from partgrad._check.program import Program
 from partgrad._check.values import Values
-from tables import examples, table
 
 equinox = pytest.mark.skipif(importlib.util.find_spec("equinox") is None, reason="needs equinox")
 

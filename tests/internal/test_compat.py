@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
 import partgrad._compat as compat
-from flags import flag_set
+from helpers.flags import flag_set
 from partgrad._programs import written
 
 

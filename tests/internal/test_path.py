@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import partgrad as pg
-from messages import refused
-from models import RBF, Config, Flax, Linear, Point
+from helpers.messages import refused
+from helpers.models import RBF, Config, Flax, Linear, Point
 from partgrad import NonDiff, errors
 from partgrad._marks.layout import Layout
 from partgrad._skeletons import patterns as key_paths

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import Literal, Primitive
 
 import partgrad as pg
-from models import Point
+from helpers.models import Point
 from partgrad._programs import (
     CHECKPOINTS,
     CUSTOM_RULES,

@@ -8,9 +8,9 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import partgrad as pg
-from flags import flag_set
+from helpers.flags import flag_set
+from helpers.tables import table
 from partgrad._transforms.unused import used_leaves
-from tables import table
 
 CASES = {}
 FORWARD_ONLY = {"while_carry", "while_constant", "while_beside_custom_vjp"}

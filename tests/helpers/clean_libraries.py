@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from clean import KEY, Clean, F, Lazy, positive
+from helpers.clean import KEY, Clean, F, Lazy, positive
 
 LIBRARIES: list[Lazy] = []
 

@@ -1,0 +1,1 @@
+"""What several test files share: models, tables of cases, strategies of hypothesis, and readers of messages."""
