@@ -298,6 +298,31 @@ def test_it_is_an_argument_of_jit_and_compiles_once():
     np.testing.assert_allclose(values[1] - values[0], 2.0 + 2 * np.log(2), rtol=1e-5)
 
 
+def test_functions_and_strings_are_static():
+    """So `jit` takes it as an argument, and compiles once for equal ones."""
+    model = {"net": eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0)), "name": "x", "sigma": 1.0, "none": None}
+    both = [pg.unconstrain(model | {"sigma": sigma}, {"sigma": pg.coordinates.positive}) for sigma in (1.0, 2.0)]
+
+    @jax.jit
+    def called(constrain, free):
+        tree = constrain(free)
+        assert tree["name"] == "x"
+        assert tree["none"] is None
+        return tree["net"](jnp.ones(2)) * tree["sigma"]
+
+    (free, constrain), other = both
+    np.testing.assert_allclose(called(other[1], other[0]), 2 * called(constrain, free), rtol=1e-6)
+    assert called._cache_size() == 1
+    assert constrain(free)["net"].activation is model["net"].activation
+
+    class Unhashable:
+        __hash__ = None
+
+    stored = Unhashable()
+    free, constrain = pg.unconstrain({"w": 1.0, "object": stored, "set": lambda: [stored]})
+    assert constrain(free)["object"] is stored
+
+
 @pytest.mark.slow
 def test_it_is_mapped_pickled_and_printed():
     free, constrain = pg.unconstrain(model(), INSIDE)

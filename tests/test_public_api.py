@@ -20,7 +20,7 @@ def test_public_names():
         *("Diff", "NonDiff", "Static", "unwrap", "dataclass", "field", "register_nondiff"),
         *("Selection", "each", "path", "of_type", "matching", "exclude", "held", "types"),
         *("partition", "combine", "apply_updates", "ravel", "unconstrain", "coordinates"),
-        *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient"),
+        *("items", "label", "select", "replace", "mask", "freeze", "thaw", "is_nondiff", "stop_gradient", "carry_over"),
         *("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "hvp", "jvp", "vjp", "linearize"),
         *("intermediate", "capture_intermediates", "intervene", "last_nonfinite", "KeepCalls"),
         *("double_where", "consistent_indexing", "surrogate", "draw", "expectation", "safe"),

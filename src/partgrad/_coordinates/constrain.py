@@ -1,5 +1,6 @@
 """From coordinates back to the tree."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -11,8 +12,8 @@ from .._marks import Layout, StaticData, alike, first_difference, united
 from .._message import at
 from .._programs import OF_MAP
 from .._selection import filled, is_none, unflatten_part
-from .._trees import dtype_of, flatten
-from ..errors import ArgumentError, PartsError
+from .._trees import dtype_of, flatten, is_array, number_class
+from ..errors import ArgumentError, PartsError, StaticError
 from .maps import Map, keeps_elements, log_det_of, maps_of, taken_apart
 from .ties import Tie
 
@@ -51,19 +52,22 @@ class Wiring(NamedTuple):
         free: The leaves that move, with their positions.
         ties: The leaves that follow, each after its sources.
         words: What the maps are called.
+        static: The functions and strings of the tree, with their positions.
     """
 
     free: tuple[tuple[int, Free], ...]
     ties: tuple[Following, ...]
     words: tuple[str, ...]
+    static: tuple[tuple[int, Any], ...] = ()
 
 
 @jax.tree_util.register_pytree_node_class
 class Constrain(Generic[T]):
     """Puts coordinates back into the tree that they were taken from: what `partgrad.unconstrain` returns.
 
-    It is a pytree, whose leaves are what does not move and the arrays of the maps: it may be an argument of a function
-    under `jit` or `vmap`. It can be pickled if the maps and the functions of ties can.
+    It is a pytree, whose leaves are the arrays and numbers that do not move and the arrays of the maps; functions and
+    strings are static. So it may be an argument of a function under `jit` or `vmap`. It can be pickled if the maps and
+    the functions of ties can.
     """
 
     def __init__(self, rest: T, arrays: Sequence[Any], static: StaticData):
@@ -164,6 +168,8 @@ class Constrain(Generic[T]):
             if not alike(own, treedef):
                 raise _misfit(*first_difference(filled(self._rest), filled(free)))
             treedef = united(treedef, own)
+        for position, value in self._wiring.static:
+            values[position] = value
         expected = dict(self._wiring.free)
         for position, value in enumerate(given):
             if (value is None) == (position in expected):
@@ -208,7 +214,22 @@ class Constrain(Generic[T]):
 def constrain_by(rest: T, bijections: Sequence[Any], wiring: Wiring) -> Constrain[T]:
     """What puts coordinates back into the rest of a tree, by some bijections."""
     static, arrays = taken_apart(bijections)
-    return Constrain(rest, arrays, StaticData((static, wiring)))
+    leaves, treedef = flatten(rest, is_none)
+    others = {position: leaf for position, leaf in enumerate(leaves) if _is_static(leaf)}
+    traced = [None if position in others else leaf for position, leaf in enumerate(leaves)]
+    wiring = wiring._replace(static=tuple(others.items()))
+    return Constrain(unflatten_part(treedef, traced), arrays, StaticData((static, wiring)))
+
+
+def _is_static(leaf: Any) -> bool:
+    """Whether a leaf is for the compiler to compare: a function, a string."""
+    if leaf is None or is_array(leaf) or number_class(leaf) is not None or not (callable(leaf) or type(leaf) is str):
+        return False
+    # A function may hold what cannot be compared.
+    with contextlib.suppress(StaticError):
+        StaticData(leaf)
+        return True
+    return False
 
 
 def in_dtype(value: Any, dtype: str) -> Any:
