@@ -8,6 +8,7 @@ With `--check` it fails where the page says something else, with `--dry` it prin
 
 import importlib.metadata
 import pathlib
+import re
 import sys
 import tomllib
 
@@ -67,7 +68,9 @@ def version(library: str) -> str:
     """The installed version of a library."""
     package = PACKAGES.get(library, library.partition(".")[0])
     try:
-        return importlib.metadata.version(package)
+        found = importlib.metadata.version(package)
+        # Which night it was says nothing: the next installation has another.
+        return "nightly" if "nightly" in package else found
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
 
@@ -90,7 +93,7 @@ def table(collector: Collector) -> str:
 def names() -> list[str]:
     """The packages of the extra."""
     project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    return [pin.partition("==")[0] for pin in project["optional-dependencies"]["interop"] if "==" in pin]
+    return [re.split("[=>]", pin)[0] for pin in project["optional-dependencies"]["interop"] if "=" in pin]
 
 
 def main(option: str = "") -> int:
