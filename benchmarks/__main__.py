@@ -21,7 +21,7 @@ COMPARED = {
     "imports": ("Import", core.imports),
 }
 # What measures itself, with arguments of its own.
-OTHERS = ("check", "double_where", "intermediates")
+OTHERS = ("check", "double_where", "intermediates", "stacked_layers")
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Time partgrad beside its peers, in one process, as ratios of medians.",
-        epilog="`check ...`, `double_where ...` and `intermediates` measure these, with arguments of their own.",
+        epilog="`check`, `double_where`, `intermediates` and `stacked_layers` have arguments of their own.",
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(COMPARED)}; all by default")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything runs")
@@ -71,6 +71,10 @@ def _other(name: str, arguments: list[str]) -> int:
         from . import check
 
         check.main(arguments)
+    elif name == "stacked_layers":
+        from . import stacked_layers
+
+        return stacked_layers.main(arguments)
     elif name == "intermediates":
         from . import intermediates
 

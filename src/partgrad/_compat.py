@@ -8,7 +8,7 @@ import functools
 import logging
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -57,12 +57,104 @@ def is_staging() -> bool:
 
 def is_differentiated(value: Any) -> bool:
     """Whether a value has a tangent right now, in `jvp`, `linearize` or `grad`, outside of `jit`."""
-    return type(value).__name__ in ("JVPTracer", "LinearizeTracer")
+    name = type(value).__name__
+    return name in ("JVPTracer", "LinearizeTracer") or (
+        # An array of which steps are selected.
+        name == "StackedTracer" and any(map(is_differentiated, value.values))
+    )
+
+
+def is_eager(trace: Any) -> bool:
+    """Whether operations are run in the end, operation by operation, and not recorded, whatever transforms them."""
+    while type(trace).__name__ != "DynamicJaxprTrace" and hasattr(trace, "parent_trace"):
+        trace = trace.parent_trace
+    return type(trace).__name__ == "EvalTrace"
 
 
 def is_batched(value: Any) -> bool:
     """Whether `vmap` has an axis for a value."""
     return type(value).__name__ == "BatchTracer"
+
+
+# What JAX asks of a trace is documented nowhere. Read on 0.10.2 and 0.12. In a version that asks for more, the gradient
+# of stacked layers raises an AttributeError that names what is missing.
+
+
+class PassingTrace(jax.core.Trace):
+    """A trace that passes what a function does on to the trace around it; subclasses say how.
+
+    Args:
+        around: The trace around it.
+
+    Attributes:
+        parent_trace: The same.
+    """
+
+    def __init__(self, around: Any):
+        super().__init__()
+        self.parent_trace, self.requires_low = around, around.requires_low
+
+    def passed(self, value: Any) -> Any:
+        """A value as the trace around this one has it."""
+        raise NotImplementedError
+
+    def run_operation(self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        """The results of an operation; called where the trace around this one is current."""
+        raise NotImplementedError
+
+    def run_function(self, function: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
+        """The results of a function that JAX has not traced; called where the trace around this one is current."""
+        raise NotImplementedError
+
+    def process_primitive(self, primitive: Any, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
+        """JAX's name for it."""
+        with _current(self.parent_trace):
+            return self.run_operation(primitive, tracers, params)
+
+    def process_shard_map(self, primitive: Any, function: Any, tracers: Sequence[Any], **params: Any) -> Any:
+        """JAX's name for a `shard_map`, whose results have a structure of JAX's own."""
+        return self._process_function("process_shard_map", tracers, (primitive, function), (), params)
+
+    def process_call(self, primitive: Any, function: Any, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
+        """JAX's name for a call, on 0.10."""
+        return self._process_function("process_call", tracers, (primitive, function), (params,), {})
+
+    def _process_function(self, name: str, tracers: Sequence[Any], before: Any, after: Any, params: Any) -> Any:
+        from jax.extend.core import take_current_trace
+
+        results: list[Any] = []
+
+        def function(*operands: Any) -> list[Any]:
+            with take_current_trace() as trace:
+                results[:] = [getattr(trace, name)(*before, operands, *after, **params)]
+            return list(results[0])
+
+        with _current(self.parent_trace):
+            outputs = self.run_function(function, tracers)
+        return results[0].update(outputs) if hasattr(results[0], "update") else outputs
+
+    def process_custom_jvp_call(
+        self, primitive: Any, function: Any, jvp: Any, tracers: Sequence[Any], /, **params: Any
+    ) -> Any:
+        """JAX's name for a function with a rule."""
+        with _current(self.parent_trace):
+            operands = list(map(self.passed, tracers))
+            return self.parent_trace.process_custom_jvp_call(primitive, function, jvp, operands, **params)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, function: Any, fwd: Any, bwd: Any, tracers: Sequence[Any], /, **params: Any
+    ) -> Any:
+        """JAX's name for a function with a rule for the backward pass."""
+        with _current(self.parent_trace):
+            operands = list(map(self.passed, tracers))
+            return self.parent_trace.process_custom_vjp_call(primitive, function, fwd, bwd, operands, **params)
+
+
+def _current(trace: Any) -> contextlib.AbstractContextManager[Any]:
+    # Imports Pallas, which `partgrad.grad` does not need.
+    from jax.extend.core import set_current_trace
+
+    return set_current_trace(trace)
 
 
 # JAX exports no class of effects. Read on 0.10.2 and 0.12.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, jaxpr_as_fun, set_current_trace, take_current_trace
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
@@ -174,7 +174,55 @@ def tangents_are_seen(transform):
     return seen == [True, False]
 
 
+def eager_inside(transform):
+    """Whether `_compat` says that a function under a transform runs operation by operation."""
+    said = []
+
+    def f(x):
+        with take_current_trace() as trace:
+            said.append(compat.is_eager(trace))
+        return x
+
+    transform(f)(jnp.ones(1))
+    return said[0]
+
+
+class Doubling(compat.PassingTrace):
+    """Doubles each result of a sine, and leaves everything else as it is."""
+
+    def passed(self, value):
+        return value
+
+    def run_operation(self, primitive, operands, params):
+        found = primitive.bind(*operands, **params)
+        return 2 * found if primitive.name == "sin" else found
+
+    def run_function(self, function, operands):
+        return jaxpr_as_fun(jax.make_jaxpr(function)(*operands))(*operands)
+
+
+def passes_everything_on():
+    """Whether a trace that passes everything on computes what JAX computes, rules and `shard_map` included."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rules = jax.custom_vjp(lambda x: x**2)
+    rules.defvjp(lambda x: (x**2, x), lambda x, ct: (5 * x * ct,))
+
+    def f(x):
+        with take_current_trace() as around, set_current_trace(Doubling(around)):
+            own = jax.shard_map(jnp.cos, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+            return jnp.sum(jax.lax.sin(x) + jax.nn.relu(x) + rules(x) + own(x))
+
+    x = jnp.ones(2)
+    expected = 2 * jnp.cos(x) + 1 + 5 * x - jnp.sin(x)
+    return all(bool(jnp.allclose(g(x), expected)) for g in (jax.grad(f), jax.jit(jax.grad(f))))
+
+
 PIECES = {
+    "is_eager": (
+        "A trace no longer says by `parent_trace` which one is around it, or the last one is not called EvalTrace.",
+        lambda: eager_inside(jax.jacfwd) and eager_inside(jax.vmap) and not eager_inside(jax.jit),
+    ),
+    "PassingTrace": ("JAX asks something else of a trace.", passes_everything_on),
     "runs_on_one_device": (
         "The context of a lowering no longer says for which platforms and how many devices it is.",
         devices_are_counted,
@@ -266,7 +314,7 @@ def test_what_is_not_public_in_jax_is_where_it_was(name):
 
 
 def test_every_piece_of_compat_is_asked():
-    functions = dict(inspect.getmembers(compat, inspect.isfunction))
+    functions = dict(inspect.getmembers(compat, inspect.isfunction)) | {"PassingTrace": compat.PassingTrace}
     own = {name for name, f in functions.items() if f.__module__ == compat.__name__ and not name.startswith("_")}
     assert own == set(PIECES)
 

@@ -141,6 +141,7 @@ from .rules import (
     of_kind as of_kind,
 )
 from .same import Recent as Recent, keyed_jaxpr as keyed_jaxpr, lasts as lasts, operation_of as operation_of
+from .stacking import Selected as Selected, stacking as stacking
 from .trace import (
     Again as Again,
     Run as Run,

@@ -180,6 +180,20 @@ def shard_map_axes(equation: JaxprEqn) -> frozenset[Any]:
     return frozenset(axes or parameters["mesh"].axis_names)
 
 
+def is_plain_call(equation: JaxprEqn) -> bool:
+    """Whether a call says nothing about itself that another call of `jax.jit` would have to repeat."""
+    parameters = equation.params
+    unspecified = [*parameters.get("in_shardings", ()), *parameters.get("out_shardings", ())]
+    layouts = [*parameters.get("in_layouts", ()), *parameters.get("out_layouts", ())]
+    return (
+        # JAX exports no name for what is not specified.
+        all(type(own).__name__ == "UnspecifiedValue" for own in unspecified)
+        and all(own is None for own in layouts)
+        and not any(parameters.get("donated_invars", ()))
+        and not parameters.get("compiler_options_kvs")
+    )
+
+
 def shared_axes(equation: JaxprEqn, spec: Any) -> frozenset[Any]:
     """The mesh axes over which a `shard_map` does not split a value, if the types inside do not tell."""
     checked = equation.params["check_vma"]

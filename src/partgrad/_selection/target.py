@@ -2,10 +2,11 @@
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._marks import alike, first_difference, refuse_forgotten, with_open_marks, without_marks
@@ -140,36 +141,41 @@ class Target(Form):
         pairs = zip(self.plan.indices, self.plan.elements, strict=True)
         return [take(self.leaves[i], elements) for i, elements in pairs]
 
-    def _inserted(self, values: Iterable[Any], checked: bool = False) -> list[Any]:
-        """The leaves with others in place of the differentiated ones; values of a user are `checked`."""
+    def _inserted(self, values: Iterable[Any], checked: bool = False, apart: Container[int] = ()) -> list[Any]:
+        """The leaves with others in place of the differentiated ones; values of a user are `checked`.
+
+        Leaves whose numbers are `apart` stay as they are.
+        """
         leaves = self.leaves.copy()
         if self.plan.is_whole:
             for i, value in zip(self.plan.indices, values, strict=True):
                 leaves[i] = value
             return leaves
         for i, elements, value in zip(self.plan.indices, self.plan.elements, values, strict=True):
-            if checked and elements is not None:
+            if i in apart:
+                leaves[i] = jnp.asarray(leaves[i])
+            elif checked and elements is not None:
                 leaves[i] = overwrite(leaves[i], elements, value, functools.partial(self.path, i))
             else:
                 leaves[i] = put(leaves[i], elements, value)
         return leaves
 
-    def with_selected(self, values: Iterable[Any], checked: bool = False) -> Any:
+    def with_selected(self, values: Iterable[Any], checked: bool = False, apart: Container[int] = ()) -> Any:
         """The tree with other values in the differentiated leaves; named marks are off."""
-        return self.thawed.unflatten(self._inserted(values, checked))
+        return self.thawed.unflatten(self._inserted(values, checked, apart))
 
     def with_values(self, values: Iterable[Any], checked: bool = False) -> Any:
         """The tree with other values in the differentiated leaves, with its own marks."""
         return self.treedef.unflatten(self._inserted(values, checked))
 
-    def with_opened(self, values: Iterable[Any], level: int) -> Any:
+    def with_opened(self, values: Iterable[Any], level: int, apart: Container[int] = ()) -> Any:
         """The tree with other values in the differentiated leaves; named marks are open at a level."""
         treedef, opened = self.treedef, self.plan.opened
         if self.plan.thaw:
             if level not in opened:
                 opened[level] = with_open_marks(treedef, self.skeleton.layout, self.plan.thaw, level)
             treedef = opened[level]
-        return treedef.unflatten(self._inserted(values))
+        return treedef.unflatten(self._inserted(values, apart=apart))
 
     def values(self, shaped: Any, what: str) -> list[Any]:
         """Like `Form.values`, but with the tree's own leaves when building the shape."""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from .._marks import Place
-from .._trees import Elements, Indexed, is_differentiable, shape_of
+from .._trees import Elements, Indexed, Steps, is_differentiable, shape_of, steps_of
 
 # The purpose of a selection. For differentiation, marks count; for setting or querying marks, they do not; for reading
 # and editing, leaves without a derivative are chosen too if a selector takes the leaf itself, and held ones if nothing
@@ -134,6 +134,7 @@ class Plan:
         self.thawed: Any = None
         self.opened: dict[int, Any] = {}
         self.may_change: bool | None = None
+        self._steps: list[tuple[int, Steps, list[int]]] | None = None
         self.asked: dict[Hashable, weakref.ref[Any]] = {}
         self._considered = tuple(considered)
         self._differentiable = [is_differentiable(leaves[i]) for i in self._considered]
@@ -146,6 +147,23 @@ class Plan:
         if list(map(is_differentiable, map(leaves.__getitem__, self._considered))) != self._differentiable:
             return False
         return not self._shapes or all(_shape(leaves[i]) == shape for i, shape in self._shapes)
+
+    def steps(self, leaves: Sequence[Any]) -> list[tuple[int, Steps, list[int]]]:
+        """The leaves of which some steps along the leading axis are selected, and which of its elements these are.
+
+        Returns:
+            For each the number of the leaf, the steps, and the places of its entries among the differentiated ones.
+        """
+        if self._steps is None:
+            places: dict[int, list[int]] = {}
+            for place, number in enumerate(self.indices):
+                places.setdefault(number, []).append(place)
+            found = (
+                (i, steps_of(_shape(leaves[i]) or (), [self.elements[n] for n in own]), own)
+                for i, own in places.items()
+            )
+            self._steps = [(i, steps, own) for i, steps, own in found if steps is not None]
+        return self._steps
 
     @property
     def is_small(self) -> bool:

@@ -12,6 +12,7 @@ from .._selection import Intermediate, Selection, Target, as_selection
 from .._trees import has_variables, parameters_of, with_changes, without_changes
 from ..errors import ArgumentError
 from .call import ALONE, INSIDE, Call, ValuesInside, Written
+from .steps import of_steps
 
 F = Callable[..., Any]
 Argnums = int | Sequence[int] | None
@@ -123,6 +124,10 @@ class Arguments:
         return self._along_taken_paths(with_changes(self._f, is_copied=True))
 
     @cached_property
+    def _of_steps(self) -> F:
+        return self._along_taken_paths(of_steps(self._f))
+
+    @cached_property
     def _parameters(self) -> list[inspect.Parameter] | None:
         parameters = parameters_of(self._f)
         return None if parameters is None else list(parameters.values())
@@ -177,7 +182,14 @@ class Arguments:
                 unreduced = lambda: self.call_to_check(written.args, written.kwargs, of_values=of_values)
                 inside = inside._replace(unreduced=unreduced)
         is_copied = self._double_where and not self._inside and has_variables((args, kwargs))
-        call = Call(f, args, kwargs, targets, self.is_tuple, inside, self._changing if is_copied else None)
+        stacking: Any = of_steps
+        if self._double_where:
+            stacking = None if self._inside else lambda _: self._of_steps
+        if is_copied:
+            positions = [target.position for target in targets]
+            changing = functools.partial(with_changes(self._f, is_copied=True), positions)
+            stacking = lambda _: self._along_taken_paths(of_steps(changing))
+        call = Call(f, args, kwargs, targets, self.is_tuple, inside, self._changing if is_copied else None, stacking)
         call.written = written
         for target in targets:
             if not target.plan.indices:

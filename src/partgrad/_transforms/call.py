@@ -1,6 +1,7 @@
 """One call of a transformed function: the function of the selected leaves alone, and the shape of its derivative."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from .._selection import Form, Target
 from .._trees import Changes, describe, dtype_of, is_array, number_class, shape_of, with_changes
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
 from .state import may_change, warn_of
+from .steps import of_steps, selected_steps
 
 # The keyword by which values inside the function arrive; no parameter can have this name.
 INSIDE = "partgrad.inside"
@@ -164,6 +166,7 @@ class Call:
         is_tuple: Whether its derivative is a tuple.
         inside: The selected values inside the function, if there are any.
         changing: The function `with_changes`, if it is another than that of `f`; what it warns of may change, too.
+        stacking: From the function to that of leaves of which steps are selected as well; None if there is none.
 
     Attributes:
         level: The level at which the call opens marks; 0 if it opens none.
@@ -183,11 +186,12 @@ class Call:
         is_tuple: bool = False,
         inside: ValuesInside | None = None,
         changing: Callable[..., tuple[Any, Changes]] | None = None,
+        stacking: Callable[[Callable[..., Any]], Callable[..., Any]] | None = of_steps,
     ):
         self.f, self.args, self.kwargs, self.targets = f, args, kwargs, tuple(targets)
         inside = inside or _NOTHING_INSIDE
         self.shape = Shape(self.targets, is_tuple, frozenset(inside.names) - {ALONE}, inside.unpacked)
-        self._inside, self._changing = inside, changing
+        self._inside, self._changing, self._stacking = inside, changing, stacking
         self.level, self.may_change = 0, changing is not None
         self.written = Written(f, False, args, kwargs)
         for target in self.targets:
@@ -231,7 +235,7 @@ class Call:
         for target in targets:
             given: Any = kwargs if isinstance(target.position, str) else args
             given[target.position] = target.tree
-        return Call(self.f, args, kwargs, targets, self.shape.is_tuple, self._inside, self._changing)
+        return Call(self.f, args, kwargs, targets, self.shape.is_tuple, self._inside, self._changing, self._stacking)
 
     @property
     def unreduced(self) -> "Call":
@@ -278,16 +282,26 @@ class Call:
 
     def _run(self, values: Sequence[Any]) -> tuple[Any, Changes]:
         """The output of the function, and what it changed in its arguments, if it may change anything."""
-        insert: Callable[[Target, Sequence[Any]], Any] = Target.with_selected
-        if self.level:
-            insert = lambda target, own: target.with_opened(own, self.level)
+        selected = [] if self._stacking is None else selected_steps(self.targets, values)
+        apart = {own.position: {one.number for one in selected if one.position == own.position} for own in selected}
+
+        def insert(target: Target, own: Sequence[Any]) -> Any:
+            stays = apart.get(target.position, ())
+            if self.level:
+                return target.with_opened(own, self.level, stays)
+            return target.with_selected(own, apart=stays)
+
         args, kwargs = self._arguments(values, insert)
         with Inside(self.level) if self.level else _NOTHING:
             try:
-                if not self.may_change:
-                    return self.f(*args, **kwargs), ()
-                positions = [target.position for target in self.targets]
-                return (self._changing or with_changes(self.f))(positions, *args, **kwargs)
+                function = self.f
+                if self.may_change:
+                    positions = [target.position for target in self.targets]
+                    function = functools.partial(self._changing or with_changes(self.f), positions)
+                if selected and self._stacking is not None:
+                    function = functools.partial(self._stacking(function), selected)
+                output = function(*args, **kwargs)
+                return output if self.may_change else (output, ())
             except Exception as error:
                 # Whatever it raises is raised, with a note if there is something to say.
                 self.annotate(error)

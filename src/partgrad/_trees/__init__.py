@@ -49,6 +49,7 @@ from .reach import (
     reaches as reaches,
     reaches_array as reaches_array,
 )
+from .steps import Steps as Steps, steps_of as steps_of
 from .writes import (
     BOOL as BOOL,
     INTEGER as INTEGER,

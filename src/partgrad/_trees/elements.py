@@ -49,6 +49,10 @@ def _window(shape: tuple[int, ...], elements: np.ndarray) -> tuple[tuple[slice, 
     flat = elements.ravel()
     if not flat.size:
         return None
+    size, first, count = math.prod(shape[1:]), int(flat[0]), len(flat)
+    if not (first % size or count % size) and int(flat[-1]) - first == count - 1 and ascend(flat):
+        # Whole steps along the leading axis, as of layers that are stacked: there may be a great many numbers in them.
+        return (slice(first // size, (first + count) // size),), (count // size, *shape[1:])
     slices = []
     for axis in np.unravel_index(flat, shape):
         first, last = int(axis[0]), int(axis[-1])
@@ -81,7 +85,13 @@ def overlap(several: list[Elements]) -> bool:
     if len(several) > 1 and any(elements is None for elements in several):
         return True
     flat = np.concatenate([_known(elements).ravel() for elements in several if elements is not None] or [_NONE])
-    return len(np.unique(flat)) < len(flat)
+    # Many take long to be sorted, as those of a slice of a large leaf.
+    return not ascend(flat) and len(np.unique(flat)) < len(flat)
+
+
+def ascend(flat: np.ndarray) -> bool:
+    """Whether each of some positions is beyond the one before it."""
+    return bool((flat[1:] > flat[:-1]).all())
 
 
 def joined(several: list[Elements]) -> Elements:
