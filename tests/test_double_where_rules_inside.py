@@ -167,3 +167,26 @@ def test_a_batch_of_a_rule_that_holds_a_traced_value(kind):
     for transform in (jax.grad, lambda f: jax.jit(jax.grad(f))):
         found = transform(summed(pg.double_where, False))(x, k)
         np.testing.assert_allclose(found, jax.grad(summed(lambda f: f, True))(x, k), rtol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["argument", "custom_jvp", "custom_vjp"])
+def test_a_batch_of_derivatives_of_a_rule_that_holds_a_value_of_the_batch(kind):
+    def program(wrap, by_hand):
+        def of(k):
+            own = (lambda x: k * jnp.log(x)) if by_hand else holding(kind, k)
+            inner = (lambda x: jnp.where(x > 0, x, 1.0)) if by_hand else lambda x: x
+            return wrap(lambda x: jnp.sum(jnp.where(x > 0, own(inner(x)), x) ** 2))
+
+        return of
+
+    k, x = jnp.array([2.0, 3.0]), jnp.stack([X, X + 1.0])
+    batches = {
+        "the value only": lambda of: jax.vmap(lambda k: jax.grad(of(k))(X))(k),
+        "both": lambda of: jax.vmap(lambda k, x: jax.grad(of(k))(x))(k, x),
+        "second": lambda of: jax.vmap(lambda k: jax.jacrev(jax.grad(of(k)))(X))(k),
+        "compiled": lambda of: jax.jit(jax.vmap(lambda k, x: jax.grad(of(k))(x)))(k, x),
+    }
+    for name, batch in batches.items():
+        found = batch(program(pg.double_where, False))
+        np.testing.assert_allclose(found, batch(program(lambda f: f, True)), rtol=1e-9, err_msg=name)

@@ -16,7 +16,7 @@ import jax
 if TYPE_CHECKING:
     from types import CodeType
 
-    from jax.extend.core import JaxprEqn
+    from jax.extend.core import Jaxpr, JaxprEqn
 
 # Python 3.11 has one lock for a cached property of all instances, and holds it while the property runs: a node of a
 # user that takes a lock of its own while it is flattened would stop all threads. From 3.12 on there is none.
@@ -291,32 +291,62 @@ def runs_on_one_device(context: Any) -> bool:
     return is_plain and around.axis_context.num_devices == 1 and tuple(around.platforms) == ("cpu",)
 
 
-# JAX exports no transpose of a loop. Read on 0.10.2 and 0.12.
+# JAX exports neither how it takes a jaxpr apart nor its transpose. Read on 0.10.2 and 0.12.
 
 
-def transposed_loop(equation: "JaxprEqn", fixed: list[tuple[int, Any]], cotangents: list[Any]) -> list[Any]:
-    """What JAX's transpose of a scan makes of cotangents of its results: one for each operand that is not fixed.
-
-    `jax.linear_transpose` would split it once more into what it knows and what it does not, and copy what it knows.
-    It calls the same function on 0.10.2 and 0.12.
+def parted_program(jaxpr: "Jaxpr", unknown: Sequence[bool]) -> tuple[Any, "Jaxpr", list[bool]]:
+    """A jaxpr as what its known inputs determine, and the rest.
 
     Args:
-        equation: A loop that is linear in all other operands.
-        fixed: The numbers and the values of the fixed operands.
-        cotangents: One for each result; None is a zero.
+        jaxpr: An open jaxpr without constants.
+        unknown: Which inputs are not known.
+
+    Returns:
+        A closed jaxpr from the known inputs to the known outputs and residuals, an open one from the residuals and the
+        other inputs to the other outputs, and which outputs these are.
+    """
+    from jax._src.interpreters import partial_eval as _pe
+    from jax.extend.core import ClosedJaxpr
+
+    known, rest, flags, _ = _pe.partial_eval_jaxpr_nounits(ClosedJaxpr(jaxpr, []), list(unknown), False)
+    return known, getattr(rest, "jaxpr", rest), list(flags)
+
+
+def transposed_program(jaxpr: "Jaxpr", fixed: int, live: Sequence[int]) -> Any:
+    """The transpose of a linear program: a closed jaxpr of its first inputs, which are fixed, and of cotangents.
+
+    `jax.linear_transpose` would split it once more into what it knows and what it does not, and copy what it knows.
+
+    Args:
+        jaxpr: An open jaxpr without constants, linear in all inputs but the first ones.
+        fixed: How many these are.
+        live: The numbers of the outputs whose cotangents are given.
     """
     from jax._src.interpreters import ad as _ad, partial_eval as _pe
-    from jax.extend.core import Jaxpr, Var
 
-    operands = [Var(atom.aval) for atom in equation.invars]
-    consts, numbers = [operands[number] for number, _ in fixed], {number for number, _ in fixed}
-    linear = [variable for number, variable in enumerate(operands) if number not in numbers]
-    results = [Var(variable.aval) for variable in equation.outvars]
-    one = equation.replace(invars=operands, outvars=results)
-    debug_info = equation.params["jaxpr"].jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    jaxpr = Jaxpr(consts, linear, results, [one], equation.effects, debug_info)
-    jaxpr, _ = _pe.dce_jaxpr(jaxpr, [cotangent is not None for cotangent in cotangents], True)
-    given = [cotangent for cotangent in cotangents if cotangent is not None]
-    dummies = [_ad.UndefinedPrimal(variable.aval.to_ct_aval()) for variable in linear]
-    found = _ad.backward_pass(jaxpr, True, [value for _, value in fixed], dummies, given)
-    return list(map(_ad.instantiate_zeros, found))
+    jaxpr, _ = _pe.dce_jaxpr(jaxpr, [number in live for number in range(len(jaxpr.outvars))], True)
+    avals = [variable.aval for variable in jaxpr.invars]
+
+    def transposed(residuals: list[Any], cotangents: list[Any]) -> list[Any]:
+        linear = [_ad.UndefinedPrimal(aval.to_ct_aval()) for aval in avals[fixed:]]
+        found = _ad.backward_pass(jaxpr, True, [], [*residuals, *linear], cotangents)
+        return list(map(_ad.instantiate_zeros, found[fixed:]))
+
+    return jax.make_jaxpr(transposed)(avals[:fixed], [variable.aval for variable in jaxpr.outvars])
+
+
+def with_backward_pass(equation: "JaxprEqn", change: Callable[..., Any]) -> dict[str, Any]:
+    """The parameter of a `custom_vjp` that holds its backward pass, with another one there.
+
+    Args:
+        equation: The `custom_vjp`.
+        change: From the backward pass, how many residuals it takes, and residuals and cotangents, to what it returns.
+    """
+    from jax._src import linear_util as _lu
+
+    backward = equation.params["bwd"]
+
+    def run(*given: Any) -> Any:
+        return change(backward.call_wrapped, equation.params["out_trees"]()[1].num_leaves, given)
+
+    return {"bwd": _lu.wrap_init(run, debug_info=backward.debug_info)}

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 import partgrad._compat as compat
 from helpers.flags import flag_set
-from partgrad._programs import written
+from partgrad._programs import bind, written
 
 
 def error_of(f, *args):
@@ -142,24 +142,40 @@ def devices_are_counted():
     return said == [True, False]
 
 
-def loops_are_transposed():
-    """The transpose of a loop that `jax.linearize` makes, whose coefficients are known."""
+def loops_are_parted():
+    """The derivative of a loop, as what its operands determine and a linear loop."""
     x = jnp.arange(1.0, 4.0)
-    _, linear = jax.linearize(lambda x: jax.lax.scan(lambda c, t: (c + jnp.sin(t), None), 0.0, x)[0], x)
-    closed = jax.make_jaxpr(linear)(x)
-    loops = [
-        (outer, e) for outer in (closed.jaxpr, *inner_of(closed)) for e in outer.eqns if e.primitive.name == "scan"
-    ]
-    (outer, loop), *_ = loops
-    moved = outer.invars[-1]
-    known = [(n, jnp.cos(x)) for n, atom in enumerate(loop.invars) if atom is not moved and atom.aval.shape == (3,)]
-    found = compat.transposed_loop(loop, known, [jnp.float32(2.0)])
-    return bool(jnp.allclose(found[-1], 2 * jnp.cos(x)))
+    f = lambda x: jax.lax.scan(lambda c, t: (c + jnp.sin(t), None), 0.0, x)[0]
+    jaxpr = jax.make_jaxpr(lambda x, t: jax.jvp(f, (x,), (t,)))(x, x).jaxpr
+    known, rest, unknown = compat.parted_program(jaxpr, [False, True])
+    value, *residuals = jax.core.eval_jaxpr(known.jaxpr, known.consts, x)
+    (rate,) = jax.core.eval_jaxpr(rest, [], *residuals, x)
+    return unknown == [False, True] and bool(jnp.allclose(value, f(x)) & jnp.allclose(rate, (jnp.cos(x) * x).sum()))
 
 
-def inner_of(closed):
-    """The jaxprs of the calls in a jaxpr."""
-    return [e.params["jaxpr"].jaxpr for e in closed.jaxpr.eqns if e.primitive.name in ("jit", "pjit")]
+def programs_are_transposed():
+    """The transpose of a linear program that knows a coefficient, for the second of two outputs."""
+    # As JAX makes them: what is known comes last among the scanned.
+    linear = lambda c, t: (t, jax.lax.scan(lambda s, a: (s + a[0] * a[1], None), 0.0, (t, c))[0])
+    c = jnp.arange(1.0, 4.0)
+    pulled = compat.transposed_program(jax.make_jaxpr(linear)(c, c).jaxpr, 1, (1,))
+    (found,) = jax.core.eval_jaxpr(pulled.jaxpr, pulled.consts, c, jnp.float32(2.0))
+    return bool(jnp.allclose(found, 2 * c))
+
+
+def backward_passes_are_replaced():
+    """A gradient whose backward pass was doubled, and what that was given."""
+    seen = []
+    f = jax.custom_vjp(lambda x: x**2)
+    f.defvjp(lambda x: (x**2, x), lambda x, ct: (2 * x * ct,))
+    (equation,) = jax.make_jaxpr(f)(1.0).jaxpr.eqns
+
+    def changed(function, residuals, given):
+        seen.append((residuals, len(given)))
+        return jax.tree.map(lambda ct: 2 * ct, function(*given))
+
+    bound = lambda x: bind(equation, [x], **compat.with_backward_pass(equation, changed))[0]
+    return float(jax.grad(bound)(3.0)) == 12.0 and seen == [(1, 2)]
 
 
 def tangents_are_seen(transform):
@@ -288,9 +304,17 @@ PIECES = {
         "JAX no longer logs that a callback raised by the logger `jax._src.callback`.",
         callbacks_are_silent,
     ),
-    "transposed_loop": (
-        "`backward_pass` in `jax._src.interpreters.ad` is no longer the transpose of a jaxpr of one loop.",
-        loops_are_transposed,
+    "parted_program": (
+        "`partial_eval_jaxpr_nounits` in `jax._src.interpreters.partial_eval` no longer takes a jaxpr apart.",
+        loops_are_parted,
+    ),
+    "transposed_program": (
+        "`backward_pass` in `jax._src.interpreters.ad` is no longer the transpose of a jaxpr.",
+        programs_are_transposed,
+    ),
+    "with_backward_pass": (
+        "The parameters `bwd` and `out_trees` of a `custom_vjp` are no longer its backward pass and what this takes.",
+        backward_passes_are_replaced,
     ),
     "ordinary_name": (
         "`jax._src.config.remat3` is no longer a context that switches the new `checkpoint_name` off.",

@@ -1,13 +1,12 @@
 """Derivatives along the paths that the value used: no NaN from a branch that was not taken.
 
 The files, in the order of the data: `enter` takes a traced function, `program` makes it a primitive that JAX can
-differentiate, transpose, batch and lower (`primitives`). `linearize` makes its values and its linear program
-(`linear`), in which `competition` made lost maxima selections; `rules`, `shares` and `live` are for custom rules.
-`derivative` runs that program forward, and in reverse through JAX's transpose of each step (`transpose`); in forward
-mode through loops, `forward` computes values and tangents in one pass. All are walks over equations (`walk`,
-`backward`, `bodies`, `loops`) with a mask beside each value (`masked`). `fed` says where a mask goes, with `moves`,
-`products` and `solves`; `masks` are the masks themselves, `known` what tracing knows of them, and `follow` finds it.
-`vmap` batches.
+differentiate, transpose, batch and lower (`primitives`). `forward` has JAX's derivative of the whole function, in which
+`competition` made lost maxima selections; `rules`, `shares` and `live` are for custom rules. `derivative` takes that
+program apart into values and one linear program: the push is a walk over it, the pull over its transpose. All are walks
+over equations (`walk`, `backward`, `bodies`, `loops`) with a mask beside each value (`masked`). `fed` says where a mask
+goes, with `moves` and `products`; `masks` are the masks themselves, `known` what tracing knows of them, and `follow`
+finds it. `vmap` batches.
 """
 
 from collections.abc import Callable

@@ -28,11 +28,12 @@ from .._programs import (
     step_through,
     switch_like,
     varying_axes,
+    without_dead_code,
 )
 from .backward import Through
-from .known import numbers_of, remembering
-from .linear import linear_outputs, without_dead_code
-from .masked import Masked, State, arrays_in, clean, entering, fitted, joined, restored, state_of, with_masks
+from .known import numbers_of, remember, remembering
+from .linear import linear_outputs
+from .masked import Masked, State, arrays_in, clean, fitted, joined, restored, state_of, with_masks
 from .masks import Mask, full_like, united
 
 # Models repeat them.
@@ -53,7 +54,8 @@ class _Body:
     def run(self, values: Operands, arrays: Operands) -> tuple[Operands, list[Mask | None]]:
         """The values and the masks of the outputs."""
         with remembering(inside=True):
-            entering(self._items, values)
+            for item, value in zip(self._items, values, strict=True):
+                remember(value, numbers_of(item.value))
             jaxpr, consts = jaxpr_and_consts(self._jaxpr)
             items = with_masks(values, [state_of(item.mask) for item in self._items], arrays)
             found = self._through(jaxpr, consts, items)

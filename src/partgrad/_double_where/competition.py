@@ -11,32 +11,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from .._programs import (
     Chain,
     Operands,
-    any_equation,
     as_array,
     bind,
-    inner_jaxprs,
     is_custom_rule,
     is_floating,
     reading_dimensions,
-    reenter,
     run,
     written_window,
 )
 from .rules import is_remade, remade
 
 
-def selecting(equation: JaxprEqn, operands: Operands) -> Operands:
-    """The results of an equation, in whose derivative every competition selects, at any depth."""
-    contains = any(any_equation(inner, _is_wanted) for inner in inner_jaxprs(equation))
-    results = _rewritten((equation,), operands) if contains or _is_wanted(equation) else None
-    if results is None and contains:
-        results = reenter(equation, operands, _within((equation,)))
-    return bind(equation, operands) if results is None else results
+def selecting(jaxpr: Jaxpr, operands: Operands) -> Operands:
+    """The outputs of an open jaxpr without constants, in whose derivative every competition selects, at any depth."""
+    outputs = _within(())(jaxpr, [], operands)
+    return [as_array(output, atom.aval) for output, atom in zip(outputs, jaxpr.outvars, strict=True)]
 
 
 def _within(chain: Chain) -> Callable[..., Operands]:

@@ -1,276 +1,263 @@
-"""A derivative: a linear program whose fixed operands are residuals, its push and its pull.
+"""The derivative of a function: its values with residuals, and one linear program of residuals and tangents.
 
-The values and the residuals are computed once. Three facts about residuals travel with them, or masks would have to
-be computed: known numbers, what a predicate is broadcast from, and that a value is a selection, finite outside its
-predicate.
+JAX's forward derivative of the whole function is traced once, and taken apart by JAX's partial evaluation. The push is
+a walk over the linear program, the pull a walk over JAX's transpose of that program as a whole.
 
 Masks do not cross a saved residual. The cotangent of a residual that only a dead path reads is a zero, and to the
 program that computed it a number like any other: `0 * inf`. So residuals serve for the *value* of a push or pull only;
-to be differentiated, it starts from the operands again.
+to be differentiated, it starts from the operands again, as one program.
 """
 
-import contextlib
-import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from .._programs import Operands, as_array, mesh_elsewhere, source_of, varying_like, zeros_like_aval
-from .known import captured, fact, is_zero, learn, numbers_of, remember, remembering
-from .linear import LinearProgram, Wire
-from .masked import Masked, added, clean, copied
-from .transpose import contains_custom, pulled_back
+from .._compat import transposed_program
+from .._programs import (
+    CUSTOM_LINEAR,
+    HIGH_LINEAR,
+    Operands,
+    any_equation,
+    as_array,
+    as_closed,
+    cut,
+    evaluate,
+    inlined,
+    jaxpr_and_consts,
+    parted,
+    varying_like,
+    with_constants_as_inputs,
+    without_calls,
+    without_dead_code,
+)
+from .follow import stand_ins
+from .known import captured, fact, learn, remember, remembering
+from .masked import Masked, clean
+from .vmap import Axes, Vmap, batched_outputs
 from .walk import LINEAR
-
-# From operands to the outputs of a function and the linear program along some of them.
-Linearized = Callable[[Operands], tuple[Operands, LinearProgram]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Residual:
-    """A fixed operand of a step: the number of a residual."""
-
-    number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Broadcast:
-    """A residual that is another one, broadcast: only that one is kept."""
-
-    number: int
-    aval: Any
-    axes: tuple[int, ...]
-
-    def of(self, value: Any) -> Any:
-        wide = varying_like(lax.broadcast_in_dim(value, self.aval.shape, self.axes), self.aval)
-        learn(wide, origin=(value, self.axes))
-        return wide
-
-
-class Residuals:
-    """The fixed operands of a linear program: operands of the function, values it computed, or broadcasts of these.
-
-    Attributes:
-        computed: The values that the function has to return.
-        steps: The steps of the program, with `_Residual` in the place of arrays.
-    """
-
-    def __init__(self, program: LinearProgram, operands: Operands):
-        self.computed: Operands = []
-        self._sources: list[Any] = []
-        self._numbers: list[Any] = []
-        self._places = {id(operand): ("operand", number) for number, operand in enumerate(operands)}
-        self._found: dict[int, int] = {}
-        values: Operands = []
-        kept = lambda o: _Residual(self._number(o, values)) if isinstance(o, jax.Array) else o
-        needed = program.needed()[::-1]
-        steps = [dataclasses.replace(step, operands=tuple(map(kept, step.operands))) for step in needed]
-        self.steps = steps[::-1]
-        # Which residuals were selected themselves, so that they are finite outside of the predicate.
-        self._risky: dict[int, tuple[int, int]] = {}
-        for value in list(values):
-            risky = fact(value).risky
-            if risky is None or not isinstance(risky[0], jax.Array):
-                continue
-            if id(risky[0]) in self._found or fact(risky[0]).origin:
-                self._risky[self._found[id(value)]] = self._number(risky[0], values), risky[1]
-        self._places.clear()
-        self._found.clear()
-
-    def _number(self, value: Any, values: Operands) -> int:
-        if id(value) not in self._found:
-            origin = fact(value).origin
-            if origin and value.dtype == bool and isinstance(origin[0], jax.Array) and _is_here(value):
-                source: Any = _Broadcast(self._number(origin[0], values), jax.typeof(value), tuple(origin[1]))
-            elif id(value) in self._places:
-                source = self._places[id(value)]
-            else:
-                source = "computed", len(self.computed)
-                self.computed.append(value)
-            self._found[id(value)] = len(self._sources)
-            self._sources.append(source)
-            self._numbers.append(numbers_of(value) if isinstance(value, jax.core.Tracer) else captured(value))
-            values.append(value)
-        return self._found[id(value)]
-
-    def put(self, given: dict[str, Operands]) -> list[Any]:
-        """The steps at given operands and computed values, with what is known of them."""
-        known: Operands = []
-        for source, numbers in zip(self._sources, self._numbers, strict=True):
-            is_broadcast = isinstance(source, _Broadcast)
-            known.append(source.of(known[source.number]) if is_broadcast else given[source[0]][source[1]])
-            remember(known[-1], numbers)
-        for number, (predicate, case) in self._risky.items():
-            learn(known[number], risky=(known[predicate], case))
-        put = lambda o: known[o.number] if isinstance(o, _Residual) else o
-        return [dataclasses.replace(step, operands=tuple(map(put, step.operands))) for step in self.steps]
-
-    def numbers(self, kind: str, count: int) -> list[Any]:
-        """What is known of the numbers of the operands, or of the computed values."""
-        found = [None] * count
-        for source, numbers in zip(self._sources, self._numbers, strict=True):
-            if not isinstance(source, _Broadcast) and source[0] == kind:
-                found[source[1]] = numbers
-        return found
-
-
-def _is_here(value: Any) -> bool:
-    """Whether a value lives on the current mesh, and not inside `jax.sharding.auto_axes`."""
-    mesh = jax.typeof(value).sharding.mesh
-    return mesh.empty or mesh == jax.sharding.get_abstract_mesh()
-
-
-# --- the two passes ---------------------------------------------------------------------------------------------------
-
-
-def pushed(program: LinearProgram, tangents: Operands) -> Operands:
-    """The tangents of the outputs that are reached, walked with masks."""
-    found = dict(zip(program.inputs, (Masked(tangent, True) for tangent in tangents), strict=True))
-    for step in program.steps:
-        given = [found[o] if isinstance(o, Wire) else Masked(o) for o in step.operands]
-        found.update(zip(step.results, LINEAR.over(step.equation, given), strict=True))
-    return [as_array(clean(found[w]), w.aval) for w in program.outputs if isinstance(w, Wire)]
-
-
-def pulled(program: LinearProgram, live: Sequence[int], cotangents: Operands) -> Operands:
-    """The cotangents of the inputs, given those of some of the outputs that are reached, walked with masks."""
-    found: dict[Wire, Masked] = {}
-    # Whose line it is that an input is selected last.
-    last: dict[Wire, Any] = {}
-
-    def add(wire: Wire, item: Masked) -> None:
-        if item.mask is None:
-            if is_zero(item.value):
-                return
-            item = Masked(item.value, True)
-        if item.mask is not False:
-            found[wire] = added(found[wire], item) if wire in found else item
-
-    reached = [wire for wire in program.outputs if isinstance(wire, Wire)]
-    for number, cotangent in zip(live, cotangents, strict=True):
-        add(reached[number], Masked(cotangent, True))
-    for step in reversed(program.steps):
-        given = [found.pop(wire, None) for wire in step.results]
-        if any(item is not None for item in given):
-            for wire, item in zip(step.wires, _on_mesh(step, given), strict=True):
-                add(wire, item)
-                last[wire] = step.equation
-
-    def result(wire: Wire) -> Any:
-        if wire not in found:
-            return zeros_like_aval(wire.aval)
-        with source_of(last[wire]) if wire in last else contextlib.nullcontext():
-            return as_array(clean(found[wire]), wire.aval)
-
-    return list(map(result, program.inputs))
-
-
-def _on_mesh(step: Any, cotangents: Sequence[Masked | None]) -> list[Masked]:
-    mesh = mesh_elsewhere(step.equation)
-    if mesh is None:
-        return pulled_back(step, cotangents)
-    there = lambda items: [None if item is None else copied([item])[0] for item in items]
-    outside = there(cotangents)
-    with jax.sharding.use_abstract_mesh(mesh):
-        found = copied(pulled_back(step, there(outside)))
-    return copied(found)
 
 
 class Derivative:
     """The derivative of a function along some operands.
 
-    It is made of the steps themselves: neither JAX's tracing nor its transposition is run on the whole.
+    Args:
+        values: From operands to outputs and residuals.
+        count: How many outputs there are.
+        linear: From residuals and tangents to the tangents of some outputs, without constants.
+        places: For each residual its number among the operands and, after these, what `values` computes of them; or
+            its value, if that is a constant.
+        reached: Which outputs these are, by number.
+        numbers: What is known of the numbers of the operands.
 
     Attributes:
         avals: Of the operands of the function.
-        computed: Of the residuals that it computes.
-        inputs: The wires of the tangents that go in.
-        outputs: For each output its wire; None where no tangent reaches it.
+        tangents: The avals of the tangents that enter.
+        computed: The avals of the residuals that are not operands.
+        rates: The avals of the tangents of the outputs that are reached.
+        walk: How the push and the pull are walked.
     """
 
-    def __init__(self, linearized: Linearized, operands: Operands, program: LinearProgram, numbers: Sequence[Any]):
-        self._linearized, self.numbers = linearized, list(numbers)
-        self._residuals = Residuals(program, operands)
-        self.avals = list(map(jax.typeof, operands))
-        self.computed = list(map(jax.typeof, self._residuals.computed))
-        self.inputs, self.outputs = program.inputs, program.outputs
-        self.made: dict[Hashable, Any] = {}
+    walk = LINEAR
+
+    def __init__(
+        self,
+        values: ClosedJaxpr,
+        count: int,
+        linear: Jaxpr,
+        places: Sequence[Any],
+        reached: Sequence[int],
+        numbers: Sequence[Any],
+    ):
+        self.values, self._count, self._given, self._places = values, count, linear, list(places)
+        self.reached, self.numbers = list(reached), list(numbers)
+        jaxpr, _ = jaxpr_and_consts(values)
+        self.avals, self.computed = [v.aval for v in jaxpr.invars], [v.aval for v in jaxpr.outvars[count:]]
+        self.tangents, self.rates = [v.aval for v in linear.invars[len(places) :]], [v.aval for v in linear.outvars]
+        self._made: dict[Hashable, Any] = {}
+
+    @classmethod
+    def of(cls, whole: ClosedJaxpr, moving: int, floating: Sequence[int], numbers: Sequence[Any]) -> "Derivative":
+        """The derivative of a function, whose values and tangents are computed by one program.
+
+        Args:
+            whole: The program, as of `traced_jvp`.
+            moving: How many tangents enter it.
+            floating: The numbers of the outputs whose tangents it computes, after all outputs.
+            numbers: What is known of the numbers of the operands.
+        """
+        jaxpr, consts = without_calls(whole)
+        known, constants, rest, flags = parted(jaxpr, moving)
+        consts = [*constants, *consts]
+        # A tangent that depends on none that enters is a zero.
+        count = len(flags) - len(floating)
+        reached = [number for number, is_reached in zip(floating, flags[count:], strict=True) if is_reached]
+        saved, equations = len(rest.invars) - moving, list[JaxprEqn]()
+        tangents, operands = rest.invars[saved:], known.invars[len(consts) :]
+        with remembering():
+            stands = stand_ins(known, [*map(captured, consts), *numbers])
+            inputs, residuals = _narrowed(stands, known.outvars[len(known.outvars) - saved :], equations)
+        outputs = inlined(equations, rest, [*residuals, *tangents])
+        computed = [variable for variable in inputs if variable not in set(operands)]
+        values = cut(known, known.invars, [*known.outvars[:count], *computed], known.eqns)
+        linear = cut(rest, [*inputs.values(), *tangents], outputs, equations)
+        numbered = {variable: number for number, variable in enumerate([*operands, *computed])}
+        places = [numbered[variable] for variable in inputs]
+        return cls(as_closed(values, consts), count, linear, places, reached, numbers)
 
     def __repr__(self) -> str:
         """The operations, which a printed jaxpr shows in place of an address."""
-        return "{ " + "; ".join(str(step.equation) for step in self._residuals.steps) + " }"
+        return str(self._given)
+
+    @property
+    def _linear(self) -> Jaxpr:
+        return self._given
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What was made of this derivative for a key, or is made now."""
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]
-
-    def taken(self) -> Operands:
-        """The residuals that the function has to return, which are not kept here."""
-        computed, self._residuals.computed = self._residuals.computed, []
-        return computed
-
-    @property
-    def reached(self) -> list[Any]:
-        """The shapes of the outputs that a tangent reaches."""
-        return [wire.aval for wire in self.outputs if wire is not None]
-
-    def at(self, operands: Operands, computed: Operands) -> LinearProgram:
-        """The linear program at given residuals, with what is known of them."""
-        steps = self._residuals.put({"operand": operands, "computed": computed})
-        return LinearProgram(self.inputs, steps, self.outputs)
-
-    def computed_at(self, operands: Operands) -> Operands:
-        """The residuals, computed anew."""
-        _, program = self._linearized(operands)
-        return Residuals(program, operands).computed
-
-    def anew(self, operands: Operands) -> LinearProgram:
-        """The same linear program, made from the operands, so that it is one program with its residuals."""
-        return self._linearized(operands)[1]
-
-    def numbers_of_computed(self) -> list[Any]:
-        """What is known of the numbers of the residuals."""
-        return self._residuals.numbers("computed", len(self.computed))
-
-    def pushed(self, given: Operands) -> Operands:
-        """The tangents of the outputs, given operands, computed residuals and tangents."""
-        operands, computed, tangents = self.parted(given)
-        with remembering():
-            return pushed(self.at(operands, computed), tangents)
-
-    def plain(self, given: Operands) -> Operands:
-        """The same as JAX computes them, for `vmap`; walked, if a backward pass is in there, which JAX cannot batch."""
-        operands, computed, tangents = self.parted(given)
-        with remembering():
-            program = self.at(operands, computed)
-            if any(contains_custom(step.equation) for step in program.steps):
-                return pushed(program, tangents)
-            return [result for result in program.run(tangents) if result is not None]
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def parted(self, given: Sequence[Any]) -> tuple[Operands, Operands, Operands]:
-        """Operands, computed residuals, and tangents."""
-        first, last = len(self.avals), len(self.avals) + len(self.computed)
+        """Operands, tangents, and computed residuals."""
+        first, last = len(self.avals), len(self.avals) + len(self.tangents)
         return list(given[:first]), list(given[first:last]), list(given[last:])
 
-    def push(self, *given: Any) -> Operands:
-        """The tangents of the outputs, given operands and tangents."""
-        operands, tangents = list(given[: len(self.avals)]), list(given[len(self.avals) :])
-        with remembering():
-            return pushed(self.anew(operands), tangents)
+    # --- the push and the pull, of operands and of tangents or cotangents; fast ones of computed residuals too --------
 
-    def pull(self, live: Sequence[int], *given: Any) -> Operands:
-        """The cotangents of the inputs, given operands and the cotangents of some outputs."""
-        operands, cotangents = list(given[: len(self.avals)]), list(given[len(self.avals) :])
-        with remembering():
-            return pulled(self.anew(operands), live, cotangents)
+    def push(self) -> Callable[..., Operands]:
+        """From operands and tangents to the tangents of the outputs that are reached."""
+        return functools.partial(self._anew, as_closed(self._linear))
 
-    def pull_at(self, live: Sequence[int], *given: Any) -> Operands:
-        """The same, given operands, cotangents and computed residuals."""
-        first, last = len(self.avals), len(self.avals) + len(live)
-        operands, cotangents, computed = given[:first], given[first:last], given[last:]
-        with remembering():
-            return pulled(self.at(list(operands), list(computed)), live, list(cotangents))
+    def pull(self, live: tuple[int, ...]) -> Callable[..., Operands]:
+        """From operands and the cotangents of some outputs that are reached to those of what moves."""
+        return functools.partial(self._anew, self._transpose(live))
+
+    def fast_push(self) -> ClosedJaxpr:
+        """The push, at residuals."""
+        return self.once("push", lambda: self._fast(as_closed(self._linear), self.tangents))
+
+    def fast_pull(self, live: tuple[int, ...]) -> ClosedJaxpr:
+        """The pull, at residuals."""
+        return self._fast(self._transpose(live), [self.rates[number] for number in live])
+
+    def _transpose(self, live: tuple[int, ...]) -> ClosedJaxpr:
+        make = lambda: transposed_program(self._linear, len(self._places), live)
+        return self.once(("transpose", live), make)
+
+    @remembering()
+    def _anew(self, program: ClosedJaxpr, *given: Any) -> Operands:
+        operands, moved = list(given[: len(self.avals)]), given[len(self.avals) :]
+        for operand, known in zip(operands, self.numbers, strict=True):
+            remember(operand, known)
+        found = self.walk.through(*jaxpr_and_consts(self.values), list(map(Masked, operands)))
+        return self._walked(program, [*operands, *(item.value for item in found[self._count :])], moved)
+
+    def _fast(self, program: ClosedJaxpr, moved: Sequence[Any]) -> ClosedJaxpr:
+        first, last = len(self.avals), len(self.avals) + len(moved)
+
+        @remembering()
+        def run(*given: Any) -> Operands:
+            residuals = [*given[:first], *given[last:]]
+            self._tell(residuals)
+            return self._walked(program, residuals, given[first:last])
+
+        traced = jax.make_jaxpr(run)(*self.avals, *moved, *self.computed)
+        return traced.replace(jaxpr=without_dead_code(traced.jaxpr))
+
+    def _walked(self, program: ClosedJaxpr, residuals: Operands, moved: Sequence[Any]) -> Operands:
+        jaxpr, consts = jaxpr_and_consts(program)
+        fixed = [residuals[place] if isinstance(place, int) else place for place in self._places]
+        items = [*map(Masked, fixed), *(Masked(value, True) for value in moved)]
+        found = self.walk.through(jaxpr, consts, items)
+        return [as_array(clean(item), atom.aval) for item, atom in zip(found, jaxpr.outvars, strict=True)]
+
+    def _tell(self, residuals: Operands) -> None:
+        """Remember what the program that computes operands and residuals knows of them.
+
+        That is their numbers, and that a value is a selection, finite outside of its predicate.
+        """
+        jaxpr, consts = self.once("values", lambda: without_calls(self.values))
+        found = stand_ins(jaxpr, [*map(captured, consts), *self.numbers])
+        stands = [found.get(atom) for atom in (*jaxpr.invars[len(consts) :], *jaxpr.outvars[self._count :])]
+        place = {id(stand): residual for stand, residual in zip(stands, residuals, strict=True) if stand is not None}
+        for stand, residual in zip(stands, residuals, strict=True):
+            remember(residual, fact(stand).numbers)
+            predicate, case = fact(stand).risky or (None, 0)
+            origin, axes = fact(predicate).origin or (None, ())
+            if id(predicate) in place:
+                learn(residual, risky=(place[id(predicate)], case))
+            elif id(origin) in place:
+                # What stands for the predicate is never computed, only what it is broadcast from.
+                learn(predicate, origin=(place[id(origin)], axes))
+                learn(residual, risky=(predicate, case))
+
+    # --- `vmap` -------------------------------------------------------------------------------------------------------
+
+    def batched(self, axes: Axes, vmap: Vmap) -> "tuple[Derivative, Sequence[bool]]":
+        """The derivative batched, before it is transposed, and which outputs of its push have the axis."""
+        return self.once((axes, vmap.key), lambda: self._batched(axes, vmap))
+
+    def _batched(self, axes: Axes, vmap: Vmap) -> "tuple[Derivative, Sequence[bool]]":
+        of_operands, of_tangents, of_computed = map(tuple, self.parted(axes))
+        kept = [*batched_outputs(self.values, of_operands)[: self._count], *(axis is not None for axis in of_computed)]
+        is_batched = any(axis is not None for axis in of_operands)
+        values = vmap.of_jaxpr(self.values, of_operands, kept)[0] if is_batched else self.values
+        is_of_user = any_equation(self._linear, lambda e: e.primitive.name in CUSTOM_LINEAR | HIGH_LINEAR)
+        # JAX cannot batch the backward pass of a user; it can what a walk makes of it.
+        linear = self._walked_push() if is_of_user else as_closed(self._linear)
+        of_residuals = (*of_operands, *of_computed)
+        places = range(len(of_residuals)) if is_of_user else self._places
+        of_places = [of_residuals[place] if isinstance(place, int) else None for place in places]
+        batch, outs = vmap.of_jaxpr(linear, (*of_places, *of_tangents))
+        jaxpr, consts = jaxpr_and_consts(batch)
+        numbers = [None if axis is not None else known for known, axis in zip(self.numbers, of_operands, strict=True)]
+        linear, places = with_constants_as_inputs(jaxpr), [*consts, *places]
+        found = Derivative(values, self._count, linear, places, self.reached, numbers)
+        found.walk = self.walk
+        return found, outs
+
+    def _walked_push(self) -> ClosedJaxpr:
+        """The push of operands, computed residuals and tangents."""
+        first, last = len(self.avals), len(self.avals) + len(self.computed)
+        push = jaxpr_and_consts(self.fast_push())
+        run = lambda *given: evaluate(*push, [*given[:first], *given[last:], *given[first:last]])
+        return jax.make_jaxpr(run)(*self.avals, *self.computed, *self.tangents)
+
+
+def _narrowed(
+    stands: dict[Var, Any], residuals: Sequence[Any], equations: list[JaxprEqn]
+) -> tuple[dict[Var, Var], list[Any]]:
+    """What is saved of residuals: a predicate that is broadcast as it was before.
+
+    Args:
+        stands: What stands for each variable of the program that computes them.
+        residuals: Their variables there.
+        equations: To which those are added that broadcast a predicate again.
+
+    Returns:
+        For each variable that is saved one of the linear program; and what each residual is there.
+    """
+    variables = {id(stand): variable for variable, stand in stands.items()}
+    inputs: dict[Var, Var] = {}
+
+    def of(variable: Var) -> Any:
+        aval, origin = variable.aval, fact(stands[variable]).origin
+        if origin is None or aval.dtype != bool or id(origin[0]) not in variables or not _is_here(aval):
+            return inputs.setdefault(variable, Var(aval))
+        source = of(variables[id(origin[0])])
+        spread = lambda value: varying_like(lax.broadcast_in_dim(value, aval.shape, tuple(origin[1])), aval)
+        (wide,) = inlined(equations, jax.make_jaxpr(spread)(source.aval).jaxpr, [source])
+        return wide
+
+    return inputs, [of(residual) for residual in residuals]
+
+
+def _is_here(aval: Any) -> bool:
+    """Whether a value lives on the current mesh, and not inside `jax.sharding.auto_axes`."""
+    mesh = aval.sharding.mesh
+    return mesh.empty or mesh == jax.sharding.get_abstract_mesh()

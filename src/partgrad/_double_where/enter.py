@@ -15,6 +15,7 @@ from .._programs import (
     Run,
     any_equation,
     as_array,
+    as_closed,
     evaluate,
     holds_tracers,
     is_mutating,
@@ -23,10 +24,10 @@ from .._programs import (
     keyed_jaxpr,
     named,
     with_constants_as_inputs,
+    without_dead_code,
 )
 from .known import captured
-from .linear import without_dead_code
-from .program import Program, closed
+from .program import Program
 from .unwrapped import without_double_where
 
 # How to run a program, and how to run it compiled. The second is not kept in the program: what JAX compiles holds the
@@ -43,7 +44,7 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     """A function that runs an open jaxpr so that derivatives flow only along taken paths."""
     # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
     plain = without_dead_code(with_constants_as_inputs(jaxpr))
-    opened, found = jaxpr_and_consts(without_double_where(closed(plain)))
+    opened, found = jaxpr_and_consts(without_double_where(as_closed(plain)))
     inner = with_constants_as_inputs(opened)
     # Only JAX can follow what goes through a mutable reference, and no mask is a sum.
     is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
@@ -58,7 +59,7 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         if key not in own:
             place = None if keyed is None else (keyed, key)
             own.clear()
-            own[key] = _programs.of(place, lambda: _runs(Program(lambda: closed(inner), numbers)))
+            own[key] = _programs.of(place, lambda: _runs(Program(lambda: as_closed(inner), numbers)))
         return own[key]
 
     def along(consts: Operands, operands: Operands, again: Again) -> Operands:
@@ -68,7 +69,7 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         if is_left or not any(isinstance(operand, jax.core.Tracer) for operand in given):
             return evaluate(inner, [], [*consts, *operands])
         if is_live:
-            return Program(lambda: closed(inner), again=(again, len(consts))).run(given)
+            return Program(lambda: as_closed(inner), again=(again, len(consts))).run(given)
         run, compiled = runs_of(consts)
         return compiled(*given) if is_jitted and not is_staging() else run(given)
 

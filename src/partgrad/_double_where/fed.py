@@ -7,20 +7,26 @@ correctness.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax.extend.core import JaxprEqn
+
 from .._programs import (
     CALLS,
     KINDS,
     any_equation,
+    bind,
     inner_jaxprs,
     jaxpr_and_consts,
     named,
     of_kind,
+    primal_jaxpr,
     solve_functions,
+    step_through,
 )
-from .linear import LinearProgram, Step, Wire
-from .masks import Mask, any_along, anywhere, on_mesh_of, spread
+from .linear import Step
+from .masked import Masked
+from .masks import Mask, any_along, anywhere, spread
 from .moves import lanes_fed, moved, selected
-from .products import convolution_fed, dot_fed, scaled_fed
+from .products import convolution_fed, coupled_axes, dot_fed, scaled_fed
 
 Fed = Callable[[Step, Sequence[Mask]], list[Mask]]
 
@@ -32,35 +38,36 @@ _POINTWISE = (KINDS["elementwise"] | KINDS["test"] | KINDS["flat"] | named("clam
 
 def fed(step: Step, masks: Sequence[Mask]) -> list[Mask]:
     """The masks of a step's results, given those of its operands: `False` for the fixed ones."""
-    rule = FED.get(step.name, _unknown)
-    (results,) = on_mesh_of(step.equation, lambda masks: (rule(step, masks),), list(masks))
-    return list(results)
+    return list(FED.get(step.name, _unknown)(step, list(masks)))
 
 
-def outputs_fed(program: LinearProgram, masks: Sequence[Mask]) -> list[Mask]:
-    """The masks of a program's outputs, given those of its inputs."""
-    found = dict(zip(program.inputs, masks, strict=True))
-    for step in program.steps:
-        given = [found[operand] if isinstance(operand, Wire) else False for operand in step.operands]
-        dead = all(mask is False for mask in given)
-        found.update(zip(step.results, [False] * len(step.results) if dead else fed(step, given), strict=True))
-    return [found[output] if isinstance(output, Wire) else False for output in program.outputs]
+def outputs_fed(jaxpr: Any, operands: Sequence[Any], masks: Sequence[Mask | None]) -> list[Mask]:
+    """The masks of the outputs of a jaxpr, given values of its inputs, and the masks of those that are tangents."""
+
+    def over(equation: JaxprEqn, items: list[Masked]) -> list[Masked]:
+        if equation.primitive.name in CALLS:
+            return through(primal_jaxpr(equation), items)
+        values, linear = [item.value for item in items], [item.mask is not None for item in items]
+        if not any(linear):
+            return list(map(Masked, bind(equation, values)))
+        step = Step(equation, values, linear)
+        found = fed(step, [False if item.mask is None else item.mask for item in items])
+        is_dead = all(item.mask is False or item.mask is None for item in items)
+        return [Masked(None, False if is_dead else mask) for mask in found]
+
+    def through(jaxpr: Any, items: list[Masked]) -> list[Masked]:
+        inner, consts = jaxpr_and_consts(jaxpr)
+        return step_through(inner, list(map(Masked, consts)), items, over, literal=lambda number: Masked(number.val))
+
+    items = [Masked(value, mask) for value, mask in zip(operands, masks, strict=True)]
+    return [False if item.mask is None else item.mask for item in through(jaxpr, items)]
 
 
 def _unknown(step: Step, masks: Sequence[Mask]) -> list[Mask]:
-    return [spread(anywhere(masks), wire.shape) for wire in step.results]
+    return [spread(anywhere(masks), aval.shape) for aval in step.results]
 
 
 # --- coupled: every element of a problem depends on every element of it ----------------------------------------------
-
-
-def coupled_axes(step: Step) -> tuple[int, ...]:
-    """The axes of the right-hand side and the result along which elements depend on each other."""
-    rank = len(step.shape)
-    if step.name == "fft":
-        return tuple(range(rank - len(step.equation.params["fft_lengths"]), rank))
-    # The columns of a right-hand side, or its rows, are problems of their own.
-    return (rank - 2 if step.equation.params.get("left_side", True) else rank - 1,)
 
 
 def _coupled(step: Step, masks: Sequence[Mask]) -> list[Mask]:
@@ -77,27 +84,22 @@ _RIGHT_SIDES = {"fft": 0, "triangular_solve": 1, "tridiagonal_solve": 3}
 
 def _solved(step: Step, masks: Sequence[Mask]) -> list[Mask]:
     """Masks go through the equations of a direct solver, which itself runs unchanged."""
-    right = step.of_wires(masks)
+    right = step.of_tangents(masks)
     if all(mask is True for mask in right) or not _is_direct(step):
         return _unknown(step, masks)
-    jaxpr, operands = _functions(step)["solve"]
-    return outputs_fed(LinearProgram.of(jaxpr, operands), right)
-
-
-def _functions(step: Step) -> dict[str, tuple[Any, list[Any]]]:
-    """The functions that make up a linear solve, by name: jaxprs and operands, of which the last are tangents."""
     functions, _ = solve_functions(step.equation, list(step.operands))
-    return {name: (jaxpr, [*fixed, *(Wire(w.aval) for w in step.wires)]) for name, (jaxpr, fixed) in functions.items()}
+    jaxpr, fixed = functions["solve"]
+    return outputs_fed(jaxpr, [*fixed, *step.tangents], [*[None] * len(fixed), *right])
 
 
 def _is_direct(step: Step) -> bool:
     """Whether only the right-hand side is a tangent and the solver has no loops or callbacks."""
-    _, right_sides = solve_functions(step.equation, list(step.operands))
+    functions, right_sides = solve_functions(step.equation, list(step.operands))
     constants = len(step.operands) - len(right_sides)
-    if any(step.linear[:constants]) or not all(step.linear[constants:]) or len(step.wires) != len(step.results):
+    if any(step.linear[:constants]) or not all(step.linear[constants:]) or len(step.tangents) != len(step.results):
         return False
     opaque = lambda equation: equation.primitive.name not in CALLS and any(inner_jaxprs(equation))
-    return not any(any_equation(jaxpr_and_consts(jaxpr)[0], opaque) for jaxpr, _ in _functions(step).values())
+    return not any(any_equation(jaxpr_and_consts(jaxpr)[0], opaque) for jaxpr, _ in functions.values())
 
 
 FED: dict[str, Fed] = {

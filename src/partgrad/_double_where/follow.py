@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from .._programs import CALLS, MOVED, bind, is_reshape, jaxpr_and_consts, primal_jaxpr, scan_of, step_through
+from .._programs import CALLS, MOVED, is_reshape, jaxpr_and_consts, primal_jaxpr, scan_of, step_through
 from .known import LARGEST, Numbers, captured, learn, numbers_of, remember, root_of
 
 _DTYPES = frozenset(
@@ -20,15 +20,26 @@ _DTYPES = frozenset(
 _WHOLE = {"add": 1 << 23, "sub": 1 << 23, "mul": 1 << 12}
 
 
-def followed(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-    """The outputs of a jaxpr, with facts about every value in it."""
+def stand_ins(jaxpr: Jaxpr, numbers: Sequence[Numbers | None]) -> dict[Var, Any]:
+    """For each variable of an open jaxpr what stands for its value, with the facts that tracing it would find.
 
-    def step(equation: JaxprEqn, given: list[Any]) -> list[Any]:
-        results = bind(equation, given)
-        follow(equation, given, results)
-        return results
+    Args:
+        jaxpr: A jaxpr without constants.
+        numbers: What is known of the numbers of its inputs.
+    """
+    found: dict[Var, Any] = {}
 
-    return step_through(*jaxpr_and_consts(jaxpr), list(operands), step)
+    def stand_in(variable: Var) -> Any:
+        aval = variable.aval
+        found[variable] = jax.ShapeDtypeStruct(aval.shape, aval.dtype) if hasattr(aval, "dtype") else aval
+        return found[variable]
+
+    for variable, known in zip(jaxpr.invars, numbers, strict=True):
+        remember(stand_in(variable), known)
+    for equation in jaxpr.eqns:
+        given = [atom.val if isinstance(atom, Literal) else found[atom] for atom in equation.invars]
+        follow(equation, given, list(map(stand_in, equation.outvars)))
+    return found
 
 
 def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:
@@ -39,7 +50,7 @@ def follow(equation: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) 
             learn(results[0], root=root_of(operands[0]))
         else:
             learn(results[0], origin=(operands[0], equation.params["broadcast_dimensions"]))
-    elif is_reshape(equation) and isinstance(operands[0], jax.core.Tracer):
+    elif is_reshape(equation) and hasattr(operands[0], "shape"):
         learn(results[0], root=root_of(operands[0]))
     elif name == "select_n":
         unknown = [case for case, known in enumerate(numbers[1:]) if known is None or not np.all(np.isfinite(known))]

@@ -1,7 +1,7 @@
 """Values and tangents in one pass, as `jax.jvp` computes them: a loop then saves nothing for its tangents.
 
 JAX's derivative of the whole function is traced and walked with masks. Where the linear part is wanted on its own, as
-in reverse mode, it is made by `linearize` instead.
+in reverse mode, `derivative` takes the same program apart.
 """
 
 import functools
@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
+from jax.extend.core import ClosedJaxpr
 
-from .._programs import LOOPS, Operands, any_equation, is_floating, jaxpr_and_consts, step_through, zeros_like_aval
-from .competition import selecting
+from .._programs import (
+    Operands,
+    jaxpr_and_consts,
+    zeros_like_aval,
+)
 from .derivative import Derivative
 from .masked import Masked, clean
 from .walk import LINEAR
@@ -40,8 +43,7 @@ class Parts:
 
     def joined(self, outputs: Sequence[Any], rates: Sequence[Any]) -> list[Any]:
         """The results of the forward pass, given the outputs of the function and what the linear part returns."""
-        found = iter(rates)
-        at = {number: next(found) for number, wire in enumerate(self.make()[1].outputs) if wire is not None}
+        at = dict(zip(self.make()[1].reached, rates, strict=True))
         tangents = [at[n] if n in at else zeros_like_aval(jax.typeof(outputs[n])) for n in self.reached]
         return [*outputs[: self.count], *tangents, *outputs[self.count :]]
 
@@ -53,32 +55,36 @@ class Parts:
         return results[:count], results[count:]
 
 
-def saves_in_loops(jaxpr: Jaxpr) -> bool:
-    """Whether a linear program would need what a loop computes at every step.
+def traced_jvp(
+    function: Callable[[Operands], Operands], avals: Sequence[Any], moving: Sequence[int], floating: Sequence[int]
+) -> ClosedJaxpr:
+    """JAX's forward derivative of a function: from operands and tangents to outputs and their tangents.
 
-    Elsewhere the compiler sees that values and tangents share what they compute, and tracing is cheaper in parts.
+    Args:
+        function: From operands to outputs.
+        avals: Of the operands.
+        moving: The numbers of those that have tangents.
+        floating: The numbers of the outputs whose tangents are wanted.
     """
-    return any_equation(jaxpr, lambda equation: equation.primitive.name in LOOPS)
+
+    def pushed(operands: Operands, tangents: Operands) -> tuple[Operands, Operands]:
+        def along(*moved: Any) -> tuple[Operands, Operands]:
+            at = dict(zip(moving, moved, strict=True))
+            outputs = function([at.get(number, operand) for number, operand in enumerate(operands)])
+            return [outputs[number] for number in floating], outputs
+
+        _, rates, outputs = jax.jvp(along, [operands[number] for number in moving], tangents, has_aux=True)
+        return outputs, rates
+
+    return jax.make_jaxpr(pushed)(list(avals), [avals[number] for number in moving])
 
 
 def forwarded(
-    jaxpr: Jaxpr, operands: Operands, moving: Sequence[int], tangents: Operands
-) -> tuple[Operands, list[Any | None]]:
-    """The outputs of an open jaxpr without constants, and the tangent of each; None where none arrives."""
-
-    def rates(operands: Operands, tangents: Operands) -> tuple[Operands, Operands]:
-        def function(*moved: Any) -> Operands:
-            at = dict(zip(moving, moved, strict=True))
-            return step_through(jaxpr, [], [at.get(n, operand) for n, operand in enumerate(operands)], selecting)
-
-        outputs, found = jax.jvp(function, [operands[number] for number in moving], tangents)
-        return outputs, [found[number] for number in floating]
-
-    floating = [number for number, variable in enumerate(jaxpr.outvars) if is_floating(variable.aval)]
-    traced = jax.make_jaxpr(rates)(list(map(jax.typeof, operands)), list(map(jax.typeof, tangents)))
+    whole: ClosedJaxpr, floating: Sequence[int], operands: Operands, tangents: Operands
+) -> tuple[Operands, dict[int, Any]]:
+    """The outputs of a traced derivative, walked with masks, and by their numbers the tangents that arrive."""
     items = [*map(Masked, operands), *(Masked(tangent, True) for tangent in tangents)]
-    found = LINEAR.through(*jaxpr_and_consts(traced), items)
-    count = len(jaxpr.outvars)
-    at = dict(zip(floating, found[count:], strict=True))
-    reached = [None if n not in at or at[n].mask is None else clean(at[n]) for n in range(count)]
-    return [item.value for item in found[:count]], reached
+    found = LINEAR.through(*jaxpr_and_consts(whole), items)
+    count = len(found) - len(floating)
+    rates = zip(floating, found[count:], strict=True)
+    return [item.value for item in found[:count]], {n: clean(rate) for n, rate in rates if rate.mask is not None}

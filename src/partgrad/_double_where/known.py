@@ -145,8 +145,9 @@ def by_axes(mask: Any, of_mask: Callable[[Any], Any], of_numbers: Callable[[Numb
 
 
 def learn(value: Any, **facts: Any) -> None:
+    """Remember facts about a traced value, or about what stands for one."""
     knowledge = _knowledge.get()
-    if knowledge is not None and isinstance(value, jax.core.Tracer):
+    if knowledge is not None and isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
         knowledge.facts[id(value)] = fact(value)._replace(**facts)
 
 
@@ -221,11 +222,6 @@ def taken(which: Any, case: int, rank: int) -> Any:
         learn(mask, complement=which)
         learn(which, complement=mask)
     return mask if isinstance(mask, bool) or mask.ndim == rank else reshaped(mask, (1,) * rank)
-
-
-def contains(mask: Any, part: Any) -> None:
-    """Remember that all elements of a mask are in another one."""
-    learn(mask, part=part)
 
 
 def conjunction(a: Any, b: Any, make: Callable[[], Any]) -> Any:

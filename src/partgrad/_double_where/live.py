@@ -1,124 +1,95 @@
 """The derivative of a function one of whose custom rules holds a traced value, in a closure or as an argument.
 
-Such a rule works only while the function is being traced. So the function itself is run again under `jax.jvp` and
-`jax.vjp`, and their programs are walked.
+Such a rule works only while the function is being traced. So the function itself is run again, in one trace with its
+tangents; or, if it has a backward pass, with the cotangents of all outputs, and the push is the transpose of that pull.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from .._programs import (
-    Again,
-    Operands,
-    evaluate,
-    is_floating,
-    jaxpr_and_consts,
-)
+from .._compat import cached_property, transposed_program
+from .._programs import Operands, as_closed, cut, evaluate, jaxpr_and_consts, without_calls, zeros_like_aval
 from .derivative import Derivative
-from .known import remembering
-from .linear import Wire, transposed
-from .masked import Masked, clean
+from .forward import traced_jvp
 from .shares import selecting_shares
 from .unwrapped import without_double_where
 from .walk import AFFINE
 
+Function = Callable[[Operands], Operands]
+
 
 class LiveDerivative(Derivative):
-    """A derivative whose programs are JAX's, of the function itself.
+    """A derivative that saves nothing but what rules hold."""
 
-    Args:
-        again: Runs the function on operands.
-        avals: The shapes of constants, which it knows itself, and of operands.
-        moving: The numbers of those along which this is the derivative.
-        outs: The shapes of the outputs.
-        consts: How many constants there are.
-        has_vjp: Whether a `custom_vjp` is called.
-    """
+    walk = AFFINE
 
-    def __init__(
-        self, again: Again, avals: Sequence[Any], moving: Sequence[int], outs: Sequence[Any], consts: int, has_vjp: bool
-    ):
-        self._again, self._moving, self._consts, self._has_backward_passes = again, moving, consts, has_vjp
-        self.avals, self.computed, self.made = list(avals), [], {}
-        self.numbers = [None] * len(self.avals)
-        self.inputs = [Wire(avals[number]) for number in moving]
-        self.outputs = [Wire(aval) if is_floating(aval) else None for aval in outs]
+    @classmethod
+    def of_function(
+        cls, function: Function, avals: list[Any], moving: Sequence[int], floating: dict[int, Any]
+    ) -> "LiveDerivative":
+        """The derivative of a function along some operands.
 
-    def __repr__(self) -> str:
-        return "{ the derivative of the function itself }"
+        Args:
+            function: From operands to outputs; it runs the rules.
+            avals: Of the operands.
+            moving: The numbers of those along which this is the derivative.
+            floating: The avals of the outputs that have derivatives, by their numbers.
+        """
+        whole = traced_jvp(function, avals, moving, list(floating))
+        return cls._of_program(whole, len(avals), len(floating), list(floating))
 
-    def _of_moving(self, operands: Operands) -> tuple[Any, Operands]:
-        def function(*moved: Any) -> Operands:
-            at = dict(zip(self._moving, moved, strict=True))
-            outputs = self._again(*[at.get(n, o) for n, o in enumerate(operands)][self._consts :])
-            return [output for output in outputs if is_floating(jax.typeof(output))]
+    @classmethod
+    def _of_program(cls, whole: ClosedJaxpr, count: int, last: int, floating: list[int]) -> "LiveDerivative":
+        """A program of this many operands, and of tangents or cotangents; its last outputs are what these come to."""
+        avals = [variable.aval for variable in jaxpr_and_consts(whole)[0].invars]
+        selecting = jax.make_jaxpr(lambda *operands: selecting_shares(whole)(list(operands)))(*avals)
+        jaxpr, consts = without_calls(without_double_where(selecting))
+        held, outputs = jaxpr.invars[: len(consts)], jaxpr.outvars[: len(jaxpr.outvars) - last]
+        values = cut(jaxpr, jaxpr.invars[: len(consts) + count], [*outputs, *held], jaxpr.eqns)
+        linear = cut(jaxpr, jaxpr.invars, jaxpr.outvars[len(outputs) :], jaxpr.eqns)
+        places = [*range(count, count + len(consts)), *range(count)]
+        return cls(as_closed(values, consts), len(outputs), linear, places, floating, [None] * count)
 
-        return function, [operands[number] for number in self._moving]
 
-    def values(self, *operands: Any) -> Operands:
-        """The outputs, as the forward passes of custom rules compute them."""
+class PulledDerivative(LiveDerivative):
+    """The same of a function with a backward pass: what is given is the pull."""
 
-        def function(*moved: Any) -> tuple[Operands, Operands]:
-            at = dict(zip(self._moving, moved, strict=True))
-            outputs = self._again(*[at.get(n, o) for n, o in enumerate(operands)][self._consts :])
-            return [output for output in outputs if is_floating(jax.typeof(output))], outputs
+    @classmethod
+    def of_function(
+        cls, function: Function, avals: list[Any], moving: Sequence[int], floating: dict[int, Any]
+    ) -> "LiveDerivative":
+        def both(operands: Operands, cotangents: Operands) -> tuple[Operands, Operands]:
+            def along(*moved: Any) -> tuple[Operands, Operands]:
+                at = dict(zip(moving, moved, strict=True))
+                outputs = function([at.get(number, operand) for number, operand in enumerate(operands)])
+                return [outputs[number] for number in floating], outputs
 
-        return list(jax.vjp(function, *(operands[number] for number in self._moving), has_aux=True)[2])
+            _, pull, outputs = jax.vjp(along, *(operands[number] for number in moving), has_aux=True)
+            return outputs, list(pull(cotangents))
 
-    def _walked(self, traced: Any, operands: Operands, moved: Operands) -> Operands:
-        jaxpr, _ = jaxpr_and_consts(traced)
-        selecting = jax.make_jaxpr(lambda *o: selecting_shares(traced)(list(o)))(*(v.aval for v in jaxpr.invars))
-        items = [*map(Masked, operands), *(Masked(value, True) for value in moved)]
-        with remembering():
-            found = AFFINE.through(*jaxpr_and_consts(without_double_where(selecting)), items)
-            return list(map(clean, found))
+        whole = jax.make_jaxpr(both)(avals, list(floating.values()))
+        return cls._of_program(whole, len(avals), len(moving), list(floating))
 
-    def push(self, *given: Any) -> Operands:
-        operands, _, tangents = self.parted(given)
+    def __init__(self, values: ClosedJaxpr, count: int, pull: Jaxpr, *rest: Any):
+        super().__init__(values, count, pull, *rest)
+        self.tangents, self.rates = self.rates, self.tangents
 
-        def rates(operands: Operands, tangents: Operands) -> Operands:
-            function, start = self._of_moving(operands)
-            return jax.jvp(function, start, tangents)[1]
+    @cached_property
+    def _linear(self) -> Jaxpr:
+        # The pull is linear, or JAX says that the function has no forward mode.
+        every = tuple(range(len(self.tangents)))
+        return jaxpr_and_consts(transposed_program(self._given, len(self._places), every))[0]
 
-        if self._has_backward_passes:
-            return self._walked(self._transposed(operands, tangents), operands, tangents)
-        return self._walked(jax.make_jaxpr(rates)(operands, tangents), operands, tangents)
+    def _transpose(self, live: tuple[int, ...]) -> ClosedJaxpr:
+        count, avals = len(self._places), [variable.aval for variable in self._given.invars]
 
-    def _transposed(self, operands: Operands, tangents: Operands) -> Any:
-        """The push whose transpose the pull is: it is linear, or JAX says that it has no forward mode."""
-        every = range(len(self.reached))
-        pull = jax.make_jaxpr(lambda o, c: self._cotangents(every, o, c))(operands, self.reached)
-        jaxpr, consts = jaxpr_and_consts(pull)
+        def pulled(*given: Any) -> Operands:
+            at = dict(zip(live, given[count:], strict=True))
+            cotangents = [at.get(number, zeros_like_aval(aval)) for number, aval in enumerate(self.rates)]
+            return evaluate(self._given, [], [*given[:count], *cotangents])
 
-        def push(operands: Operands, tangents: Operands) -> Operands:
-            run = lambda cotangents: evaluate(jaxpr, consts, [*operands, *cotangents])
-            return transposed(run, self.reached, tangents)
-
-        return jax.make_jaxpr(push)(operands, tangents)
-
-    def pull(self, live: Sequence[int], *given: Any) -> Operands:
-        operands, _, cotangents = self.parted(given)
-        traced = jax.make_jaxpr(lambda o, c: self._cotangents(live, o, c))(operands, cotangents)
-        return self._walked(traced, operands, cotangents)
-
-    def _cotangents(self, live: Sequence[int], operands: Operands, cotangents: Operands) -> Operands:
-        function, start = self._of_moving(operands)
-        _, pull = jax.vjp(lambda *moved: [function(*moved)[number] for number in live], *start)
-        return list(pull(cotangents))
-
-    def pushed(self, given: Operands) -> Operands:
-        return self.push(*given)
-
-    def pull_at(self, live: Sequence[int], *given: Any) -> Operands:
-        return self.pull(live, *given)
-
-    def computed_at(self, operands: Operands) -> Operands:
-        return []
-
-    def numbers_of_computed(self) -> list[Any]:
-        return []
-
-    def plain(self, given: Operands) -> Operands:
-        return self.pushed(given)
+        make = lambda: jax.make_jaxpr(pulled)(*avals[:count], *(self.rates[number] for number in live))
+        return self.once(("transpose", live), make)

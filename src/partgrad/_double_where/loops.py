@@ -10,10 +10,20 @@ import jax
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
-from .._programs import Operands, as_array, bind, evaluate, jaxpr_and_consts, scan_like, scan_of, while_of
+from .._programs import (
+    Operands,
+    as_array,
+    bind,
+    evaluate,
+    jaxpr_and_consts,
+    scan_like,
+    scan_of,
+    while_of,
+    without_dead_code,
+)
 from .backward import Through
 from .known import is_zero, remembering
-from .linear import carried_tangents, without_dead_code
+from .linear import carried_tangents
 from .masked import Masked, State, arrays_in, clean, fitted, joined, restored, state_of, with_masks
 from .masks import Mask
 

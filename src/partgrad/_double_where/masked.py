@@ -9,8 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from .._programs import explicit_sharding, varying_axes, varying_like
-from .known import numbers_of, remember
-from .masks import Mask, either, full_like, spelled_out
+from .masks import Mask, full_like, spelled_out
 
 
 class Masked:
@@ -36,11 +35,6 @@ def clean(item: Masked) -> Any:
     return item.value
 
 
-def cleaned(items: Sequence[Masked]) -> list[Masked]:
-    """Values with their masks, each zero where no path leads."""
-    return [Masked(clean(item), item.mask) for item in items]
-
-
 def only(mask: Mask, value: Any) -> Any:
     """A (co)tangent where a mask says so, and zero elsewhere."""
     if mask is True:
@@ -49,19 +43,10 @@ def only(mask: Mask, value: Any) -> Any:
     return zeros if mask is False else lax.select(full_like(mask, jax.typeof(value)), value, zeros)
 
 
-def added(one: Masked, other: Masked) -> Masked:
-    """The sum of two (co)tangents."""
-    assert one.mask is not None
-    assert other.mask is not None
-    same = one.mask is other.mask
-    values = [item.value if same else clean(item) for item in (one, other)]
-    return Masked(lax.add(*values), either(one.mask, other.mask), same and (one.dirty or other.dirty))
-
-
 def copied(items: Sequence[Masked]) -> list[Masked]:
     """Values, clean, with masks that every device has whole: these can be read on another mesh."""
     replicate = lambda m: m if m is None or isinstance(m, bool) else jax.sharding.reshard(m, PartitionSpec())
-    return [Masked(item.value, replicate(item.mask)) for item in cleaned(items)]
+    return [Masked(clean(item), replicate(item.mask)) for item in items]
 
 
 # --- masks that a body of a loop or a branch takes and returns ------------------------------------------------------
@@ -132,9 +117,3 @@ def _like(mask: Any, aval: Any) -> Any:
         return mask
     spec = PartitionSpec(*(name if size != 1 else None for name, size in zip(sharding.spec, mask.shape, strict=True)))
     return jax.sharding.reshard(mask, spec)
-
-
-def entering(items: Sequence[Masked], values: Sequence[Any]) -> None:
-    """Tell a body what is known of the numbers that enter it."""
-    for item, value in zip(items, values, strict=True):
-        remember(value, numbers_of(item.value))

@@ -13,11 +13,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 
-from .._programs import explicit_sharding, mesh_elsewhere, varying_like
-from .known import LARGEST, by_axes, conjunction, contains, factors, learn, lifted, once, product, reshaped, union
+from .._programs import explicit_sharding, varying_like
+from .known import LARGEST, by_axes, conjunction, factors, learn, lifted, once, product, reshaped, union
 
 Mask: TypeAlias = bool | jax.Array
 Shape = tuple[int, ...]
@@ -114,17 +113,6 @@ def united(mask: Mask, axes: Iterable[Any]) -> Mask:
     return mask if isinstance(mask, bool) or not axes else jax.lax.pmax(jnp.asarray(mask, jnp.int8), axes) > 0
 
 
-def on_mesh_of(equation: JaxprEqn, function: Callable[..., tuple[Any, ...]], *masks: list[Mask]) -> tuple[Any, ...]:
-    """Run a function of masks (its first operands) on the mesh of an equation; masks go there and back."""
-    mesh = mesh_elsewhere(equation)
-    if mesh is None:
-        return function(*masks)
-    copied = lambda masks: [m if isinstance(m, bool) else jax.sharding.reshard(m, PartitionSpec()) for m in masks]
-    with jax.sharding.use_abstract_mesh(mesh):
-        results, *rest = function(*map(copied, masks))
-    return copied(results), *rest
-
-
 def placed(mask: Mask, axes: Sequence[int], rank: int) -> Mask:
     """A mask whose axes become the given axes among several, constant along all others."""
     others = [axis for axis in range(rank) if axis not in axes]
@@ -143,7 +131,7 @@ def any_along(mask: Mask, axes: Iterable[int], keepdims: bool = False) -> Mask:
         of_numbers = lambda m: m.any(axes, keepdims=True)
         of_mask = lambda m: lifted(of_numbers, of_traced)(m) if any(m.shape[axis] != 1 for axis in axes) else m
         reduced = once(("any", axes), mask, lambda: by_axes(mask, of_mask, of_numbers))
-        contains(reduced, mask)
+        learn(reduced, part=mask)
     if keepdims:
         return reduced
     kept = lambda m: [size for axis, size in enumerate(m.shape) if axis not in axes]

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._programs import ASSEMBLIES, STEERED, Operands, Window, bind, is_floating, is_reshape, named, windows_of
 from .known import by_axes, everywhere, factors, lifted, padded, reshaped, taken
-from .linear import Step, Wire
+from .linear import Step
 from .masks import Mask, Shape, any_along, both, either, expanded, filled_out, full_like, permuted, spread
 
 _STACKS = named("stack unstack")
@@ -37,13 +37,13 @@ def selected(step: Step, fed: Sequence[Mask]) -> list[Mask]:
 
 def moved(step: Step, fed: Sequence[Mask]) -> list[Mask]:
     """The masks of a move."""
-    only_wires = not any(is_floating(jax.typeof(operand)) for operand in step.fixed)
-    if all(mask is True for mask in step.of_wires(fed)) and only_wires and _covers_result(step):
+    only_tangents = not any(is_floating(jax.typeof(operand)) for operand in step.fixed)
+    if all(mask is True for mask in step.of_tangents(fed)) and only_tangents and _covers_result(step):
         return [True] * len(step.results)
     if step.name in _BY_AXES and not isinstance(fed[0], bool):
         return [_BY_AXES[step.name](step, fed[0])]
     if is_reshape(step.equation) and not isinstance(fed[0], bool):
-        return [_reshaped(fed[0], step.wires[0].shape, step.shape)]
+        return [_reshaped(fed[0], step.tangents[0].shape, step.shape)]
     # The padding of a `pad` lies everywhere.
     windows = windows_of(step.equation) if step.name != "pad" or step.linear == [True, False] else None
     if windows is not None:
@@ -51,7 +51,7 @@ def moved(step: Step, fed: Sequence[Mask]) -> list[Mask]:
         if step.name in ASSEMBLIES:
             return _put_together([expanded(mask, axes) for mask in fed], windows, step.shape)
         return [any_along(mask, axes) for mask in _cut_up(fed[0], windows)]
-    numbers = [_as_number(step, operand, mask) for operand, mask in zip(step.operands, fed, strict=True)]
+    numbers = [_as_number(step, number, mask) for number, mask in enumerate(fed)]
     if step.name == "scatter-sub":
         # So that two masks add up.
         numbers[2] = -numbers[2]
@@ -59,10 +59,11 @@ def moved(step: Step, fed: Sequence[Mask]) -> list[Mask]:
     return [either(*(number != 0 for number in each)) for each in zip(*readings, strict=True)]
 
 
-def _as_number(step: Step, operand: Any, mask: Mask) -> Any:
-    """A wire is one where it is fed and zero elsewhere; a fixed summand is zero."""
-    if isinstance(operand, Wire):
-        return full_like(mask, operand.aval).astype(operand.aval.dtype)
+def _as_number(step: Step, number: int, mask: Mask) -> Any:
+    """A tangent is one where it is fed and zero elsewhere; a fixed summand is zero."""
+    operand, aval = step.operands[number], step.equation.invars[number].aval
+    if step.linear[number]:
+        return full_like(mask, aval).astype(aval.dtype)
     if step.name in STEERED or not is_floating(jax.typeof(operand)):
         return operand
     return jnp.zeros_like(operand)
@@ -171,7 +172,7 @@ def _put_in(mask: Mask, window: Window, shape: Shape) -> Mask:
 
 
 def as_operands(step: Step, values: Operands) -> Operands:
-    """The values of a move's wires, and what it reads elsewhere without a derivative."""
+    """The values of a move's tangents, and what it reads elsewhere without a derivative."""
     if step.name not in STEERED:
         return step.run(values)
     # Otherwise a second derivative would send a zero to the source of the value, as if it were a summand.

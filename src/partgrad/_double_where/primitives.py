@@ -9,9 +9,18 @@ import jax.numpy as jnp
 from jax.experimental.jet import jet, jet_rules
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from .._programs import Operands, evaluate, is_floating, jaxpr_and_consts, zeros_like_aval
+from .._programs import (
+    Operands,
+    as_closed,
+    evaluate,
+    is_floating,
+    jaxpr_and_consts,
+    with_constants_as_inputs,
+    zeros_like_aval,
+)
+from .backward import backward_p
 from .derivative import Derivative
-from .program import Program, batch_of, call_p, linear_p, pull_of, push_of
+from .program import Program, call_p, linear_p, pull_of, push_of
 from .vmap import Vmap
 
 
@@ -20,14 +29,14 @@ def _call(*operands: Any, program: Program, hints: int, jaxpr: Any) -> Operands:
 
 
 def _linear(*operands: Any, derivative: Derivative) -> Operands:
-    return derivative.pushed(list(operands))
+    return evaluate(*jaxpr_and_consts(derivative.fast_push()), list(operands))
 
 
 # Outside of `jit` operation by operation, as JAX runs the function itself, so that values are the same bit for bit.
 call_p.def_impl(_call)
 linear_p.def_impl(_linear)
 call_p.def_abstract_eval(lambda *_, program, hints, jaxpr: [v.aval for v in jaxpr_and_consts(jaxpr)[0].outvars])
-linear_p.def_abstract_eval(lambda *_, derivative: derivative.reached)
+linear_p.def_abstract_eval(lambda *_, derivative: derivative.rates)
 # What 0.12 makes of a program that contains primitives such as `custom_root`, which show only their rules.
 call_p.to_lojax = _call
 mlir.register_lowering(call_p, mlir.lower_fun(_call, multiple_results=True))
@@ -60,9 +69,8 @@ def _call_jvp(primals: Any, tangents: Any, program: Program, hints: int, jaxpr: 
     outputs, computed = results[:count], results[count:]
     rates = list(map(_zero, outputs))
     if derivative.reached:
-        found = linear_p.bind(*operands, *computed, *(tangents[n] for n in moving), derivative=derivative)
-        reached = [number for number, wire in enumerate(derivative.outputs) if wire is not None]
-        for number, rate in zip(reached, found, strict=True):
+        found = linear_p.bind(*operands, *(tangents[n] for n in moving), *computed, derivative=derivative)
+        for number, rate in zip(derivative.reached, found, strict=True):
             rates[number] = rate
     return outputs, rates
 
@@ -75,9 +83,8 @@ def _call_transpose(cotangents: Any, *operands: Any, program: Program, hints: in
         given, derivative = list(operands[:count]), parts.make()[1]
         _, computed = parts.values(given)
         at = parts.parted(cotangents)[1]
-        own = [at.get(n, _zero(wire)) for n, wire in enumerate(derivative.outputs) if wire is not None]
-        found = _linear_transpose(own, *given, *computed, *operands[count:], derivative=derivative)
-        return [*[None] * count, *found[count + len(computed) :]]
+        own = [at.get(n, ad.Zero(aval)) for n, aval in zip(derivative.reached, derivative.rates, strict=True)]
+        return _linear_transpose(own, *given, *operands[count:], *computed, derivative=derivative)[: len(operands)]
 
     def function(*moved: Any) -> Operands:
         at = dict(zip(free, moved, strict=True))
@@ -97,7 +104,7 @@ def _call_partly_known(trace: Any, *tracers: Any, program: Program, hints: int, 
         return trace.default_process_primitive(call_p, tracers, {"program": program, "hints": hints, "jaxpr": jaxpr})
     operands = [tracer.pval.get_known() for tracer in tracers[: parts.operands]]
     outputs, computed = parts.values(operands)
-    given = [*operands, *computed, *tracers[parts.operands :]]
+    given = [*operands, *tracers[parts.operands :], *computed]
     return parts.joined(outputs, trace.default_process_primitive(linear_p, given, {"derivative": parts.make()[1]}))
 
 
@@ -128,12 +135,12 @@ def _call_partly_needed(policy: Any, unknown: Sequence[bool], instantiated: Sequ
 
 def _linear_jvp(given: Any, rates: Any, derivative: Derivative) -> Any:
     outputs = linear_p.bind(*given, derivative=derivative)
-    operands, computed, tangents = derivative.parted(given)
-    of_operands, _, of_tangents = derivative.parted(rates)
+    operands, tangents, computed = derivative.parted(given)
+    of_operands, of_tangents, _ = derivative.parted(rates)
     parts = []
     if any(type(rate) is not ad.Zero for rate in of_tangents):
         moved = map(ad.instantiate_zeros, of_tangents)
-        parts.append(linear_p.bind(*operands, *computed, *moved, derivative=derivative))
+        parts.append(linear_p.bind(*operands, *moved, *computed, derivative=derivative))
     moving = _moving(operands, of_operands)
     if moving:
         # Residuals do not move: the push starts from the operands again.
@@ -149,7 +156,7 @@ def _linear_jvp(given: Any, rates: Any, derivative: Derivative) -> Any:
 
 
 def _linear_transpose(cotangents: Any, *given: Any, derivative: Derivative) -> Any:
-    operands, computed, tangents = derivative.parted(given)
+    operands, tangents, computed = derivative.parted(given)
     live = tuple(number for number, ct in enumerate(cotangents) if type(ct) is not ad.Zero)
     found: list[Any] = [None] * len(tangents)
     if live:
@@ -157,7 +164,7 @@ def _linear_transpose(cotangents: Any, *given: Any, derivative: Derivative) -> A
         pulled = pull.run([*operands, *(cotangents[number] for number in live)], computed)
         pairs = zip(tangents, pulled, strict=True)
         found = [value if ad.is_undefined_primal(tangent) else None for tangent, value in pairs]
-    return [*[None] * (len(given) - len(tangents)), *found]
+    return [*[None] * len(operands), *found, *[None] * len(computed)]
 
 
 def _batched(primitive: Any, axis_data: Any, operands: Any, dims: Any, **params: Any) -> Any:
@@ -169,9 +176,14 @@ def _batched(primitive: Any, axis_data: Any, operands: Any, dims: Any, **params:
     if primitive is call_p:
         program, kept = params["program"].batched(axes, Vmap(axis_data))
         results = call_p.bind(*moved, program=program, hints=params["hints"], jaxpr=program.shown(len(moved)))
+    elif primitive is backward_p:
+        batch, kept = Vmap(axis_data).of_jaxpr(params["jaxpr"], axes)
+        jaxpr, consts = jaxpr_and_consts(batch)
+        changed = {"jaxpr": as_closed(with_constants_as_inputs(jaxpr)), "residuals": len(consts) + params["residuals"]}
+        results = backward_p.bind(*consts, *moved, **changed)
     else:
-        derivative = batch_of(params["derivative"], axes, Vmap(axis_data))
-        kept, results = derivative.kept, linear_p.bind(*moved, derivative=derivative)
+        derivative, kept = params["derivative"].batched(axes, Vmap(axis_data))
+        results = linear_p.bind(*moved, derivative=derivative)
     return results, [0 if is_kept else None for is_kept in kept]
 
 
@@ -196,5 +208,5 @@ ad.primitive_transposes[call_p], ad.primitive_transposes[linear_p] = _call_trans
 jet_rules[call_p] = lambda given, series, **params: jet(
     functools.partial(_call, **params), given, series, factorial_scaled=False
 )
-for _primitive in (call_p, linear_p):
+for _primitive in (call_p, linear_p, backward_p):
     batching.fancy_primitive_batchers[_primitive] = functools.partial(_batched, _primitive)

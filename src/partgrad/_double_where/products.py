@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import bind, is_floating, varying_like
+from .._programs import is_floating, varying_like
 from .known import is_safe_outside, numbers_of, reshaped
 from .linear import Step
-from .masks import Mask, any_along, anywhere, both, full_like, on_mesh_of, permuted, placed, spelled_out, spread
+from .masked import Masked, only
+from .masks import Mask, any_along, anywhere, both, full_like, permuted, placed, spelled_out, spread
 
 
 def is_constant(value: Any, divides: bool = False) -> bool:
@@ -63,7 +64,7 @@ class _DotAxes:
 
 def dot_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
     """The mask of a `dot_general`: of a row or column, whether any element of it is fed."""
-    if len(step.wires) != 1:
+    if len(step.tangents) != 1:
         return [spread(anywhere(fed), step.shape)]
     which = step.position
     mask, axes = fed[which], _DotAxes(step, which)
@@ -74,26 +75,25 @@ def dot_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
 
 
 def _dot_needed(step: Step, mask: Any) -> Mask:
-    wire, other = _DotAxes(step, step.position), _DotAxes(step, 1 - step.position)
-    mask = wire.without(mask, wire.batch + wire.contracting)
+    own, other = _DotAxes(step, step.position), _DotAxes(step, 1 - step.position)
+    mask = own.without(mask, own.batch + own.contracting)
     return placed(mask, other.batch + other.contracting, len(other.shape))
 
 
 def convolution_fed(step: Step, fed: Sequence[Mask]) -> list[Mask]:
     """The mask of a convolution, which goes through one with ones."""
-    if len(step.wires) != 1 or all(isinstance(mask, bool) for mask in fed):
+    if len(step.tangents) != 1 or all(isinstance(mask, bool) for mask in fed):
         return [spread(anywhere(fed), step.shape)]
-    (wire,) = step.wires
-    tangent = full_like(fed[step.position], wire.aval).astype(wire.aval.dtype)
+    (aval,) = step.tangents
+    tangent = full_like(fed[step.position], aval).astype(aval.dtype)
     return [step.with_fixed([jnp.ones_like(value) for value in step.fixed]).run([tangent])[0] != 0]
 
 
 def _convolution_needed(step: Step, mask: Any) -> Mask:
-    (wire,), (factor,) = step.wires, step.fixed
-    tangent = full_like(mask, wire.aval).astype(wire.aval.dtype)
-    operands = lambda c: [tangent if operand is wire else c for operand in step.operands]
-    pull = jax.linear_transpose(lambda c: bind(step.equation, operands(c))[0], factor)
-    return pull(full_like(True, step.results[0].aval).astype(step.results[0].aval.dtype))[0] != 0
+    (aval,), (factor,) = step.tangents, step.fixed
+    tangent = full_like(mask, aval).astype(aval.dtype)
+    pull = jax.linear_transpose(lambda c: step.with_fixed([c]).run([tangent])[0], factor)
+    return pull(full_like(True, step.results[0]).astype(step.results[0].dtype))[0] != 0
 
 
 def summed(step: Step, mask: Mask, value: Any) -> tuple[Any, bool]:
@@ -107,10 +107,10 @@ def summed(step: Step, mask: Mask, value: Any) -> tuple[Any, bool]:
     if step.name == "conv_general_dilated":
         needed = True if mask is True else _convolution_needed(step, mask)
     elif not isinstance(mask, bool):
-        wire = _DotAxes(step, step.position)
-        if any(mask.shape[axis] != 1 for axis in wire.contracting):
-            (needed,) = on_mesh_of(step.equation, lambda masks: ([_dot_needed(step, masks[0])],), [mask])[0]
-            is_clean = is_clean or all(mask.shape[axis] == 1 for axis in wire.free)
+        own = _DotAxes(step, step.position)
+        if any(mask.shape[axis] != 1 for axis in own.contracting):
+            needed = _dot_needed(step, mask)
+            is_clean = is_clean or all(mask.shape[axis] == 1 for axis in own.free)
     (result,) = step.with_fixed([coefficient(factor, needed)]).run([value])
     return result, is_clean
 
@@ -125,3 +125,36 @@ def factors_fed(step: Step, masks: Sequence[Mask]) -> Mask:
     """The mask of a product or quotient of two tangents, as in a pass that scales its cotangent by its norm."""
     one, other = (spread(mask, step.shape) for mask in masks)
     return both(one, other) if step.name == "mul" else one
+
+
+# --- solves and Fourier transforms: every element of a problem depends on every element of it ------------------------
+
+
+def coupled_axes(step: Step) -> tuple[int, ...]:
+    """The axes of the right-hand side and the result along which elements depend on each other."""
+    rank = len(step.shape)
+    if step.name == "fft":
+        return tuple(range(rank - len(step.equation.params["fft_lengths"]), rank))
+    # The columns of a right-hand side, or its rows, are problems of their own.
+    return (rank - 2 if step.equation.params.get("left_side", True) else rank - 1,)
+
+
+def solved(step: Step, mask: Mask, value: Any, fed: Sequence[Mask]) -> list[Masked]:
+    """The results for a clean right-hand side, and zero for the problems that no path leads to."""
+    problems = any_along(mask, sorted({*coupled_axes(step), *_columns(step)}), keepdims=True)
+    # Ones in a triangle are a system that can be solved; on three diagonals the middle one has to dominate.
+    fillers = [3 if (step.name, number) == ("tridiagonal_solve", 1) else None for number in range(len(step.fixed))]
+    fixed = [coefficient(v, _of_rank(problems, v), filler) for v, filler in zip(step.fixed, fillers, strict=True)]
+    results = step.with_fixed(fixed).run([value])
+    return [Masked(only(mask, result), mask) for mask, result in zip(fed, results, strict=True)]
+
+
+def _columns(step: Step) -> list[int]:
+    """The axes of the right-hand side along which the problems share a matrix."""
+    return [] if step.name == "fft" else [len(step.shape) - 1, len(step.shape) - 2]
+
+
+def _of_rank(mask: Mask, value: Any) -> Mask:
+    """A mask of batches for an operand that may have fewer trailing axes than the result."""
+    rank = jnp.ndim(value)
+    return mask if isinstance(mask, bool) or mask.ndim <= rank else reshaped(mask, mask.shape[:rank])

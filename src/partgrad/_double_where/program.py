@@ -15,30 +15,33 @@ from .._compat import cached_property
 from .._programs import (
     CALLS,
     CUSTOM_VJPS,
+    LOOPS,
     OWN,
     Again,
     Operands,
     any_equation,
+    as_closed,
     evaluate,
+    is_floating,
     jaxpr_and_consts,
     named,
-    primal_jaxpr,
     with_constants_as_inputs,
+    with_outputs,
+    without_dead_code,
 )
+from .competition import selecting
 from .derivative import Derivative
-from .forward import Parts, forwarded, saves_in_loops
-from .known import captured, remember, remembering
-from .linear import LinearProgram, with_outputs, without_dead_code
-from .linearize import linearized
-from .live import LiveDerivative
+from .forward import Parts, forwarded, traced_jvp
+from .known import remember, remembering
+from .live import LiveDerivative, PulledDerivative
 from .unwrapped import without_double_where
-from .vmap import Axes, BatchedDerivative, Vmap, batched_outputs
+from .vmap import Axes, Vmap, batched_outputs
 
 call_p, linear_p = map(Primitive, OWN)
 call_p.multiple_results = linear_p.multiple_results = True
 
 # No step of these, of their derivatives, or of the transposes of these, makes a mask other than True.
-_PLAIN = named(
+_PLAIN = CALLS | named(
     """add add_any sub neg mul div exp exp2 expm1 log log1p log2 tanh logistic sin cos sqrt rsqrt cbrt square
     integer_pow erf dot_general reduce_sum broadcast_in_dim reshape transpose squeeze expand_dims
     convert_element_type copy copy_p stop_gradient sinh cosh iota"""
@@ -89,7 +92,7 @@ class Program:
     @cached_property
     def _own(self) -> ClosedJaxpr:
         jaxpr, consts = self._traced
-        return jax.make_jaxpr(lambda *o: evaluate(jaxpr, [], [*consts, *o]))(*self.avals) if consts else closed(jaxpr)
+        return as_closed(jaxpr, consts)
 
     @cached_property
     def avals(self) -> list[Any]:
@@ -104,6 +107,11 @@ class Program:
 
     def run(self, operands: Operands, hints: Sequence[Any] = ()) -> Operands:
         """The outputs, with a derivative that flows along taken paths only."""
+        jaxpr, consts = self._traced if self._fast is None else (None, [])
+        if jaxpr is not None and any(isinstance(const, jax.core.Tracer) for const in consts):
+            # A traced value that a rule holds has to be seen by what transforms this call.
+            held = Program(lambda: as_closed(jaxpr), [*[None] * len(consts), *self.numbers], self._count)
+            return held.run([*consts, *operands])
         given = [*operands, *hints]
         shown = self.shown(len(given))
         if self._fast is None and _is_plain(jaxpr_and_consts(shown)[0]):
@@ -135,24 +143,30 @@ class Program:
 
     def _derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
         if self._again is not None and min(moving) >= self._again[1]:
-            return self._live(*self._again, moving)
-        found: list[Derivative] = []
-        again = functools.partial(self._linearized, moving)
-
-        def with_residuals(*operands: Any) -> Operands:
-            with remembering():
-                outputs, program = again(list(operands))
-                found[:] = [Derivative(again, list(operands), program, self.numbers)]
-                return [*outputs, *found[0].taken()]
-
-        closed = jax.make_jaxpr(with_residuals)(*self.avals)
+            derivative = self._live(*self._again, moving)
+        else:
+            derivative = Derivative.of(self._jvp(moving), len(moving), self._floating, self.numbers)
         # After a derivative, the outputs are those of the forward passes of custom rules.
-        return Program(lambda: closed, self._numbers, self.count), found[0]
+        return Program(lambda: derivative.values, self._numbers, self.count), derivative
+
+    def _jvp(self, moving: tuple[int, ...]) -> ClosedJaxpr:
+        """From operands and tangents to outputs and their tangents; competitions select."""
+        jaxpr, consts = self._traced
+        function = lambda operands: selecting(jaxpr, [*consts, *operands])
+        return self._once(("jvp", moving), lambda: traced_jvp(function, self.avals, moving, self._floating))
+
+    @property
+    def _floating(self) -> list[int]:
+        """The numbers of the outputs that have derivatives and a dtype that has any."""
+        return [n for n, variable in enumerate(self._traced[0].outvars[: self.count]) if is_floating(variable.aval)]
 
     @cached_property
     def has_forward_pass(self) -> bool:
-        """Whether values and tangents are computed in one pass, where no linear part is asked for."""
-        return self._again is None and saves_in_loops(self._traced[0])
+        """Whether values and tangents are computed in one pass, where no linear part is asked for.
+
+        Outside of loops the compiler sees that they share what they compute, and tracing is cheaper in parts.
+        """
+        return self._again is None and any_equation(self._traced[0], lambda e: e.primitive.name in LOOPS)
 
     def forward(self, moving: tuple[int, ...]) -> "tuple[Program, Parts]":
         """From operands and tangents to outputs, tangents and residuals, and how that is taken apart."""
@@ -160,43 +174,32 @@ class Program:
 
     def _forward(self, moving: tuple[int, ...]) -> "tuple[Program, Parts]":
         reached, first, count = list[int](), len(self.avals), self.count
-        jaxpr, consts = self._traced
+        whole = self._jvp(moving)
 
         def run(*given: Any) -> Operands:
             with remembering():
-                operands = self._remembered(list(given[:first]))
-                moved = tuple(number + len(consts) for number in moving)
-                outputs, rates = forwarded(jaxpr, operands, moved, list(given[first:]))
-            reached[:] = [number for number, rate in enumerate(rates[:count]) if rate is not None]
-            return [*outputs[:count], *(rates[number] for number in reached), *outputs[count:]]
+                for operand, known in zip(given, self.numbers, strict=False):
+                    remember(operand, known)
+                outputs, rates = forwarded(whole, self._floating, list(given[:first]), list(given[first:]))
+            reached[:] = rates
+            return [*outputs[:count], *rates.values(), *outputs[count:]]
 
         closed = jax.make_jaxpr(run)(*self.avals, *(self.avals[number] for number in moving))
         parts = Parts(first, count, reached, lambda: self.derivative(moving))
         return Program(lambda: closed, self.numbers, count + len(reached), parts=parts), parts
 
-    def _live(self, again: Again, consts: int, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
+    def _live(self, again: Again, consts: int, moving: tuple[int, ...]) -> Derivative:
         jaxpr = self._traced[0]
         has_vjp = any_equation(jaxpr, lambda equation: equation.primitive.name in CUSTOM_VJPS)
-        derivative = LiveDerivative(again, self.avals, moving, [v.aval for v in jaxpr.outvars], consts, has_vjp)
-        values = jax.make_jaxpr(derivative.values)(*self.avals)
-        return Program(lambda: values, self._numbers), derivative
+        kind = PulledDerivative if has_vjp else LiveDerivative
+        outs = [variable.aval for variable in jaxpr.outvars]
+        run = lambda operands: list(again(*operands[consts:]))
+        return kind.of_function(run, self.avals, moving, {number: outs[number] for number in self._floating})
 
     @property
     def count(self) -> int:
         """How many outputs have derivatives."""
         return len(self._traced[0].outvars) if self._count is None else self._count
-
-    def _linearized(self, moving: tuple[int, ...], operands: Operands) -> tuple[Operands, LinearProgram]:
-        jaxpr, consts = self._traced
-        outputs, program = linearized(jaxpr, self._remembered(operands), tuple(n + len(consts) for n in moving))
-        return outputs, LinearProgram(program.inputs, program.steps, program.outputs[: self._count])
-
-    def _remembered(self, operands: Operands) -> Operands:
-        """Constants and operands, with what is known of their numbers."""
-        consts = self._traced[1]
-        for operand, known in zip([*consts, *operands], [*map(captured, consts), *self.numbers], strict=True):
-            remember(operand, known)
-        return [*consts, *operands]
 
     def batched(self, axes: Axes, vmap: Vmap) -> tuple["Program", list[bool]]:
         """The same function, batched, and which of its outputs have the axis; `axes` may include those of hints."""
@@ -221,10 +224,9 @@ class Program:
     @staticmethod
     def _batched_parts(parts: Parts, axes: Axes, vmap: Vmap) -> "tuple[Program, Derivative]":
         values, derivative = parts.make()
-        operands, tangents = axes[: parts.operands], axes[parts.operands :]
-        batched, kept = values.batched(operands, vmap)
+        batched, kept = values.batched(axes[: parts.operands], vmap)
         computed = [0 if is_kept else None for is_kept in kept[len(kept) - len(derivative.computed) :]]
-        return batched, batch_of(derivative, (*operands, *computed, *tangents), vmap)
+        return batched, derivative.batched((*axes, *computed), vmap)[0]
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._made:
@@ -232,43 +234,20 @@ class Program:
         return self._made[key]
 
 
-def closed(jaxpr: Jaxpr) -> ClosedJaxpr:
-    """An open jaxpr without constants as a closed one."""
-    return ClosedJaxpr(jaxpr, [])
-
-
 def push_of(derivative: Derivative) -> Program:
     """From operands and tangents to the tangents of the outputs."""
-    avals = [*derivative.avals, *(wire.aval for wire in derivative.inputs)]
-    make = lambda: Program(lambda: jax.make_jaxpr(derivative.push)(*avals), derivative.numbers)
-    return derivative.once("push", make)
+    trace = lambda: jax.make_jaxpr(derivative.push())(*derivative.avals, *derivative.tangents)
+    return derivative.once("push program", lambda: Program(trace, derivative.numbers))
 
 
 def pull_of(derivative: Derivative, live: tuple[int, ...]) -> Program:
     """From operands and the cotangents of some outputs (and computed residuals) to the cotangents of the inputs."""
-    cotangents = [derivative.reached[number] for number in live]
-
-    def make() -> Program:
-        avals = [*derivative.avals, *cotangents]
-        anew, fast = (functools.partial(pull, live) for pull in (derivative.pull, derivative.pull_at))
-        traced = jax.make_jaxpr(fast)(*avals, *derivative.computed)
-        pruned = traced.replace(jaxpr=without_dead_code(traced.jaxpr))
-        return Program(lambda: jax.make_jaxpr(anew)(*avals), derivative.numbers, fast=pruned)
-
-    return derivative.once(live, make)
-
-
-def batch_of(derivative: Derivative, axes: Axes, vmap: Vmap) -> BatchedDerivative:
-    """A derivative, batched; each tangent has the axis or not, as a weight that all examples share."""
-    return derivative.once((axes, vmap.key), lambda: BatchedDerivative(derivative, axes, vmap))
+    avals = [*derivative.avals, *(derivative.rates[number] for number in live)]
+    trace = lambda: jax.make_jaxpr(derivative.pull(live))(*avals)
+    make = lambda: Program(trace, derivative.numbers, fast=derivative.fast_pull(live))
+    return derivative.once(("pull program", live), make)
 
 
 def _is_plain(jaxpr: Jaxpr) -> bool:
     """Whether nothing is selected in a program: it is left to JAX."""
-
-    def plain(equation: Any) -> bool:
-        if equation.primitive.name in CALLS:
-            return _is_plain(jaxpr_and_consts(primal_jaxpr(equation))[0])
-        return equation.primitive.name in _PLAIN
-
-    return all(map(plain, jaxpr.eqns))
+    return not any_equation(jaxpr, lambda equation: equation.primitive.name not in _PLAIN)

@@ -26,11 +26,14 @@ from .._programs import (
     is_floating,
     is_of_jax,
     jaxpr_and_consts,
+    primal_jaxpr,
     rule_file,
     varying_like,
     with_constants_as_inputs,
+    written,
 )
-from .shares import competing_vjp, has_competition, is_competing_vjp, selecting_shares
+from .backward import marked, vjp_in_one
+from .shares import has_competition, selecting_shares
 
 _CUSTOM_VMAP = "custom_vmap_call"
 _HERE = os.path.join(os.path.dirname(__file__), "")
@@ -39,9 +42,7 @@ _HERE = os.path.join(os.path.dirname(__file__), "")
 def is_remade(equation: JaxprEqn) -> bool:
     """Whether an equation is a custom rule that a linearization would treat differently from JAX's derivatives."""
     name = equation.primitive.name
-    if name == _CUSTOM_VMAP or _is_of_user(equation):
-        return True
-    if is_competing_vjp(equation):
+    if name == _CUSTOM_VMAP or name in CUSTOM_VJPS or _is_of_user(equation):
         return True
     is_discrete = is_custom_rule(equation) and not all(is_floating(variable.aval) for variable in equation.outvars)
     is_checkpoint = name in HIGH and without_remat3(equation, evaluate) is not None
@@ -55,12 +56,25 @@ def remade(equation: JaxprEqn, operands: Operands, run: Callable[..., Operands])
     if name == _CUSTOM_VMAP or name in CUSTOM_JVPS:
         function = _with_jvp(equation)
     elif name in CUSTOM_VJPS:
-        function = competing_vjp(equation)
+        function = _with_vjp_in_one(equation) if _is_competing(equation) else marked(equation)
     elif name in HIGH:
         body = lambda jaxpr, *operands: run(*jaxpr_and_consts(jaxpr), list(operands))
         function = without_remat3(equation, body) or _with_vjp(function)
     pairs = zip(function(*operands), equation.outvars, strict=True)
     return [result if is_floating(variable.aval) else _held(result) for result, variable in pairs]
+
+
+def _is_competing(equation: JaxprEqn) -> bool:
+    """Whether an equation is a `custom_vjp` of a competition, whose rule may differentiate that itself."""
+    body = jaxpr_and_consts(primal_jaxpr(equation))[0]
+    is_own = not equation.params.get("symbolic_zeros") and not is_of_jax(written(body).file)
+    return is_own and has_competition(body)
+
+
+def _with_vjp_in_one(equation: JaxprEqn) -> Callable[..., Operands]:
+    """A `custom_vjp` with the same rule, in which competitions select."""
+    run = lambda rule, operands: selecting_shares(rule)(operands)
+    return vjp_in_one(equation, lambda *operands: bind(equation, list(operands)), run)
 
 
 def _is_of_user(equation: JaxprEqn) -> bool:

@@ -13,6 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jax.interpreters import ad
 
 from .._programs import (
+    BACKWARD,
     CALLS,
     CHECKPOINTS,
     CUSTOM_LINEAR,
@@ -37,16 +38,15 @@ from .._programs import (
     zeros_like_aval,
 )
 from . import bodies, loops
-from .backward import forward_of, kept_rule
+from .backward import forward_of, kept_rule, pulled_by_user
 from .fed import fed
 from .follow import follow
 from .known import is_zero, numbers_of
-from .linear import Step, Wire
-from .masked import Masked, clean, cleaned, copied
+from .linear import Step
+from .masked import Masked, clean, copied
 from .masks import Mask, either, spread
 from .moves import as_operands
-from .products import factors_fed, is_constant, summed
-from .solves import solved
+from .products import factors_fed, is_constant, solved, summed
 
 # Of one operand: dirt stays where it is.
 _APART = (of_kind("lanes") - {"complex"}) | named(
@@ -90,6 +90,9 @@ class Walk:
 
     def _over(self, equation: JaxprEqn, items: list[Masked]) -> list[Masked]:
         name = equation.primitive.name
+        if name == BACKWARD:
+            with source_of(equation):
+                return pulled_by_user(equation, items, AFFINE.through)
         if all(item.mask is None for item in items):
             values = [item.value for item in items]
             results = bind(equation, values)
@@ -103,7 +106,7 @@ class Walk:
             return kept_rule(equation, items, AFFINE.through)
         if name in ENTERED:
             with source_of(equation):
-                return ENTERED[name](equation, cleaned(items), self.through)
+                return ENTERED[name](equation, [Masked(clean(item), item.mask) for item in items], self.through)
         if name in CUSTOM_LINEAR | HIGH_LINEAR:
             found = forward_of(equation, items, self.through)
             if found is not None:
@@ -112,15 +115,14 @@ class Walk:
 
     def _over_step(self, equation: JaxprEqn, items: list[Masked]) -> list[Masked]:
         """The results of an equation without jaxprs, by the rule for its primitive."""
-        operands = [i.value if i.mask is None else Wire(a.aval) for i, a in zip(items, equation.invars, strict=True)]
-        step = Step(equation, tuple(operands), tuple(Wire(variable.aval) for variable in equation.outvars))
-        wired, masks = step.of_wires(items), [False if item.mask is None else item.mask for item in items]
+        step = Step(equation, [item.value for item in items], [item.mask is not None for item in items])
+        wired, masks = step.of_tangents(items), [False if item.mask is None else item.mask for item in items]
         summands = [] if step.name in _FACTORS | STEERED else [v for v in step.fixed if is_floating(jax.typeof(v))]
         is_linear = is_linear_in(equation, step.linear)
         summands = summands if self._is_affine else []
         adds = any(not is_zero(value) for value in summands)
         if all(item.mask is False for item in wired) and not adds and (is_linear or not self._is_affine):
-            return [Masked(zeros_like_aval(wire.aval), False) for wire in step.results]
+            return [Masked(zeros_like_aval(aval), False) for aval in step.results]
         if is_linear and not adds:
             return _RULES.get(step.name, _mixed)(step, wired, fed(step, masks))
         return _number_added(step, wired, fed(step, masks))
@@ -147,9 +149,14 @@ def _apart(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
 
 def _each(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
     results = step.run([item.value for item in wired])
-    dirty = iter([item.dirty for item in wired])
-    pairs = zip(results, masks, step.linear, strict=True)
-    return [Masked(r, mask, next(dirty)) if linear else Masked(r) for r, mask, linear in pairs]
+    found, operands = iter(wired), zip(results, masks, step.operands, step.linear, strict=True)
+
+    def fixed(value: Any, result: Any) -> Masked:
+        # The cotangent of what is not used is a zero that JAX 0.10 gives to a barrier: no path leads to it.
+        is_dead = is_floating(jax.typeof(value)) and is_zero(value)
+        return Masked(zeros_like_aval(jax.typeof(value)), False) if is_dead else Masked(result)
+
+    return [Masked(r, m, next(found).dirty) if is_tangent else fixed(v, r) for r, m, v, is_tangent in operands]
 
 
 def _factor(step: Step, wired: list[Masked], _: list[Mask]) -> list[Masked]:
@@ -218,7 +225,7 @@ def _mask(item: Masked) -> Mask:
 
 def _number_added(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
     """Results to which a fixed number is added: live where a path leads, and where that number is not zero."""
-    if step.name in {"mul", "div"} and len(wired) == 2 and is_floating(step.results[0].aval):
+    if step.name in {"mul", "div"} and len(wired) == 2 and is_floating(step.results[0]):
         # Where one factor is dead, the other may be infinite.
         (result,) = step.run(list(map(clean, wired)))
         return [Masked(result, factors_fed(step, list(map(_mask, wired))), True)]

@@ -86,6 +86,15 @@ from .interpreter import (
     with_constants_as_inputs as with_constants_as_inputs,
     zeros_like_aval as zeros_like_aval,
 )
+from .jaxprs import (
+    as_closed as as_closed,
+    cut as cut,
+    inlined as inlined,
+    parted as parted,
+    with_outputs as with_outputs,
+    without_calls as without_calls,
+    without_dead_code as without_dead_code,
+)
 from .lines import (
     has_rule_outside_jax as has_rule_outside_jax,
     holds_users_function as holds_users_function,
@@ -103,6 +112,7 @@ from .lines import (
     sampler_of as sampler_of,
 )
 from .primitives import (
+    BACKWARD as BACKWARD,
     CALLS as CALLS,
     CHECKPOINTS as CHECKPOINTS,
     CHOOSING as CHOOSING,

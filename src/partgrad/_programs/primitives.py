@@ -17,6 +17,8 @@ CALLS = named("jit pjit closed_call core_call eval_jaxpr")
 TRANSPARENT = named("partgrad_double_where")
 # Functions under `double_where`, and the linear parts of their derivatives.
 OWN = ("partgrad_double_where", "partgrad_double_where_linear")
+# The backward pass of a user's `custom_vjp`, in the transpose of a function under `double_where`.
+BACKWARD = "partgrad_backward"
 # The value of one function with the derivative of another: its operands are the results of the two.
 SURROGATE = "partgrad_surrogate"
 # The scopes of the stops that `partgrad.draw` makes with gradient="fixed", and of the exact function of a surrogate.
