@@ -107,6 +107,24 @@ def branching(x, n):
     return x * n if n > 0 else x
 
 
+def counting(x, n):
+    for _ in range(n):
+        x = jnp.sin(x)
+    return x
+
+
+def shaped(x, shape):
+    return x * jnp.ones(shape).sum()
+
+
+def masked(x, mask):
+    return jnp.sqrt(x[mask]).sum()
+
+
+def writing(x, index, n):
+    return x * index.at[0].set(3).sum() * sum(range(n))
+
+
 def looping(x):
     return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sqrt(c[1])), (0, x))[1]
 
@@ -258,6 +276,12 @@ def test_what_cannot_be_seen_is_listed(tmp_path, model):
     }
 
 
+def test_a_glob_for_every_module_meets_unusual_ones(tmp_path, model):
+    model.Odd = type("Odd", (), {"__module__": property(lambda self: "physics_model")})
+    errors = errors_of(recorded(tmp_path, lambda: model.root(ZERO), "*.root")[0])
+    assert errors == {("return jnp.sqrt(x)", "nan")}
+
+
 def test_a_glob_that_names_nothing_is_said(tmp_path, model):
     result, settings = recorded(tmp_path, lambda: None, "physics_modle.*")
     assert result.unmatched == [("calls", "physics_modle.*")]
@@ -289,6 +313,30 @@ def test_python_numbers_that_decide_are_constants(tmp_path, model):
     result, _ = recorded(tmp_path, lambda: [model.branching(jnp.ones(2), n) for n in (-1.0, 1.0, 2.0)])
     assert checked(result) == {"branching"}
     assert not listed(result)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda m, of: m.counting(jnp.ones(2), of(3)),
+        lambda m, of: m.shaped(jnp.ones(2), of([3, 4])),
+        lambda m, of: m.masked(jnp.ones(2), of([True, False])),
+        lambda m, of: m.branching(jnp.ones(2), of(1)),
+        lambda m, of: m.branching(jnp.ones(2), of(True)),
+        lambda m, of: m.branching(jnp.ones(2), of(1.5)),
+        lambda m, of: m.writing(jnp.ones(2), jnp.arange(3), of(3)),
+    ],
+)
+@pytest.mark.parametrize("of", [np.array, jnp.array, lambda x: np.array(x)[()]], ids=["numpy", "jax", "scalar"])
+def test_arrays_that_python_needs_are_constants(tmp_path, model, run, of):
+    result, _ = recorded(tmp_path, lambda: run(model, of))
+    assert len(checked(result)) == 1
+    assert not listed(result)
+
+
+def test_constants_do_not_hide_what_is_wrong(tmp_path, model):
+    run = lambda: [model.masked(jnp.arange(2.0), np.array(mask)) for mask in ([False, True], [True, False])]
+    assert errors_of(recorded(tmp_path, run)[0]) == {("return jnp.sqrt(x[mask]).sum()", "nan")}
 
 
 def test_a_loop_has_its_forward_derivative(tmp_path, model):

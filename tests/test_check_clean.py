@@ -1,6 +1,7 @@
 """`check` raises no false alarm."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import partgrad as pg
@@ -47,3 +48,12 @@ def test_nothing_is_found(case, x64):
     if case.quiet:
         assert all(f.severity == "info" for f in report.findings), text
     report.raise_if_failed(allow_inconclusive=case.verdict == "inconclusive")
+
+
+@pytest.mark.parametrize("reduced", [jnp.max, jnp.min])
+def test_an_operand_that_is_rounded_in_two_ways(reduced):
+    """XLA at its lowest level computes it in two kernels: then none of its elements was the largest one."""
+    slopes = jnp.array([-1.7320511, 5.9604631e-08, 1.7320513, -1.7320507], jnp.float32)
+    points = jnp.stack(jnp.meshgrid(*[jnp.linspace(-1.0, 1.0, 10, dtype=jnp.float32)] * 2))
+    report = pg.check(lambda x: reduced(slopes[:, None, None] * x[0] - x[1], axis=0))(points)
+    assert not [finding for finding in report.findings if finding.severity == "error"]

@@ -4,7 +4,7 @@ So a function runs as often as without the audit, and whatever it changes, it ch
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,14 +27,22 @@ STRUCTURES = 8
 # What is part of a structure by its value; any other object that is no array is part of it by its identity.
 _PLAIN = frozenset({bool, int, str, bytes, type(None)})
 _NUMBERS = (float, complex)
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
 # Of NumPy's dtypes those of numbers; the narrow ones of JAX are void to it.
 _KINDS = "fiubcV"
 
 
 class State(NamedTuple):
-    """The leaves of the arguments of a call, with arrays on the host, and what it returned, if that was concrete."""
+    """The leaves of the arguments of a call, with arrays on the host, and what it returned, if that was concrete.
+
+    Attributes:
+        leaves: The leaves.
+        of_jax: Which of them were arrays of JAX, among those that Python may need as values.
+        returned: What the call returned; None if it was traced.
+    """
 
     leaves: list[Any]
+    of_jax: frozenset[int]
     returned: list[Any] | None
 
 
@@ -69,11 +77,12 @@ class CalledPlace(Place):
         if here is None:
             return None
         copies = _copied(leaves, arrays)
+        of_jax = frozenset(i for i in arrays if _may_be_constant(leaves[i]) and isinstance(leaves[i], jax.Array))
 
         def after(returned: Any) -> None:
             outputs = _floating(returned)
             is_concrete = not any(isinstance(output, jax.core.Tracer) for output in outputs)
-            state = State(copies, host_copies(outputs) if is_concrete else None)
+            state = State(copies, of_jax, host_copies(outputs) if is_concrete else None)
             with self._lock:
                 self.met.keep(here, state)
 
@@ -110,7 +119,7 @@ class CalledPlace(Place):
                 (copy,) = host_copies([value])
                 # As a number of Python has a weak type.
                 leaves[i] = copy.item() if is_weak and not copy.ndim else copy
-            self.met.keep(here, State(leaves, None))
+            self.met.keep(here, State(leaves, frozenset(), None))
 
     # --- when the program has run ------------------------------------------------------------------------------------
 
@@ -118,7 +127,8 @@ class CalledPlace(Place):
         """Make points of the states; whether there is anything to differentiate."""
         programs: dict[Any, Recorded] = {}
         for state in self.met:
-            args, kwargs = self.treedef.unflatten(state.leaves)
+            leaves = [jnp.asarray(x) if i in state.of_jax else x for i, x in enumerate(state.leaves)]
+            args, kwargs = self.treedef.unflatten(leaves)
             call = _Call(self.target, args, kwargs, self.defaulted)
             chosen = call.chosen(wrt, matched)
             if not any(chosen):
@@ -138,28 +148,45 @@ class CalledPlace(Place):
         return True
 
     def _program(self, call: "_Call", chosen: list[bool], programs: dict[Any, Recorded]) -> tuple[Recorded, Operands]:
-        """The program for a state: one for all states that differ in arrays only."""
-        try:
-            return self._kept(call, chosen, programs)
-        except jax.errors.ConcretizationTypeError:
-            # Python may branch on its own numbers, and these are then no variables.
-            numbers = map(_is_number, call.leaves)
-            rest = [is_one and not number for is_one, number in zip(chosen, numbers, strict=True)]
-            if rest == chosen or not any(rest):
-                raise
-            return self._kept(call, rest, programs)
+        """The program for a state: one for all states that differ in arrays only.
+
+        Python may need values: it branches on numbers, counts to an integer, makes a shape of some. These are then no
+        variables. Which it needs nobody says, so those that are most seldom differentiated are tried first.
+        """
+        first: Exception | None = None
+        for constant, tree in call.attempts():
+            rest = [is_one and not is_held for is_one, is_held in zip(chosen, constant, strict=True)]
+            if any(rest):
+                try:
+                    return self._kept(call, rest, tree, programs)
+                except (TypeError, IndexError, AttributeError) as error:
+                    # JAX has classes for some of these errors only.
+                    first = first or error
+        assert first is not None
+        raise first
 
     @staticmethod
-    def _kept(call: "_Call", chosen: list[bool], programs: dict[Any, Recorded]) -> tuple[Recorded, Operands]:
+    def _kept(
+        call: "_Call", chosen: list[bool], tree: dict[str, Any], programs: dict[Any, Recorded]
+    ) -> tuple[Recorded, Operands]:
         held = tuple(
-            (i, leaf)
-            for i, (leaf, is_one) in enumerate(zip(call.leaves, chosen, strict=True))
-            if _is_number(leaf) and not is_one
+            (i, leaf.key if isinstance(leaf, _Constant) else leaf)
+            for i, (leaf, is_one) in enumerate(zip(jax.tree.leaves(tree), chosen, strict=True))
+            if not is_one and (isinstance(leaf, _Constant) or _is_number(leaf))
         )
         key = tuple(chosen), held
         if key not in programs:
-            programs[key] = Recorded(call.function, (call.tree,), {}, chosen, call.paths(chosen), stands_for=passed_on)
-        return programs[key], programs[key].at((call.tree,), {})
+            programs[key] = Recorded(call.function, (tree,), {}, chosen, call.paths(chosen), stands_for=passed_on)
+        return programs[key], programs[key].at((tree,), {})
+
+
+class _Constant:
+    """An array that a function has as a value while it is traced."""
+
+    def __init__(self, value: Any):
+        self.value = value
+        array = np.asarray(value)
+        self.key = type(value), array.dtype, array.shape, array.tobytes()
 
 
 class _Call:
@@ -169,10 +196,11 @@ class _Call:
         self._signature = inspect.signature(target.function)
         self._whole, self._defaulted = target.whole, defaulted
         self.tree = dict(self._signature.bind(*args, **kwargs).arguments)
-        self.keyed, _ = jax.tree_util.tree_flatten_with_path(self.tree)
+        self.keyed, self._treedef = jax.tree_util.tree_flatten_with_path(self.tree)
         self.leaves = [leaf for _, leaf in self.keyed]
 
         def function(tree: dict[str, Any]) -> list[Any]:
+            tree = jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, _Constant) else leaf, tree)
             bound = inspect.BoundArguments(self._signature, tree)
             return _floating(self._whole(*bound.args, **bound.kwargs))
 
@@ -191,6 +219,27 @@ class _Call:
             i in numbers and is_differentiable(leaf) and place[0].key not in self._defaulted
             for i, (place, leaf) in enumerate(self.keyed)
         ]
+
+    def attempts(self) -> Iterator[tuple[list[bool], dict[str, Any]]]:
+        """Ever more leaves that are values and no variables, and the arguments with these."""
+        numbers = [_is_number(leaf) or isinstance(leaf, np.generic) for leaf in self.leaves]
+        integers = [_is_integer(leaf) for leaf in self.leaves]
+        arrays = [_may_be_constant(leaf) for leaf in self.leaves]
+        several = (), (integers,), (numbers,), (integers, numbers), (numbers, arrays)
+        kinds = (tuple(map(any, zip(*kind, strict=True))) if kind else (False,) * len(numbers) for kind in several)
+        for kind in dict.fromkeys(kinds):
+            # What JAX computes of a value is a variable; what NumPy has cannot be called as JAX's can.
+            yield list(kind), self._holding(kind, np.asarray)
+            if any(is_one and isinstance(x, jax.Array) for is_one, x in zip(kind, self.leaves, strict=True)):
+                yield list(kind), self._holding(kind, lambda array: array)
+
+    def _holding(self, kind: Sequence[bool], as_value: Callable[[Any], Any]) -> dict[str, Any]:
+        def held(leaf: Any) -> Any:
+            return _Constant(as_value(leaf) if isinstance(leaf, jax.Array) else leaf)
+
+        each = zip(self.leaves, kind, strict=True)
+        leaves = [held(x) if is_one and isinstance(x, _ARRAYS) else x for x, is_one in each]
+        return dict(self._treedef.unflatten(leaves))
 
     def _fitting(self, pattern: str) -> frozenset[int]:
         """The leaves that a path of arguments fits and no mark holds."""
@@ -220,7 +269,7 @@ class Arguments(NamedTuple):
         leaves, treedef = jax.tree.flatten((args, kwargs))
         arrays, kinds, is_traced, is_floating = list[int](), list[Any](), False, False
         for i, leaf in enumerate(leaves):
-            if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+            if isinstance(leaf, _ARRAYS):
                 dtype = leaf.dtype
                 # The dtype of a random key is one of JAX's own.
                 if isinstance(dtype, np.dtype) and dtype.kind not in _KINDS:
@@ -258,6 +307,16 @@ def _is_number(leaf: Any) -> bool:
     return isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic)
 
 
+def _is_integer(leaf: Any) -> bool:
+    """Whether a leaf is an array of integers or of truth values; the dtype of a random key is one of JAX's own."""
+    return isinstance(leaf, _ARRAYS) and isinstance(leaf.dtype, np.dtype) and leaf.dtype.kind in "iub"
+
+
+def _may_be_constant(leaf: Any) -> bool:
+    """Whether a leaf is an array that Python may need as a value: a count, a shape, an index, one to branch on."""
+    return _is_integer(leaf) or (isinstance(leaf, _ARRAYS) and isinstance(leaf.dtype, np.dtype) and not leaf.ndim)
+
+
 def _copied(leaves: Sequence[Any], arrays: Sequence[int]) -> list[Any]:
     copies = dict(zip(arrays, host_copies([leaves[i] for i in arrays]), strict=True))
     return [copies.get(i, leaf) for i, leaf in enumerate(leaves)]
@@ -270,7 +329,7 @@ def _floating(returned: Any) -> list[Any]:
 
 
 def _is_floating(leaf: Any) -> bool:
-    is_one = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    is_one = isinstance(leaf, _ARRAYS)
     return is_one and bool(jax.dtypes.issubdtype(leaf.dtype, np.inexact))
 
 

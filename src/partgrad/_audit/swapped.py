@@ -139,7 +139,7 @@ class Swapped:
             if callable(value) and _home(type(value).__module__) not in _TYPES:
                 self.left[name] = f"it is an object of {type(value).__name__}, not a function of Python"
             return
-        if _home(function.__module__ or "") != home:
+        if _home(function.__module__) != home:
             # It is imported from another package.
             return
         if getattr(function, "__isabstractmethod__", False):
@@ -153,9 +153,9 @@ class Swapped:
             found[function] = whole
 
 
-def _home(name: str) -> str:
-    """The package that a qualified name begins with."""
-    return name.partition(".")[0]
+def _home(name: Any) -> str:
+    """The package that a qualified name begins with; a class may have anything for the name of its module."""
+    return name.partition(".")[0] if isinstance(name, str) else ""
 
 
 def _names_of(module: types.ModuleType) -> list[str]:

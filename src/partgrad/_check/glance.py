@@ -50,7 +50,8 @@ def glance(
             outputs, tangents = jax.jvp(outputs_of, (point,), (ones,))
             return outputs, [_size(tangents)] * len(jax.tree.leaves(point))
         outputs, pull = jax.vjp(outputs_of, point)
-        weights = weights_of(outputs, np.random.default_rng(0))
+        # Hidden, so that XLA does not fold a gradient that is linear in them, for which it takes seconds.
+        weights = jax.lax.optimization_barrier(jnp.asarray(weights_of(outputs, np.random.default_rng(0))))
         (gradient,) = pull(cotangents_of(weights, outputs))
         return outputs, [_size([leaf]) for leaf in jax.tree.leaves(gradient)]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from .equations import jaxpr_and_consts
@@ -16,11 +17,38 @@ if jax.__version_info__ < (0, 11):  # JAX 0.10
     # XLA's older generator of fused kernels takes a fifth of the time; later versions no longer have it. Without the
     # fusion pass it would be as quick, but XLA then computes wrong numbers (0.10.2: the derivative of `eigvals`).
     _QUICK["xla_cpu_use_fusion_emitters"] = False
+_SAFE = _QUICK | {"xla_backend_optimization_level": 1}
 
 
-def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under `jax.jit`, compiled quickly rather than optimised."""
-    return jax.jit(function, compiler_options=_QUICK if jax.default_backend() == "cpu" else None)
+def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callable[..., Any]:
+    """The function under `jax.jit`, compiled quickly rather than optimised.
+
+    What is then not finite is computed again by a program of the next level: at the lowest one, XLA (0.10.2, 0.12.0)
+    may round an operand in two ways in two kernels, and the derivative of its largest element divides by the number of
+    elements that equal it, which is none.
+
+    Args:
+        function: The function.
+        confirmed: Whether that is done; there is no need where numbers that are not finite are no finding.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.jit(function)
+    quick, safe = jax.jit(function, compiler_options=_QUICK), jax.jit(function, compiler_options=_SAFE)
+    if not confirmed:
+        return quick
+
+    def run(*args: Any) -> Any:
+        results = quick(*args)
+        return results if all(map(_is_finite, jax.tree.leaves(results))) else safe(*args)
+
+    return run
+
+
+def _is_finite(result: Any) -> bool:
+    """Whether a result is finite; one that is traced counts as such."""
+    if isinstance(result, jax.core.Tracer) or not jax.dtypes.issubdtype(result.dtype, np.inexact):
+        return True
+    return bool(np.isfinite(np.asarray(result)).all())
 
 
 _kept: Recent[Any] = Recent(128)
