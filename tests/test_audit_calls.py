@@ -356,6 +356,13 @@ def test_what_is_not_finite_is_an_error_whatever_the_time(tmp_path, model, optio
     assert cause.finding["leaves"] == ["self.w", "x"]
 
 
+def test_the_first_look_at_calls_has_an_end(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("partgrad._audit.audit._LOOKING", -1.0)
+    result, _ = recorded(tmp_path, lambda: [model.root(ZERO), model.smooth(ZERO)], total=0.0)
+    assert {left.reason for left in listed(result)} == {"the time for all functions was up"}
+    assert not result.errors
+
+
 def test_the_states_that_are_kept_differ(tmp_path, model):
     """The one bad state comes after many that are alike."""
 

@@ -25,6 +25,9 @@ _NO_DERIVATIVE = frozenset({"no reverse", "no loop"})
 _STOPPING = frozenset({"stop", "rule stop", "mark"})
 # The least that it takes to compile a check, for each operation of the function.
 _COMPILING = 0.004
+# How many seconds the first look at functions that are only called may take beyond the time for all: there may be
+# thousands of them, and each is compiled.
+_LOOKING = 60.0
 # At how many states a function is checked, if it is finite at all that are kept.
 _CHECKED = 3
 # How far a function that runs again may be from what it returned, relative to the size of that.
@@ -146,6 +149,9 @@ class _Audit:
         kept = []
         for number, place in enumerate(places, 1):
             self._show(f"gradients: first look, {number} of {len(places)}, {place.origin.name}")
+            if place.is_called and time.monotonic() > self._end + _LOOKING:
+                self._leave("checked", place, "the time for all functions was up")
+                continue
             with _as_it_ran(place):
                 if isinstance(place, CalledPlace) and not place.trace(self._settings.wrt, self.differentiated):
                     continue
