@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from .equations import jaxpr_and_consts
+from .equations import any_equation, is_floating, jaxpr_and_consts
 from .same import Recent, keyed_jaxpr
 
 R = TypeVar("R")
@@ -23,9 +23,9 @@ _SAFE = _QUICK | {"xla_backend_optimization_level": 1}
 def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callable[..., Any]:
     """The function under `jax.jit`, compiled quickly rather than optimised.
 
-    What is then not finite is computed again by a program of the next level: at the lowest one, XLA (0.10.2, 0.12.0)
-    may round an operand in two ways in two kernels, and the derivative of its largest element divides by the number of
-    elements that equal it, which is none.
+    What is then not finite is computed again by a program of the next level if the function asks which numbers are
+    equal: at the lowest level, XLA (0.10.2, 0.12.0) may round an operand in two ways in two kernels, and the derivative
+    of its largest element divides by the number of elements that equal it, which is none.
 
     Args:
         function: The function.
@@ -39,9 +39,17 @@ def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callab
 
     def run(*args: Any) -> Any:
         results = quick(*args)
-        return results if all(map(_is_finite, jax.tree.leaves(results))) else safe(*args)
+        if all(map(_is_finite, jax.tree.leaves(results))):
+            return results
+        jaxpr, _ = jaxpr_and_consts(quick.trace(*args).jaxpr)
+        return safe(*args) if any_equation(jaxpr, _compares_numbers) else results
 
     return run
+
+
+def _compares_numbers(equation: JaxprEqn) -> bool:
+    """Whether an equation asks which numbers are equal."""
+    return equation.primitive.name == "eq" and is_floating(equation.invars[0].aval)
 
 
 def _is_finite(result: Any) -> bool:
