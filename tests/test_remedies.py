@@ -230,6 +230,26 @@ ROWS = {
         lambda: pg.replace({"a": 1.0}, "a", 3.0)["a"],
         [3.0],
     ),
+    "a direction of another dtype": (
+        lambda: pg.jvp(lambda m: m["a"], ({"a": jnp.ones(2)},), ({"a": jnp.ones(2, int)},)),
+        lambda: pg.jvp(lambda m: m["a"], ({"a": jnp.ones(2)},), ({"a": jnp.asarray(jnp.ones(2, int), "float32")},))[1],
+        [1.0, 1.0],
+    ),
+    "a complex direction of a real leaf": (
+        lambda: pg.jvp(lambda m: m["a"], ({"a": 1.0},), ({"a": 1j},)),
+        lambda: pg.jvp(lambda m: m["a"], ({"a": 1.0},), ({"a": 1.0},))[1],
+        [1.0],
+    ),
+    "states of two optimisers": (
+        lambda: pg.carry_over({"mean": 1.0}, {"trace": 1.0}),
+        lambda: pg.carry_over({"mean": 1.0}, {"mean": pg.partition({"w": 0.0, "b": 1.0}, "w")[0]["w"]})["mean"],
+        [1.0],
+    ),
+    "states of two models": (
+        lambda: pg.carry_over({"w": jnp.ones(2), "b": 1.0}, {"w": jnp.ones(3), "b": 0.0}),
+        lambda: pg.carry_over({"b": 1.0}, {"w": jnp.ones(3), "b": 0.0})["b"],
+        [1.0],
+    ),
     "a condition that is a number": (
         lambda: pg.stop_gradient({"a": 1.0}, "a", when=30),
         lambda: pg.stop_gradient({"a": 1.0}, "a", when=30 < 100)["a"],

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings, strategies as st
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec
 
 import partgrad as pg
@@ -418,3 +419,62 @@ def test_the_body_of_a_loop_is_counted_as_often_as_it_runs():
     found = executed(lambda x, w: lax.scan(lambda x, w: (x @ w, None), x, w)[0], jnp.ones((8, 32)), w)
     assert 16 * once <= found.flops <= 16 * (once + 10)
     assert found.bytes >= 4 * w.size
+
+
+# --- whatever else a function does -----------------------------------------------------------------------------------
+
+
+def solved(w):
+    """A root whose derivative is implicit, and a linear solve."""
+    square = w[0] @ w[0].T + jnp.eye(WIDTH)
+    found = lax.custom_linear_solve(
+        lambda v: square @ v, w[1, 0], lambda _, b: jnp.linalg.solve(square, b), symmetric=True
+    )
+    root = lax.custom_root(lambda y: y**3 - w[5, 0, 0], 1.0, lambda f, y: jnp.cbrt(w[5, 0, 0]), lambda g, y: y / g(1.0))
+    return found.sum() + root
+
+
+def with_reference(w):
+    own = jax.new_ref(jnp.zeros(()))
+    for layer in w:
+        own[...] += jnp.sum(layer**2)
+    return own[...]
+
+
+ANYTHING = {
+    "an array of NumPy's": lambda w: jnp.sum(w * jnp.array(np.arange(float(LENGTH)))[:, None, None]),
+    "a list": lambda w: jnp.sum(w * jnp.asarray([1.0, 2.0, 3.0])),
+    "the leaf as an array": lambda w: jnp.sum(jnp.array(w) ** 2) + jnp.sum(jnp.asarray(w)),
+    "random numbers": lambda w: jnp.sum(w * jax.random.normal(jax.random.key(3), w.shape)),
+    "dropout": lambda w: jnp.sum(jnp.where(jax.random.bernoulli(jax.random.PRNGKey(0), 0.5, w.shape), w, 0.0)),
+    "NumPy's functions": lambda w: jnp.sum(np.ones(3) * w) + jnp.mean(np.float32(2) * w),
+    "decompositions": lambda w: jnp.linalg.svd(w)[1].sum() + jnp.linalg.slogdet(w[0] @ w[0].T + jnp.eye(3))[1],
+    "a transform of Fourier": lambda w: jnp.sum(jnp.abs(jnp.fft.fft(w)) ** 2),
+    "sorting and indices": lambda w: jnp.sort(w.ravel())[::2].sum() + w[jnp.array([1, 4, 1])].sum() + w[-1, 0].max(),
+    "writing": lambda w: jnp.sum(w.at[1].set(0.0).at[2].mul(3.0) ** 2),
+    "solvers": solved,
+    "a callback": lambda w: (
+        jnp.sum(w**2) + jax.pure_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), "float32"))
+    ),
+    "a print": lambda w: (jax.debug.print("{}", w[0, 0, 0]), jnp.sum(w**2))[1],
+    "a reference": with_reference,
+    "branches": lambda w: lax.cond(w[0, 0, 0] > 0, jnp.sum, lambda w: jnp.sum(w**2), w),
+    "a switch": lambda w: lax.switch(1, [jnp.sum, lambda w: jnp.sum(w**2)], w),
+    "a loop": lambda w: lax.fori_loop(0, LENGTH, lambda i, c: c + jnp.sum(w[i] ** 2), 0.0),
+    "map": lambda w: jnp.sum(lax.map(lambda own: own @ own, w)),
+    "vmap": lambda w: jnp.sum(jax.vmap(lambda own: own @ own)(w) * jax.vmap(jnp.sin, 1, 1)(w)),
+    "derivatives inside": lambda w: jnp.sum(jax.grad(lambda w: jnp.sum(w**3))(w)) + jax.jvp(jnp.sum, (w,), (w,))[1],
+    "a barrier and a name": lambda w: jnp.sum(checkpoint_name(lax.optimization_barrier(w), "w") ** 2),
+    "an einsum and a norm": lambda w: jnp.einsum("lij,ljk->", w, w) + jnp.linalg.norm(w) + jax.nn.logsumexp(w),
+    "shapes and dtypes": lambda w: jnp.sum(jnp.stack([w, w.astype("bfloat16").astype("float32")]).reshape(-1, 2) ** 2),
+    "no use of it": lambda w: jnp.array(2.0),
+}
+
+
+@pytest.mark.parametrize("name", ANYTHING)
+@pytest.mark.parametrize("way", ["eager", "jit", "double_where"])
+def test_whatever_else_a_function_does(name, way):
+    f = ANYTHING[name]
+    gradient = pg.grad(lambda layers: f(layers["w"]), wrt="w[4:]", double_where=way == "double_where")
+    found = (jax.jit(gradient) if way == "jit" else gradient)(LAYERS)
+    close(jax.tree.leaves(found), [jax.grad(f)(LAYERS["w"])[4:]], 1e-5)

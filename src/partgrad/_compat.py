@@ -106,6 +106,11 @@ class PassingTrace(jax.core.Trace):
         """The results of a function that JAX has not traced; called where the trace around this one is current."""
         raise NotImplementedError
 
+    def stage_value(self, value: Any, /) -> Any:
+        """JAX's name for making a value an array of this trace."""
+        with _current(self.parent_trace):
+            return self.parent_trace.stage_value(self.passed(value))
+
     def process_primitive(self, primitive: Any, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
         """JAX's name for it."""
         with _current(self.parent_trace):

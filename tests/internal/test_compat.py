@@ -7,6 +7,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive, jaxpr_as_fun, set_current_trace, take_current_trace
@@ -226,7 +227,9 @@ def passes_everything_on():
     def f(x):
         with take_current_trace() as around, set_current_trace(Doubling(around)):
             own = jax.shard_map(jnp.cos, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
-            return jnp.sum(jax.lax.sin(x) + jax.nn.relu(x) + rules(x) + own(x))
+            # JAX makes arrays of NumPy's and of Python's numbers by a call of its own.
+            zeros = jnp.array(np.zeros(2)) + jnp.array([0.0, 0.0]) + jax.random.normal(jax.random.key(0), (2,)) * 0
+            return jnp.sum(jax.lax.sin(jnp.array(x)) + jax.nn.relu(x) + rules(x) + own(x) + zeros)
 
     x = jnp.ones(2)
     expected = 2 * jnp.cos(x) + 1 + 5 * x - jnp.sin(x)

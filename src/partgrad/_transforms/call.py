@@ -282,15 +282,16 @@ class Call:
 
     def _run(self, values: Sequence[Any]) -> tuple[Any, Changes]:
         """The output of the function, and what it changed in its arguments, if it may change anything."""
-        selected = [] if self._stacking is None else selected_steps(self.targets, values)
-        apart = {own.position: {one.number for one in selected if one.position == own.position} for own in selected}
-
-        def insert(target: Target, own: Sequence[Any]) -> Any:
-            stays = apart.get(target.position, ())
-            if self.level:
-                return target.with_opened(own, self.level, stays)
-            return target.with_selected(own, apart=stays)
-
+        selected: list[Any] = []
+        insert: Callable[[Target, Sequence[Any]], Any] = Target.with_selected
+        if self.level:
+            insert = lambda target, own: target.with_opened(own, self.level)
+        for target in self.targets:
+            # Where whole leaves are selected, as nearly always, nothing more is called.
+            if not target.plan.is_whole and self._stacking is not None:
+                selected = selected_steps(self.targets, values)
+                insert = self._inserting(selected)
+                break
         args, kwargs = self._arguments(values, insert)
         with Inside(self.level) if self.level else _NOTHING:
             try:
@@ -307,6 +308,17 @@ class Call:
                 self.annotate(error)
                 self._explain_numbers(error)
                 raise
+
+    def _inserting(self, selected: Sequence[Any]) -> Callable[[Target, Sequence[Any]], Any]:
+        """How an argument is built from its differentiated leaves, if those of which steps are selected stay apart."""
+
+        def insert(target: Target, own: Sequence[Any]) -> Any:
+            stays = {one.number for one in selected if one.position == target.position}
+            if self.level:
+                return target.with_opened(own, self.level, stays)
+            return target.with_selected(own, apart=stays)
+
+        return insert
 
     def _explain_numbers(self, error: Exception) -> None:
         """Say in an error of the function which Python numbers are traced in it, if it runs where they are not."""
