@@ -76,8 +76,8 @@ def is_batched(value: Any) -> bool:
     return type(value).__name__ == "BatchTracer"
 
 
-# What JAX asks of a trace is documented nowhere. Read on 0.10.2 and 0.12. In a version that asks for more, the gradient
-# of stacked layers raises an AttributeError that names what is missing.
+# What JAX asks of a trace is documented nowhere. Read on 0.10.2 and 0.12. A test compares it with what JAX's own class
+# leaves to others, as a version may ask for more.
 
 
 class PassingTrace(jax.core.Trace):

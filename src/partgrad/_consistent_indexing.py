@@ -281,7 +281,7 @@ def _traced_vjp(
     treedefs = []
 
     def forward(*operands: Any) -> Operands:
-        function, start = along(equation, moving, list(operands))
+        function, start = along(functools.partial(bind, equation), moving, list(operands))
         values, pull = jax.vjp(function, *start)
         residuals, treedef = jax.tree.flatten(pull)
         treedefs.append(treedef)

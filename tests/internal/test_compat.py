@@ -231,6 +231,10 @@ def passes_everything_on():
             zeros = jnp.array(np.zeros(2)) + jnp.array([0.0, 0.0]) + jax.random.normal(jax.random.key(0), (2,)) * 0
             return jnp.sum(jax.lax.sin(jnp.array(x)) + jax.nn.relu(x) + rules(x) + own(x) + zeros)
 
+    # What JAX's class only names.
+    asked = {name for name in vars(jax.core.Trace) if name.startswith(("process_", "stage_"))}
+    if not asked <= vars(compat.PassingTrace).keys():
+        return False
     x = jnp.ones(2)
     expected = 2 * jnp.cos(x) + 1 + 5 * x - jnp.sin(x)
     return all(bool(jnp.allclose(g(x), expected)) for g in (jax.grad(f), jax.jit(jax.grad(f))))

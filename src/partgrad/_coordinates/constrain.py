@@ -12,7 +12,7 @@ from .._marks import Layout, StaticData, alike, first_difference, united
 from .._message import at
 from .._programs import OF_MAP
 from .._selection import filled, is_none, unflatten_part
-from .._trees import dtype_of, flatten, is_array, number_class
+from .._trees import dtype_of, flatten
 from ..errors import ArgumentError, PartsError, StaticError
 from .maps import Map, keeps_elements, log_det_of, maps_of, taken_apart
 from .ties import Tie
@@ -223,7 +223,7 @@ def constrain_by(rest: T, bijections: Sequence[Any], wiring: Wiring) -> Constrai
 
 def _is_static(leaf: Any) -> bool:
     """Whether a leaf is for the compiler to compare: a function, a string."""
-    if leaf is None or is_array(leaf) or number_class(leaf) is not None or not (callable(leaf) or type(leaf) is str):
+    if not callable(leaf) and type(leaf) is not str:
         return False
     # A function may hold what cannot be compared.
     with contextlib.suppress(StaticError):

@@ -29,6 +29,7 @@ from .._programs import (
     is_mutating,
     jaxpr_and_consts,
     parted,
+    some_beside_all,
     with_constants_as_inputs,
     without_calls,
     zeros_like_aval,
@@ -177,13 +178,8 @@ def _both(
     equation: JaxprEqn, moving: list[int], floating: list[int], operands: Operands, cotangents: Operands
 ) -> Operands:
     """The results of a rule's forward pass, and those of its backward pass."""
-    function, start = along(equation, moving, operands)
-
-    def parted(*moved: Any) -> tuple[Operands, Operands]:
-        results = function(*moved)
-        return [results[number] for number in floating], results
-
-    _, pull, results = jax.vjp(parted, *start, has_aux=True)
+    function, start = along(functools.partial(bind, equation), moving, operands)
+    _, pull, results = jax.vjp(some_beside_all(function, floating), *start, has_aux=True)
     return [*results, *pull(cotangents)]
 
 

@@ -11,11 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from .._programs import (
-    Operands,
-    jaxpr_and_consts,
-    zeros_like_aval,
-)
+from .._programs import Operands, along, jaxpr_and_consts, some_beside_all, zeros_like_aval
 from .derivative import Derivative
 from .masked import Masked, clean
 from .walk import LINEAR
@@ -68,12 +64,8 @@ def traced_jvp(
     """
 
     def pushed(operands: Operands, tangents: Operands) -> tuple[Operands, Operands]:
-        def along(*moved: Any) -> tuple[Operands, Operands]:
-            at = dict(zip(moving, moved, strict=True))
-            outputs = function([at.get(number, operand) for number, operand in enumerate(operands)])
-            return [outputs[number] for number in floating], outputs
-
-        _, rates, outputs = jax.jvp(along, [operands[number] for number in moving], tangents, has_aux=True)
+        of_moving, start = along(function, moving, operands)
+        _, rates, outputs = jax.jvp(some_beside_all(of_moving, floating), start, tangents, has_aux=True)
         return outputs, rates
 
     return jax.make_jaxpr(pushed)(list(avals), [avals[number] for number in moving])

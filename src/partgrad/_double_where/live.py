@@ -11,7 +11,17 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._compat import cached_property, transposed_program
-from .._programs import Operands, as_closed, cut, evaluate, jaxpr_and_consts, without_calls, zeros_like_aval
+from .._programs import (
+    Operands,
+    along,
+    as_closed,
+    cut,
+    evaluate,
+    jaxpr_and_consts,
+    some_beside_all,
+    without_calls,
+    zeros_like_aval,
+)
 from .derivative import Derivative
 from .forward import traced_jvp
 from .shares import selecting_shares
@@ -62,12 +72,8 @@ class PulledDerivative(LiveDerivative):
         cls, function: Function, avals: list[Any], moving: Sequence[int], floating: dict[int, Any]
     ) -> "LiveDerivative":
         def both(operands: Operands, cotangents: Operands) -> tuple[Operands, Operands]:
-            def along(*moved: Any) -> tuple[Operands, Operands]:
-                at = dict(zip(moving, moved, strict=True))
-                outputs = function([at.get(number, operand) for number, operand in enumerate(operands)])
-                return [outputs[number] for number in floating], outputs
-
-            _, pull, outputs = jax.vjp(along, *(operands[number] for number in moving), has_aux=True)
+            of_moving, start = along(function, moving, operands)
+            _, pull, outputs = jax.vjp(some_beside_all(of_moving, list(floating)), *start, has_aux=True)
             return outputs, list(pull(cotangents))
 
         whole = jax.make_jaxpr(both)(avals, list(floating.values()))

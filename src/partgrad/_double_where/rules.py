@@ -132,7 +132,7 @@ def _pushed(
     """The values and tangents that a rule returns; where it has differentiated a competition, that selects."""
 
     def pushed(primals: Operands, tangents: Operands) -> tuple[Operands, Operands]:
-        along_moving, start = along(equation, moving, primals)
+        along_moving, start = along(functools.partial(bind, equation), moving, primals)
         return jax.jvp(along_moving, start, tangents)
 
     results, found = pushed(primals, tangents)
@@ -172,7 +172,7 @@ def _sources_of_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> list[in
     has_tangent = [is_floating(variable.aval) for variable in equation.outvars]
 
     def pushed(operands: Operands, tangents: Operands) -> Operands:
-        _, results = jax.jvp(*along(equation, moving, operands), tangents)
+        _, results = jax.jvp(*along(functools.partial(bind, equation), moving, operands), tangents)
         return [result for result, is_one in zip(results, has_tangent, strict=True) if is_one]
 
     jaxpr, consts = jaxpr_and_consts(jax.make_jaxpr(pushed)(avals, [avals[number] for number in moving]))
@@ -186,7 +186,7 @@ def _is_linearized(equation: JaxprEqn) -> bool:
     moving = tuple(number for number, aval in enumerate(avals) if is_floating(aval))
 
     def linearized(*operands: Any) -> Operands:
-        along_moving, start = along(equation, moving, list(operands))
+        along_moving, start = along(functools.partial(bind, equation), moving, list(operands))
         return jax.linearize(along_moving, *start)[0]
 
     try:

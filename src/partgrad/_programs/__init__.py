@@ -79,6 +79,7 @@ from .interpreter import (
     run as run,
     scan_like as scan_like,
     shard_map_like as shard_map_like,
+    some_beside_all as some_beside_all,
     source_of as source_of,
     step_through as step_through,
     switch_like as switch_like,

@@ -190,18 +190,27 @@ def _has_to_be_compiled(equation: JaxprEqn) -> bool:
 
 
 def along(
-    equation: JaxprEqn,
-    moving: Sequence[int],
-    operands: Sequence[Any],
-    run: Callable[[JaxprEqn, Operands], Operands] = bind,
+    function: Callable[[Operands], Operands], moving: Sequence[int], operands: Sequence[Any]
 ) -> tuple[Callable[..., Operands], Operands]:
-    """An equation as a function of some of its operands, together with these operands."""
+    """A function of operands as one of some of them, together with these."""
 
-    def function(*moved: Any) -> Operands:
+    def of_moving(*moved: Any) -> Operands:
         at = dict(zip(moving, moved, strict=True))
-        return run(equation, [at.get(number, operand) for number, operand in enumerate(operands)])
+        return function([at.get(number, operand) for number, operand in enumerate(operands)])
 
-    return function, [operands[number] for number in moving]
+    return of_moving, [operands[number] for number in moving]
+
+
+def some_beside_all(
+    function: Callable[..., Operands], numbers: Sequence[int]
+) -> Callable[..., tuple[Operands, Operands]]:
+    """A function as one that returns some of its outputs, and all of them as auxiliary data."""
+
+    def chosen(*operands: Any) -> tuple[Operands, Operands]:
+        outputs = function(*operands)
+        return [outputs[number] for number in numbers], outputs
+
+    return chosen
 
 
 def rebind(equation: JaxprEqn, operands: Operands, change: Callable[[Any], Any]) -> Operands:

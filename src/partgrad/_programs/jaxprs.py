@@ -105,8 +105,7 @@ def as_closed(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:
 
 def cut(jaxpr: Jaxpr, inputs: Sequence[Var], outputs: Sequence[Any], equations: Sequence[JaxprEqn]) -> Jaxpr:
     """A jaxpr like another, of other inputs and outputs, with those of some equations that are needed."""
-    debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None) if jaxpr.debug_info else None
-    return without_dead_code(Jaxpr([], list(inputs), list(outputs), list(equations), jaxpr.effects, debug_info))
+    return without_dead_code(Jaxpr([], list(inputs), list(outputs), list(equations), jaxpr.effects, _unnamed(jaxpr)))
 
 
 def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
@@ -124,5 +123,9 @@ def with_outputs(closed: Any, used: Sequence[bool]) -> Any:
     """A closed jaxpr with some of its outputs only, and what they need."""
     jaxpr, _ = jaxpr_and_consts(closed)
     outputs = [atom for atom, is_used in zip(jaxpr.outvars, used, strict=True) if is_used]
-    debug_info = jaxpr.debug_info._replace(arg_names=None, result_paths=None) if jaxpr.debug_info else None
-    return closed.replace(jaxpr=without_dead_code(jaxpr.replace(outvars=outputs, debug_info=debug_info)))
+    return closed.replace(jaxpr=without_dead_code(jaxpr.replace(outvars=outputs, debug_info=_unnamed(jaxpr))))
+
+
+def _unnamed(jaxpr: Jaxpr) -> Any:
+    """What JAX knows of where a jaxpr is from, without the names of inputs and outputs, which change."""
+    return jaxpr.debug_info._replace(arg_names=None, result_paths=None) if jaxpr.debug_info else None

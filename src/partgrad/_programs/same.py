@@ -116,7 +116,14 @@ def operation_of(equation: JaxprEqn) -> Hashable:
     """What equals that of another equation if both compute the same of their operands; None where it cannot be told."""
     literals = (_literal(atom) if isinstance(atom, Literal) else None for atom in equation.invars)
     try:
-        key = _operation(equation, True), tuple(literals), jax.config.jax_enable_x64
+        return hashable((_operation(equation, True), tuple(literals), jax.config.jax_enable_x64))
+    except TypeError:
+        return None
+
+
+def hashable(key: Hashable) -> Hashable:
+    """A key of a cache; None, for nothing that is kept, if it cannot be hashed."""
+    try:
         hash(key)
     except TypeError:
         return None

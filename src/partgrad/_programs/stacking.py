@@ -7,7 +7,7 @@ the array is passed whole.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from .._trees import Steps, flatten
 from .equations import Operands, explicit_sharding, jaxpr_and_consts, varying_axes
 from .interpreter import evaluate
 from .primitives import CALLS, CHECKPOINTS, named
-from .same import Recent, lasts
+from .same import Recent, hashable, lasts
 from .stacked import Reading, Stacked, is_alike, reading, run
 
 _LOOKED_INTO = CALLS | CHECKPOINTS | named("scan cond shard_map")
@@ -153,7 +153,7 @@ class StackedTrace(PassingTrace):
             return run(jaxpr, consts, read)
         # A call that is made anew would be compiled anew.
         leaves, treedef = jax.tree.flatten(read)
-        key = _hashable((primitive, *sorted(params.items(), key=lambda item: item[0]), avals, treedef))
+        key = hashable((primitive, *sorted(params.items(), key=lambda item: item[0]), avals, treedef))
         make = lambda: jax.make_jaxpr(lambda *read: run(jaxpr, consts, list(read)))(*read)
         return evaluate(*jaxpr_and_consts(_programs.of(key, make, lasts)), leaves)
 
@@ -161,12 +161,3 @@ class StackedTrace(PassingTrace):
         """Constants and operands as a jaxpr reads them."""
         one = lambda variable, value: value.as_read(reading(jaxpr, variable)) if self.owns(value) else value
         return list(map(one, jaxpr.constvars, consts)), list(map(one, jaxpr.invars, operands))
-
-
-def _hashable(key: Hashable) -> Hashable:
-    """A key; None if it cannot be hashed."""
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import Jaxpr
 
 from .._compat import is_staging
-from .._trees import flatten, has_variables, held_by, reaches, without_changes
+from .._trees import flatten, held_by, reaches, without_changes
 from .equations import (
     Operands,
     any_equation,
@@ -44,6 +44,8 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
         A function of the same arguments and outputs.
     """
     rewrites: Recent[Run] = Recent(_PROGRAMS_SIZE)
+    # The trace has copies of the arguments, in which changes are lost.
+    traced = without_changes(function)
 
     def run(call: TracedCall) -> Any:
         rewriting = rewrites.of(keyed_jaxpr(call.jaxpr, exact=False), lambda: rewrite(call.jaxpr))
@@ -57,8 +59,6 @@ def rewritten(function: Callable[..., Any], rewrite: Callable[[Jaxpr], Run]) -> 
             # Nothing is being transformed, unless the function closes over a tracer.
             if not any(map(_is_tracer, jax.tree.leaves(result))):
                 return result
-        # The trace has copies, in which changes are lost.
-        traced = without_changes(function) if has_variables((args, kwargs)) else function
         return run(_traced(traced, leaves, treedef))
 
     return wrapper

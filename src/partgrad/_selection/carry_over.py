@@ -61,9 +61,9 @@ def carry_over(state: Any, fresh: T) -> T:
                 fix="carry over the state of the same optimiser and model; where a parameter got another shape, its "
                 "state has to begin anew.",
             )
-    kept = set(common)
+        new[key] = old[key]
     _, treedef = flatten(fresh, is_none)
-    return treedef.unflatten([old[key] if key in kept else leaf for key, leaf in new.items()])
+    return treedef.unflatten(new.values())
 
 
 def _by_path(state: Any) -> dict[tuple[str, int], Any]:

@@ -15,7 +15,7 @@ from .._selection import Form, Target
 from .._trees import Changes, describe, dtype_of, is_array, number_class, shape_of, with_changes
 from ..errors import ArgumentError, NotDifferentiableError, PartgradError
 from .state import may_change, warn_of
-from .steps import of_steps, selected_steps
+from .steps import inserting, of_steps, selected_steps
 
 # The keyword by which values inside the function arrive; no parameter can have this name.
 INSIDE = "partgrad.inside"
@@ -290,7 +290,7 @@ class Call:
             # Where whole leaves are selected, as nearly always, nothing more is called.
             if not target.plan.is_whole and self._stacking is not None:
                 selected = selected_steps(self.targets, values)
-                insert = self._inserting(selected)
+                insert = inserting(selected, self.level)
                 break
         args, kwargs = self._arguments(values, insert)
         with Inside(self.level) if self.level else _NOTHING:
@@ -308,17 +308,6 @@ class Call:
                 self.annotate(error)
                 self._explain_numbers(error)
                 raise
-
-    def _inserting(self, selected: Sequence[Any]) -> Callable[[Target, Sequence[Any]], Any]:
-        """How an argument is built from its differentiated leaves, if those of which steps are selected stay apart."""
-
-        def insert(target: Target, own: Sequence[Any]) -> Any:
-            stays = {one.number for one in selected if one.position == target.position}
-            if self.level:
-                return target.with_opened(own, self.level, stays)
-            return target.with_selected(own, apart=stays)
-
-        return insert
 
     def _explain_numbers(self, error: Exception) -> None:
         """Say in an error of the function which Python numbers are traced in it, if it runs where they are not."""

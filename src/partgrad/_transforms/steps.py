@@ -16,8 +16,6 @@ def selected_steps(targets: Sequence[Target], values: Sequence[Any]) -> "list[Se
         targets: The arguments.
         values: One value for each of their differentiated leaves.
     """
-    if all(target.plan.is_whole for target in targets):
-        return []
     # Importing it takes longer than importing everything that `grad` needs.
     from .._programs import Selected
 
@@ -29,6 +27,23 @@ def selected_steps(targets: Sequence[Target], values: Sequence[Any]) -> "list[Se
                 found.append(own)
         start += len(target.plan.indices)
     return found
+
+
+def inserting(selected: "Sequence[Selected]", level: int) -> Callable[[Target, Sequence[Any]], Any]:
+    """How an argument is built from its differentiated leaves, if those of which steps are selected stay as they are.
+
+    Args:
+        selected: The leaves of which steps are selected.
+        level: That at which marks are open, or 0.
+    """
+
+    def insert(target: Target, values: Sequence[Any]) -> Any:
+        apart = {own.number for own in selected if own.position == target.position}
+        if level:
+            return target.with_opened(values, level, apart)
+        return target.with_selected(values, apart=apart)
+
+    return insert
 
 
 def of_steps(function: Callable[..., Any]) -> Callable[..., Any]:

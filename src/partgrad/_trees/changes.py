@@ -17,6 +17,8 @@ from .paths import write
 # For each target the changed leaves, by number.
 Changes = tuple[dict[int, Any], ...]
 
+# An attribute of a function that says what it changes.
+_TELLS = "_tells_changes"
 _warned: set[type] = set()
 
 
@@ -52,10 +54,6 @@ def with_changes(f: Callable[..., Any], is_copied: bool = False) -> Callable[...
 
     changing.__dict__[_TELLS] = True
     return changing
-
-
-# An attribute of a function that says what it changes.
-_TELLS = "_tells_changes"
 
 
 def without_changes(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,15 +21,15 @@ class Steps:
     Args:
         selected: The elements that each entry of a selection takes from the leaf.
         ranges: The first step of each range and that after the last, ascending and apart from each other.
-        is_exact: Whether all elements in the ranges are selected, and each entry has them in order.
+        exact: For each entry the ranges that it fills in order, if all elements in the ranges are selected so.
     """
 
-    def __init__(self, selected: Sequence[np.ndarray], ranges: _Ranges, is_exact: bool):
-        self._selected, self.ranges, self._is_exact = tuple(selected), ranges, is_exact
+    def __init__(self, selected: Sequence[np.ndarray], ranges: _Ranges, exact: Sequence[_Ranges] | None):
+        self._selected, self.ranges, self._exact = tuple(selected), ranges, exact
 
     def parts(self, leaf: Any, values: Sequence[Any]) -> list[Any]:
         """For each range what stands there, given a value for each entry."""
-        if not self._is_exact:
+        if self._exact is None:
             ((start, stop),) = self.ranges
             part = leaf[start:stop]
             first = start * math.prod(leaf.shape[1:])
@@ -37,8 +37,7 @@ class Steps:
                 part = put(part, elements - first, value)
             return [part]
         found: dict[tuple[int, int], Any] = {}
-        for elements, value in zip(self._selected, values, strict=True):
-            own = _exact(leaf.shape, elements)
+        for own, value in zip(self._exact, values, strict=True):
             steps = value.reshape(-1, *leaf.shape[1:])
             starts = itertools.accumulate((stop - start for start, stop in own), initial=0)
             for (start, stop), first in zip(own, starts, strict=False):
@@ -64,7 +63,7 @@ def steps_of(shape: tuple[int, ...], selected: Sequence[Elements]) -> Steps | No
         size = math.prod(shape[1:])
         first, last = min(int(own.min()) for own in known) // size, max(int(own.max()) for own in known) // size
         ranges = ((first, last + 1),)
-    return None if ranges == ((0, shape[0]),) else Steps(known, ranges, is_exact)
+    return None if ranges == ((0, shape[0]),) else Steps(known, ranges, exact if is_exact else None)
 
 
 def _exact(shape: tuple[int, ...], elements: np.ndarray) -> _Ranges:
