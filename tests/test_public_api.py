@@ -148,13 +148,12 @@ print(str(pg.summary(model)).splitlines()[2].split(), len(str(pg.show(model))) >
 for f in (pg.jacfwd(loss), pg.jacrev(loss), lambda m: pg.vjp(loss, m)[1](1.0)[0], pg.grad(loss, unused="error")):
     print(float(f(model).w), end=" ")
 print(float(pg.jvp(loss, (model,), (1.0,), wrt="p")[1]), float(pg.hvp(loss, wrt="w")(model, 1.0)))
-x = jnp.array([0.0, 4.0])
-print(jax.grad(pg.double_where(lambda x: jnp.where(x > 0, jnp.sqrt(x), 0.0).sum()))(x), pg.check(loss)(model).ok)
+print(pg.check(loss)(model).ok)
 """
     assert run(code).splitlines() == [
         "48.0 108.0 16.0",
         "Model(w=NonDiff(3.0), p=NonDiff(2.0)) Model(w=3.0, p=NonDiff(None)) Model(w=3.0, p=NonDiff(2.0)) [('p', 2.0)]",
         "['w', 'f32[]', 'differentiated', '3'] True",
         "48.0 48.0 48.0 48.0 108.0 16.0",
-        "[0.   0.25] True",
+        "True",
     ]
