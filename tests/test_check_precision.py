@@ -119,6 +119,35 @@ def test_an_overflow_is_said_first():
     assert report.verdict == "error"
 
 
+OUTSIDE = {
+    "where": lambda x: jnp.where(x > 0, -x, -jnp.inf).sum(),
+    "select": lambda x: (2 * jnp.select([x > 1, x > 0], [x, -x], jnp.inf) + x**2).sum(),
+    "scan": lambda x: lax.scan(lambda c, v: (c + jnp.where(v > 0, -v, -jnp.inf), None), 0.0, x)[0],
+    "jit": lambda x: jax.jit(jax.vmap(lambda v: lax.cond(v > 0, lambda: jnp.log(v), lambda: -jnp.inf)))(x).sum(),
+    "library": lambda x: jax.scipy.stats.expon.logpdf(x).sum(),
+}
+MADE = {
+    "log of zero": lambda x: jnp.where(x < 5, jnp.log(x + 1), 0.0).sum(),
+    "another infinity beside": lambda x: jnp.where(x > 0, -x, -jnp.inf).sum() + jnp.exp(100 * x + 200).sum(),
+    "difference of infinities": lambda x: jnp.where(x > 0, -x, -jnp.inf).sum() - jnp.where(x > 0, -x, -jnp.inf).sum(),
+}
+
+
+@table("name", sorted(OUTSIDE))
+def test_an_infinity_that_is_written_is_no_error_and_not_ok(name):
+    report = pg.check(OUTSIDE[name], progress=False)(F(-1.0, 0.5))
+    (found,) = [f for f in report.findings if f.severity != "info"]
+    assert (found.kind, found.severity, found.reason) == ("nan", "warning", "written"), str(report)
+    assert report.verdict == "inconclusive"
+
+
+@table("name", sorted(MADE))
+def test_an_infinity_that_is_computed_is_an_error(name):
+    report = pg.check(MADE[name], progress=False)(F(-1.0, 0.5))
+    assert report.verdict == "error", str(report)
+    assert "written" not in {f.reason for f in report.findings}
+
+
 # --- solvers ---------------------------------------------------------------------------------------------------------
 
 

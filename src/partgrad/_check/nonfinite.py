@@ -15,6 +15,7 @@ from .._programs import (
     Operands,
     Sources,
     any_equation,
+    bind,
     differentiably,
     feeding,
     is_custom_rule,
@@ -229,6 +230,9 @@ class _NotFinite:
 def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
     """For a function whose value is not finite, with the operation that made it so first."""
     program = own.program
+    if not bad and (chosen := _written(own)):
+        yield finding("nan", "warning", "written", [], chosen)
+        return
     first = next(iter(_births(program.jaxpr, program.leaves, program.value)), None)
     paths = [program.paths[leaf] for leaf in bad]
     chain = first.chain if first else ()
@@ -237,3 +241,33 @@ def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
     if is_finite(point.start):
         more |= {"dtype": str(own.program.out_avals[0].dtype), "lost": lost_in(own)}
     yield finding("nan", "error", "value", paths, chain, **more)
+
+
+def _written(own: Own) -> Chain:
+    """The selection that takes an infinity in which no leaf has a part, if the value is finite without such infinities.
+
+    A density is zero outside of its support; its logarithm is infinite there because the function says so.
+    """
+    program = own.program
+
+    def given(chain: Chain, operands: Operands) -> Operands:
+        """The cases of a selection among floating numbers that no leaf has a part in."""
+        is_own = program.value.into(chain)
+        is_one = chain[-1].primitive.name == "select_n" and is_floating(chain[-1].outvars[0].aval)
+        return [x for x, mask in zip(operands[1:], is_own[1:], strict=True) if not mask] if is_one else []
+
+    def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+        cases = given(chain, operands)
+        taken = [jnp.isinf(results[0]) & (results[0] == case) for case in cases]
+        return jnp.stack([jnp.any(where) for where in taken]).any().astype(jnp.int32)[None] - 1 if taken else None
+
+    def without(chain: Chain, operands: Operands) -> Operands | None:
+        numbers = set(map(id, given(chain, operands)))
+        finite = lambda x: jnp.where(jnp.isinf(x), jnp.zeros_like(x), x) if id(x) in numbers else x
+        return bind(chain[-1], [operands[0], *map(finite, operands[1:])]) if numbers else None
+
+    taken = probe(program.jaxpr, program.leaves, question)[1]
+    if not taken or any(bool(np.isnan(output).any()) for output in own.plain):
+        return ()
+    outputs = quick_jit(lambda leaves: program.run(leaves, without))(program.leaves)
+    return taken[0].chain if all(map(is_finite, outputs)) else ()

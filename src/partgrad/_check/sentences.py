@@ -123,6 +123,11 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "the value of the function is not finite{first_of_value}.{narrow}",
         "make the value finite first; no gradient is meaningful there",
     ),
+    ("nan", "written"): (
+        "the value of the function is infinite, and so it is written: {at} selects an infinity. No gradient is "
+        "meaningful there.",
+        "check a point where the value is finite",
+    ),
     ("nan", "not taken"): (
         "{not_finite} The value does not take this path.",
         "differentiate `{by}`: its derivative is finite, and differences do not settle, so they cannot tell whether it "
