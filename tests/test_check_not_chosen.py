@@ -37,6 +37,9 @@ SELECTING = {
     "max_pool": lambda p: lax.reduce_window(both(p), -jnp.inf, lax.max, (2,), (1,), "VALID")[0],
     "segment_max": lambda p: jax.ops.segment_max(both(p), jnp.array([0, 0]), 1)[0],
     "argmax": lambda p: both(p)[jnp.argmax(both(p))],
+    # The elements that one operation leaves out, another one reads.
+    "unstacked": lambda p: (lambda x, y: jnp.where(y > 0, x, 0.0))(*jnp.stack([p["a"] ** 2, -1.0])) + p["b"],
+    "two slices": lambda p: jnp.where(both(p)[1:] < 0, both(p)[:1], 0.0).sum() + p["b"],
     "take of argmin": lambda p: jnp.take(-both(p), jnp.argmin(-both(p))),
 }
 # What is lost in another way keeps its own finding.

@@ -171,14 +171,25 @@ class _Deaths:
     def _on_path(self, leaf: int, answers: list[Answer]) -> list[tuple[Chain, Answer]]:
         program = self._program
         origins = ((program.origin(answer.chain), answer) for answer in answers)
-        return [(chain, answer) for chain, answer in origins if chain and leaf in program.leaves_into(chain)]
+        found = [(chain, answer) for chain, answer in origins if chain and leaf in program.leaves_into(chain)]
+        dead = {id(chain[-1]) for chain, _ in found}
+        return [pair for pair in found if not self._goes_on(pair[0], dead)] or found
+
+    def _goes_on(self, chain: Chain, dead: set[int]) -> bool:
+        """Whether an operation only leaves out elements that are read, and not lost, beside it."""
+        if chain[-1].primitive.name not in _PLACING:
+            return False
+        array = chain[-1].invars[0]
+        beside = (e for e in self._program.siblings(chain) if any(atom is array for atom in e.invars))
+        return any(e.primitive.name in _PLACING and id(e) not in dead for e in beside)
 
     def _pushed(self, leaf: int) -> list[Answer]:
         program = self._program
         if program.tangent is None:
             return []
         generator = np.random.default_rng(leaf)
-        tangents = [jnp.zeros_like(x) for x in program.leaves]
+        # Of strong types, whichever leaf moves: a number of Python has a weak one, for which JAX compiles anew.
+        tangents = [jnp.zeros(x.shape, x.dtype) for x in program.leaves]
         tangents[leaf] = jnp.asarray(generator.uniform(0.5, 1.5, tangents[leaf].shape), tangents[leaf].dtype)
         given = [*program.leaves, *tangents]
         return probe(program.tangent, given, self._question(program.pushed), purpose="zeros")[1]
