@@ -23,21 +23,24 @@ def page(groups: dict[str, list[Row]], environment: str, picture: str, command: 
         "# Benchmarks",
         f"Written by `{command}`. {environment}.",
         "Everything is timed in one process, interleaved, with the garbage collector off; figures are medians. A "
-        "ratio is partgrad's time divided by the peer's: below one, partgrad is faster. A bound is the highest ratio "
-        "that the project allows itself; ratios above their bound are bold.",
+        "ratio is partgrad's time divided by the peer's: below one, partgrad is faster. In brackets is the highest "
+        "ratio that the project allows itself; ratios above it are bold.",
         f"![Time of each peer as a multiple of partgrad's]({picture})",
     ]
     for title, rows in groups.items():
         parts.append(f"## {title}")
-        lines = ["| | partgrad | peer | ratio | bound |", "|---|---|---|---|---|"]
+        lines = ["| | partgrad | ratio to each peer |", "|---|---|---|"]
         for row in rows:
-            for number, (peer, ratio, limit) in enumerate(row.ratios()):
-                start = f"| {row.title} | {row.cost()} |" if number == 0 else "| | |"
-                shown = f"{ratio:.3g}" if limit is None or ratio <= limit else f"**{ratio:.3g}**"
-                lines.append(f"{start} {peer} | {shown} | {'' if limit is None else f'{limit:g}'} |")
+            lines.append(f"| {row.title} | {row.cost()} | {'; '.join(_ratio(*peer) for peer in row.ratios())} |")
         parts.append("\n".join(lines))
         parts += [f"{row.title}: {row.notes}." for row in rows if row.notes]
     return "\n\n".join(parts) + "\n"
+
+
+def _ratio(peer: str, ratio: float, limit: float | None) -> str:
+    """The ratio to a peer, and its bound."""
+    shown = f"{ratio:.3g}" if limit is None or ratio <= limit else f"**{ratio:.3g}**"
+    return f"{peer} {shown}" + (f" ({limit:g})" if limit is not None else "")
 
 
 def picture(rows: Iterable[Row]) -> str:

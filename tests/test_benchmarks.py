@@ -24,7 +24,7 @@ def test_a_quick_run_writes_a_page_and_a_picture(tmp_path, capsys):
     page = path.read_text()
     assert "## Models as pytrees" in page
     assert re.search(
-        r"^\| flatten, 20 nodes \| [\d.]+ .s \| register_dataclass \| \**[\d.]+\** \| 2.2 \|$", page, re.MULTILINE
+        r"^\| flatten, 20 nodes \| [\d.]+ .s \| register_dataclass \**[\d.]+\** \(2.2\); equinox", page, re.MULTILINE
     )
     assert "](benchmarks.svg)" in page
     ElementTree.fromstring(path.with_suffix(".svg").read_text())

@@ -1,6 +1,6 @@
 """Every public function of JAX that takes and returns floats has JAX's own derivatives, wherever JAX's are finite.
 
-`tests/differential.md` lists the functions; run this file as a script to write it and the page about it anew. A function that
+`tests/differential.md` lists the functions; run this file as a script to write it anew. A function that
 the file does not know, because JAX is newer, is tested if it can be called.
 """
 
@@ -20,7 +20,6 @@ from jax.flatten_util import ravel_pytree
 import partgrad as pg
 from helpers.tables import table
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "develop" / "double_where_tested.md"
 FUNCTIONS = pathlib.Path(__file__).parent / "differential.md"
 MODULES = [
     "jax.numpy",
@@ -544,64 +543,6 @@ def test_the_file_lists_enough():
     assert not set(TESTED) & set(OTHERS)
 
 
-TEXT = """# What `double_where` is tested against
-
-JAX and `pg.double_where` differentiate every public function that takes and returns floats and that JAX can differentiate, in
-reverse and forward mode, at generic points and at zeros, ones and ties. Where JAX's entry of the Jacobian is finite, both
-are equal; the values are equal bit for bit.
-
-```python
-import jax, jax.numpy as jnp, partgrad as pg
-
-x = jnp.array([1.0, 0.0, 1.0, -2.0])
-for name in ("sort", "cumprod", "expm1"):
-    f = getattr(jnp, name)
-    assert jnp.array_equal(jax.jacrev(f)(x), jax.jacrev(pg.double_where(f))(x))
-```
-
-There are {count} functions, of `jax.numpy`, `jax.numpy.linalg`, `jax.numpy.fft`, `jax.scipy.special`,
-`jax.scipy.linalg`, `jax.nn` and `jax.lax`. `tests/differential.md` in the repository lists them, and those that have
-no derivative in JAX or take no arrays of floats. `python tests/test_differential.py` writes that file and this page.
-
-## Random programs
-
-`python tests/scripts/random_programs.py --count N` draws programs of up to five operations out of about two hundred:
-elementwise operations, moves, competitions, and reads and writes in every mode, in and out of bounds. Each may
-be inside up to three of: a scan in either direction, `while`, `cond` and `switch` (also under `vmap`), a
-checkpoint, `custom_jvp`, `custom_vjp` with backward passes that clip or loop, integer results, and `shard_map`,
-also across devices. Each program is compared with JAX in reverse and forward mode, at second order in three
-ways, and under `vmap`, at zeros, ones and ties. CI runs 120 of them, and the laws.
-
-In 16,000 programs on JAX 0.10.2 and 0.12.0, one number that is finite and right in JAX still changes: a second
-derivative of `softplus` in a loop, at a tie. There JAX 0.10 loses custom derivatives in one order of the modes, and
-`double_where` in each; 0.12 loses none. The other faults that these programs found are fixed.
-
-## Other test suites
-
-`tests/scripts/wrapped_suites.py` runs a test suite with every differentiated function wrapped. The table counts the
-tests that differentiate something and pass with that function under `jax.jit`, and how many of those pass under
-`double_where` (JAX 0.10.2):
-
-| suite | pass |
-|---|---|
-| JAX's `custom_root_test.py` | 6 of 6 |
-| `custom_linear_solve_test.py` | 5 of 5 |
-| `lax_control_flow_test.py` | 180 of 180 |
-| `jet_test.py` | 64 of 64 |
-| `custom_api_test.py` | 169 of 183 |
-| `api_test.py` | 397 of 417 |
-| `lax_autodiff_test.py`, one case of each test | 102 of 102 |
-| `linalg_test.py`, two cases of each test of derivatives | 22 of 22 |
-| `mutable_array_test.py` | 58 of 60 |
-| `shard_map_test.py` | 162 of 167 |
-| equinox's `test_nontraceable.py` | 1 of 1 |
-| `test_ad.py` | 16 of 18 |
-
-The rest set JAX's flags for future defaults, ask how a rule is batched while it is differentiated, use a private
-function of JAX, count traces or residuals, look for operations in a printed jaxpr or lowered program, or expect the
-error of forward mode through a `custom_vjp`, which works here if its backward pass is linear.
-"""
-
 LIST = """# The functions that `tests/test_differential.py` differentiates
 
 {tested}
@@ -628,7 +569,6 @@ def write():
                 text += f"**`{module}`**\n" + textwrap.fill(", ".join(f"`{name}`" for name in names), 120) + "\n\n"
         return text.rstrip() + "\n"
 
-    PAGE.write_text(TEXT.format(count=sum(covered.values())))
     FUNCTIONS.write_text(LIST.format(tested=section(True), others=section(False)))
 
 

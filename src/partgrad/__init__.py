@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from ._surrogate import surrogate as surrogate
     from ._survey import SurveyReport as SurveyReport, survey as survey
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Diff",
     "Finding",

@@ -58,7 +58,7 @@ def test_every_linear_primitive_has_a_rule_or_a_reason():
     new = sorted(linear_primitives() - set(RULES) - reasons)
     assert not new, (
         f"JAX {jax.__version__} sends tangents through {', '.join(new)}, of which double_where knows nothing. Give each a "
-        f"rule ('Adding a rule' in docs/explain/double_where_inside.md), or a line in REASONS that says why it has none."
+        f"rule ('Adding a rule' in docs/develop/double_where_inside.md), or a line in REASONS that says why it has none."
     )
 
 

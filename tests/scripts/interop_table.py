@@ -22,27 +22,12 @@ PACKAGES = {"orbax": "orbax-checkpoint", "tensorflow_probability": "tfp-nightly"
 UNINSTALLABLE = {"gpjax": "JAX 0.11 or newer, as gpjax 1.0.0 asks for `jax<0.11`"}
 HEAD = """# Tested with
 
-Each row is a test, written the way a user of that library would write the code, that converges to a known answer.
-`python tests/scripts/interop_table.py` runs the tests and writes the table, with the versions of the `interop` extra. CI checks it.
+Each task is a test, written the way a user of that library would write the code, that converges to a known answer. `python
+tests/scripts/interop_table.py` runs the tests and writes this page, with the versions of the `interop` extra. CI checks it.
 
-"As written" means that models with marks go in and come out. Where the table says "with", you add the line shown. Most of
-these lines do the same thing: pass the selected part, and put the model back together where the function needs it.
+"As written" means that models with marks go in and come out. Elsewhere you add the line shown, which most often passes
+[the selected part](../guide/using.md#pass-it-to-other-libraries) instead of the model.
 
-```python
-import jax
-import jax.numpy as jnp
-import partgrad as pg
-
-model = {"rate": jnp.array(3.0), "level": pg.NonDiff(jnp.array(0.5))}
-selected, rest = pg.partition(model)
-print(selected)
-print(pg.combine(jax.tree.map(lambda leaf: leaf + 1, selected), rest))
-```
-
-```text
-{'level': NonDiff(None), 'rate': Array(3., dtype=float32, weak_type=True)}
-{'level': NonDiff(0.5), 'rate': Array(4., dtype=float32, weak_type=True)}
-```
 """
 
 
@@ -76,16 +61,26 @@ def version(library: str) -> str:
 
 
 def table(collector: Collector) -> str:
-    """The page: a section with the versions, and a row for each test."""
-    lines = [HEAD, f"With JAX {version('jax')}:", "", "| library | what | |", "|---|---|---|"]
+    """The page: a row for each library and what has to be added there."""
+    as_written: dict[str, int] = {}
+    rows: dict[tuple[str, str], list[str]] = {}
     for (library, what), outcomes in sorted(collector.rows.items(), key=lambda row: (row[0][0].lower(), row[0][1])):
         added = collector.lines[library, what]
-        works = f"works with `{added}`" if added else "works as written"
+        works = f"with `{added}`" if added else "as written"
         others = sorted(outcomes - {"works"})
         says = works if not others else f"does not work: {others[0]}"
         if others and "works" in outcomes:
             says = f"{works}, but: {others[0]}"
-        lines.append(f"| {library} {version(library)} | {what} | {says} |")
+        if says == "as written":
+            as_written[library] = as_written.get(library, 0) + 1
+        else:
+            rows.setdefault((library, says), []).append(what)
+    counts = ", ".join(f"{library} {version(library)} ({count})" for library, count in as_written.items())
+    lines = [f"{HEAD}With JAX {version('jax')}. As written, with the number of tasks: {counts}.", ""]
+    lines += ["| library | task | works |", "|---|---|---|"]
+    lines += [
+        f"| {library} {version(library)} | {'; '.join(tasks)} | {says} |" for (library, says), tasks in rows.items()
+    ]
     lines += ["", *(f"{library} does not install with {reason}." for library, reason in UNINSTALLABLE.items())]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """Every feature with every other: a cell is a transform in a surrounding, of a model with marks, of a wrapped function.
 
 Each cell is a function of two scalars whose derivative is known from plain JAX on the bare formula. `python
-tests/scripts/matrix.py` runs the whole table, `--write` writes the page of what was run, and `--cells TEXT` runs the cells whose
+tests/scripts/matrix.py` runs the whole table, `--write` writes what was run to `tests/matrix.md`, and `--cells TEXT` runs the cells whose
 names hold all words of TEXT. `test_matrix.py` runs a covering array: every triple of features is in a row of it.
 """
 
@@ -24,7 +24,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import partgrad as pg
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "develop" / "tested_matrix.md"
+FILE = pathlib.Path(__file__).parents[1] / "matrix.md"
 A, P = np.float32(0.7), np.float32(1.3)
 KEY = 7
 
@@ -410,30 +410,14 @@ def covering_array(size):
     return rows + list(refusals.values())
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 
 HEAD = """# Every feature with every other
 
-Each cell of the tables below is a partgrad transform of a model with two numbers, with something around the transform or inside
-the function: `jit`, a loop, a custom rule, an export. Models are marked in nine ways, and functions wrapped in six. The
-expected numbers come from plain JAX on the bare formula. `python tests/scripts/matrix.py --covering --write` runs every
-possible triple of features and writes this page; CI runs half of these cells on each version of JAX.
-
-```python
-import jax
-import partgrad as pg
-
-@pg.dataclass
-class Held:
-    a: float
-    p: float = pg.field(nondiff=True)
-
-# The cell linearize-scan-named held leaf-double_where.
-f = pg.double_where(lambda m: jax.lax.scan(lambda t, _: (t, t.a * t.p**2), m, length=2)[1][-1])
-value, linear = pg.linearize(f, Held(2.0, 3.0), wrt="p")
-assert float(linear(1.0)) == 2.0 * 2.0 * 3.0
-```
+Each number counts cells that are right: a partgrad transform of a model with two numbers, with something around the transform or
+inside the function. The expected numbers come from plain JAX on the bare formula. `python tests/scripts/matrix.py --covering
+--write` writes this file.
 
 """
 
@@ -469,7 +453,7 @@ def main():
     parser.add_argument("--covering", action="store_true", help="only the covering array")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th cell, from the i-th")
     parser.add_argument("--skip", type=int, default=0, help="pass over so many cells")
-    parser.add_argument("--write", action="store_true", help="write the page")
+    parser.add_argument("--write", action="store_true", help="write tests/matrix.md")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     chosen = covering_array(3) if options.covering else cells()
@@ -489,7 +473,7 @@ def main():
             jax.clear_caches()
             print(f"{number} of {len(chosen)}, {len(wrong)} wrong, {time.process_time():.0f} s", file=sys.stderr)
     if options.write:
-        PAGE.write_text(page(wrong, chosen))
+        FILE.write_text(page(wrong, chosen))
     print(f"{len(chosen)} cells, {len(wrong)} wrong, {time.process_time():.0f} s", dict(took.most_common(30)))
     return wrong
 

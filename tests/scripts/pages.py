@@ -16,8 +16,6 @@ import types
 # counted by a private method of JAX, optax and JAX have no type for trees of any class, axes are where arrays are.
 FOREIGN = {
     "docs/compare/paramax.md": "reportAttributeAccessIssue, reportIndexIssue",
-    "docs/compare/sepes.md": "reportAttributeAccessIssue",
-    "docs/explain/scaling.md": "reportOptionalSubscript",
     "docs/explain/traced.md": "reportAttributeAccessIssue",
     "docs/guide/marks.md": "reportAttributeAccessIssue",
     "docs/howto/ensembles.md": "reportArgumentType",
