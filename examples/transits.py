@@ -7,8 +7,8 @@ A planet passes in front of its star, which grows dimmer for a few hours. jaxopl
 times does it depend on which parameter? `pg.survey` takes the gradients at all times, with one compiled program, and
 says where a parameter is dead, where its gradient is not finite, and which line of the simulator makes it so. The
 planet is K2-24 b, with the published size (Petigura et al. 2016, arXiv:1511.04497), and a usual first guess: that it
-crosses the middle of the star. Neither a fit nor a sampler can leave that guess by its gradient; the script fails if the
-survey does not say so::
+crosses the middle of the star. Neither a fit nor a sampler can leave that guess by its gradient; the script fails if
+the survey does not say so::
 
     python -m pip install -e ".[examples-all]" && python examples/transits.py [--out transits.png]
 """
@@ -98,11 +98,14 @@ print(f"The picture is in {OUT}.")
 agree = []
 for what, is_so in (
     ("distance and period are dead at the first guess", len(first.dead) == 2),
-    ("the gradient is not finite in the middle of it", any(f.kind == "nan" and f.operation == "sqrt" for f in first.findings)),
+    (
+        "the gradient is not finite in the middle of it",
+        any(f.kind == "nan" and f.operation == "sqrt" for f in first.findings),
+    ),
     ("nothing is dead at the other", second.dead == ()),
     ("every gradient is finite there", all(row.not_finite == 0 for row in second.rows)),
 ):
     agree.append(is_so)
-    print(f"{what:50} {'ok' if is_so else 'MISSED'}")
+    print(f"{what:50}  {'ok' if is_so else 'MISSED'}")
 if not all(agree):
-    raise SystemExit(1)
+    raise SystemExit("The survey did not say what it should.")

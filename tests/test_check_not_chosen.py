@@ -37,7 +37,7 @@ SELECTING = {
     "max_pool": lambda p: lax.reduce_window(both(p), -jnp.inf, lax.max, (2,), (1,), "VALID")[0],
     "segment_max": lambda p: jax.ops.segment_max(both(p), jnp.array([0, 0]), 1)[0],
     "argmax": lambda p: both(p)[jnp.argmax(both(p))],
-    # The elements that one operation leaves out, another one reads.
+    # What a slice leaves out is not why.
     "unstacked": lambda p: (lambda x, y: jnp.where(y > 0, x, 0.0))(*jnp.stack([p["a"] ** 2, -1.0])) + p["b"],
     "two slices": lambda p: jnp.where(both(p)[1:] < 0, both(p)[:1], 0.0).sum() + p["b"],
     "take of argmin": lambda p: jnp.take(-both(p), jnp.argmin(-both(p))),
@@ -74,12 +74,13 @@ def test_what_is_lost_otherwise(reason):
 
 
 @pytest.mark.slow
-def test_many_leaves_are_told_by_one_program(compilations):
-    """They are asked with one compiled program, however many are zero."""
+@pytest.mark.parametrize("kind", [float, jnp.float32], ids=["numbers", "arrays"])
+def test_many_leaves_are_told_by_one_program(kind, compilations):
+    """They are asked with one compiled program, however many are zero, also if they have weak types."""
     for number in (7, 30):
-        leaves = {f"a{i}": jnp.float32(i) for i in range(number)} | {"b": jnp.float32(100.0)}
+        leaves = {f"a{i}": kind(i) for i in range(number)} | {"b": kind(100.0)}
         compilations[0] = 0
         report = pg.check(lambda p: jnp.max(jnp.stack(list(p.values()))))(leaves)
         (finding,) = report.findings
         assert (finding.reason, len(finding.leaves)) == ("not chosen", number)
-        assert 3 <= compilations[0] <= 4
+        assert 3 <= compilations[0] <= 5

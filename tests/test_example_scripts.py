@@ -18,6 +18,7 @@ SCRIPTS = {
     "hare_and_lynx": ((), 4),
     "saliency": ((), 1),
     "cotangents": ((), 6),
+    "transits": ((), 4),
 }
 
 

@@ -44,6 +44,7 @@ _PLACED_BY = CHOOSING | {"argmax", "argmin"}
 _REMAINDERS = frozenset({"mod", "%", "remainder", "fmod", "divmod"})
 # What adds up what goes along several paths, forwards or back.
 _SUMS = frozenset({"reduce_sum", "add_any", "add", "sub"})
+_PARTS = frozenset({"slice", "split", "unstack"})
 _PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
 
 
@@ -172,16 +173,8 @@ class _Deaths:
         program = self._program
         origins = ((program.origin(answer.chain), answer) for answer in answers)
         found = [(chain, answer) for chain, answer in origins if chain and leaf in program.leaves_into(chain)]
-        dead = {id(chain[-1]) for chain, _ in found}
-        return [pair for pair in found if not self._goes_on(pair[0], dead)] or found
-
-    def _goes_on(self, chain: Chain, dead: set[int]) -> bool:
-        """Whether an operation only leaves out elements that are read, and not lost, beside it."""
-        if chain[-1].primitive.name not in _PLACING:
-            return False
-        array = chain[-1].invars[0]
-        beside = (e for e in self._program.siblings(chain) if any(atom is array for atom in e.invars))
-        return any(e.primitive.name in _PLACING and id(e) not in dead for e in beside)
+        # What a slice leaves out was on no path through it. It counts where nothing else does: `sort(x)[-1]`.
+        return [pair for pair in found if pair[0][-1].primitive.name not in _PARTS] or found
 
     def _pushed(self, leaf: int) -> list[Answer]:
         program = self._program
