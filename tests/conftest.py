@@ -14,9 +14,9 @@ from helpers import tables
 # Most of a run goes into compiling programs that run once, so they are compiled at the lowest level.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
-# No test fails because a machine is slow.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# `--hypothesis-profile=long`: every law, a hundred times as often.
+# No test fails because a machine is slow. Few examples, as most of them are programs that are compiled.
+settings.register_profile("patient", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+# `--hypothesis-profile=long`: every law with ten thousand cases.
 settings.register_profile("long", settings.get_profile("patient"), max_examples=10_000)
 settings.load_profile("patient")
 

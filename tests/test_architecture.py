@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import pathlib
 import re
 
@@ -18,7 +19,11 @@ def module_of(file):
 
 
 FILES = {module_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
-TREES = {module: ast.parse(file.read_text()) for module, file in FILES.items()}
+
+
+@functools.cache
+def tree_of(module):
+    return ast.parse(FILES[module].read_text())
 
 
 def room_of(module):
@@ -29,7 +34,7 @@ def room_of(module):
 def imported_by(module):
     """The modules of partgrad that a module imports, at any place in it, and for type checkers too."""
     package = module if FILES[module].name == "__init__.py" else module[:-1]
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1] + tuple((node.module or "").split(".") * bool(node.module))
             for name in (alias.name for alias in node.names):
@@ -38,7 +43,10 @@ def imported_by(module):
                 yield (*base, name) if is_own and (*base, name) in FILES else base
 
 
-IMPORTS = {module: set(imported_by(module)) - {module} for module in FILES}
+@functools.cache
+def imports():
+    """By module, those that it imports."""
+    return {module: set(imported_by(module)) - {module} for module in FILES}
 
 
 def floors():
@@ -64,14 +72,14 @@ def test_every_file_that_the_page_names_exists():
 def test_imports_go_down():
     floor = floors()
     assert set(floor) == {room_of(module) for module in FILES}
-    arrows = {(room_of(one), room_of(other)) for one, others in IMPORTS.items() for other in others}
+    arrows = {(room_of(one), room_of(other)) for one, others in imports().items() for other in others}
     assert {(one, other) for one, other in arrows if one != other and floor[one] >= floor[other]} == set()
 
 
 def test_packages_are_entered_by_their_init():
     entered = {
         (".".join(one), ".".join(other))
-        for one, others in IMPORTS.items()
+        for one, others in imports().items()
         for other in others
         if room_of(one) != room_of(other) and len(other) > 1
     }
@@ -80,7 +88,7 @@ def test_packages_are_entered_by_their_init():
 
 def test_files_of_a_package_form_no_circle():
     inside = collections.defaultdict(set)
-    for one, others in IMPORTS.items():
+    for one, others in imports().items():
         inside[one] = {other for other in others if room_of(other) == room_of(one) and len(other) > 1}
     assert circles(inside) == {}
 
@@ -88,7 +96,7 @@ def test_files_of_a_package_form_no_circle():
 def test_one_file_knows_jax_inside():
     named = {
         ".".join(module)
-        for module, tree in TREES.items()
+        for module, tree in ((module, tree_of(module)) for module in FILES)
         for node in ast.walk(tree)
         if (isinstance(node, ast.ImportFrom) and "._src" in (node.module or ""))
         or (isinstance(node, ast.Import) and any("._src" in alias.name for alias in node.names))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.tables import in_turn, table
 from partgrad._audit import Recorder, audited, from_project, text
 
 pytestmark = pytest.mark.slow
@@ -153,8 +154,12 @@ def model(tmp_path, monkeypatch):
     return module
 
 
+# No test fails because a machine is slow.
+PATIENT = {"seconds": 600.0, "total": 3600.0}
+
+
 def recorded(folder, run, *globs, **options):
-    settings = from_project(folder, calls=globs or ("physics_model.*",), **options)
+    settings = from_project(folder, calls=globs or ("physics_model.*",), **{**PATIENT, **options})
     recorder = Recorder(settings)
     recorder.install()
     recorder.see_calls()
@@ -203,8 +208,11 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("how", WRONG)
-@pytest.mark.parametrize("around", AROUND)
+# Each by itself, and in a jit or in a scan.
+CALLED = [(how, around) for n, how in enumerate(WRONG) for around in ("by itself", ("jit", "scan")[n % 2])]
+
+
+@pytest.mark.parametrize(("how", "around"), CALLED)
 def test_what_is_wrong_in_a_function_that_is_only_called(tmp_path, model, how, around):
     call, written = WRONG[how]
     result, _ = recorded(tmp_path, lambda: AROUND[around](lambda: call(model)))
@@ -315,19 +323,18 @@ def test_python_numbers_that_decide_are_constants(tmp_path, model):
     assert not listed(result)
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda m, of: m.counting(jnp.ones(2), of(3)),
-        lambda m, of: m.shaped(jnp.ones(2), of([3, 4])),
-        lambda m, of: m.masked(jnp.ones(2), of([True, False])),
-        lambda m, of: m.branching(jnp.ones(2), of(1)),
-        lambda m, of: m.branching(jnp.ones(2), of(True)),
-        lambda m, of: m.branching(jnp.ones(2), of(1.5)),
-        lambda m, of: m.writing(jnp.ones(2), jnp.arange(3), of(3)),
-    ],
-)
-@pytest.mark.parametrize("of", [np.array, jnp.array, lambda x: np.array(x)[()]], ids=["numpy", "jax", "scalar"])
+DECIDED = [
+    lambda m, of: m.counting(jnp.ones(2), of(3)),
+    lambda m, of: m.shaped(jnp.ones(2), of([3, 4])),
+    lambda m, of: m.masked(jnp.ones(2), of([True, False])),
+    lambda m, of: m.branching(jnp.ones(2), of(1)),
+    lambda m, of: m.branching(jnp.ones(2), of(True)),
+    lambda m, of: m.branching(jnp.ones(2), of(1.5)),
+    lambda m, of: m.writing(jnp.ones(2), jnp.arange(3), of(3)),
+]
+
+
+@table("run, of", in_turn(DECIDED, [np.array, jnp.array, lambda x: np.array(x)[()]]), quick=0)
 def test_arrays_that_python_needs_are_constants(tmp_path, model, run, of):
     result, _ = recorded(tmp_path, lambda: run(model, of))
     assert len(checked(result)) == 1

@@ -68,6 +68,7 @@ def test_indices_of_a_sort_stop_a_leaf():
     assert found["zero", "warning", "['scores']"].where == line("order")
 
 
+@pytest.mark.slow
 def test_what_makes_one_factor_zero_is_not_blamed_for_the_other():
     def dead(p):
         hidden = jnp.maximum(p["inner"] - 50, 0)  # fault: dead
@@ -135,6 +136,7 @@ def test_every_kind_of_tie():
     assert found["tie", "warning", "['floor']"].operation == "floor"
 
 
+@pytest.mark.slow
 def test_every_reason_for_a_zero():
     def constant(p):
         counted = p["cast"].astype(int) + (p["compared"] > 0.0).sum() + 0.0 * p["factor"]
@@ -209,6 +211,7 @@ def test_a_random_callback_is_not_taken_for_rounding():
     assert findings(noisy, {"x": S(1.0)})["nondeterminism", "error", ""].where == line("noisy")
 
 
+@pytest.mark.slow
 def test_a_rule_with_another_value_is_named_for_leaves_beside_it():
     @jax.custom_jvp
     def wave(x):
@@ -224,6 +227,7 @@ def test_a_linear_leaf_has_no_finding():
     assert findings(linear, {"x": F(1.3, 2.1), "scale": S(1.2), "offset": S(0.7)}) == {}
 
 
+@pytest.mark.slow
 def test_two_wrong_rules_on_one_line_are_both_named():
     def wrong(x):
         return x * x
@@ -276,6 +280,7 @@ def test_a_function_that_is_singular_on_one_side_of_a_tie_is_not_honestly_zero()
     assert [f.kind for f in report.findings] == ["jump"]
 
 
+@pytest.mark.slow
 def test_the_wrong_derivative_of_a_complex_number_is_shown_along_a_direction():
     norm = jax.custom_vjp(lambda z: jnp.abs(z) ** 2)
     norm.defvjp(lambda z: (jnp.abs(z) ** 2, z), lambda z, c: (2 * c * z,))  # JAX's convention is the conjugate.
@@ -314,6 +319,7 @@ def test_a_solver_of_a_library_that_stopped_early_is_a_warning():
     assert finding.reason == "unconverged"
 
 
+@pytest.mark.slow
 def test_a_right_rule_hides_those_inside_its_function():
     """Their derivative is used nowhere in it; where they are called by themselves, it is."""
     wrong = jax.custom_jvp(lambda x: x * x)

@@ -27,7 +27,13 @@ def made(case):
     return case.make() if isinstance(case, Lazy) else case
 
 
-@table("case, wrapped, x64", OF_LIBRARIES, quick=0, most=40)
+@table(
+    "case, wrapped, x64",
+    OF_LIBRARIES,
+    quick=0,
+    most=4,
+    kind=lambda case, wrapped, x64: (case.name.split("_")[0], wrapped),
+)
 def test_no_error_is_found_in_what_libraries_do(case, wrapped, x64):
     with jax.enable_x64(x64 if case.x64 is None else case.x64):
         case = made(case)
@@ -37,7 +43,7 @@ def test_no_error_is_found_in_what_libraries_do(case, wrapped, x64):
         assert report.verdict != "error", str(report)
 
 
-@table("case, x64", CASES, quick=3, most=50)
+@table("case, x64", CASES, quick=2, most=15, kind=lambda case, x64: x64)
 def test_nothing_is_found(case, x64):
     with jax.enable_x64(x64):
         case = made(case)

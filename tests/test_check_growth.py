@@ -45,6 +45,7 @@ def grown(report):
     return finding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [500, 3000])
 def test_the_rate_of_the_logistic_map(x64, steps):
     """Its Lyapunov exponent at r = 4 is the logarithm of 2: S. Ulam and J. von Neumann (1947)."""
@@ -94,6 +95,7 @@ def test_any_loop(name):
     assert finding.details["rate"] * steps == pytest.approx(0.5 * 150, rel=0.25)
 
 
+@pytest.mark.slow
 def test_a_loop_without_reverse_mode():
     def until(x):
         return lax.while_loop(lambda c: c[0] < 100, lambda c: (c[0] + 1, 3.9 * c[1] * (1 - c[1])), (0, x))[1]  # grows
@@ -102,6 +104,7 @@ def test_a_loop_without_reverse_mode():
     assert finding.details["steps_of_loop"] == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [10, 200])
 def test_a_loop_that_contracts_or_only_scales_is_ok(steps):
     cell = 0.3 * np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
@@ -114,6 +117,7 @@ def test_a_loop_that_contracts_or_only_scales_is_ok(steps):
         assert not [finding for finding in report.findings if finding.kind != "zero"]
 
 
+@pytest.mark.slow
 def test_a_gradient_that_vanishes_along_a_loop_is_not_called_wrong():
     """As in a recurrent network: what is less than the dtype can hold has lost no digit."""
     cell = 0.3 * np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)

@@ -118,12 +118,14 @@ def test_a_word_or_another_function_excuses_nothing(what):
     assert stale.reason == "stale"
 
 
+@pytest.mark.slow
 def test_of_a_cause_of_two_leaves_one_may_be_intended():
     f = lambda p: lax.stop_gradient(p["a"] * p["b"]) + p["c"]
     report = pg.check(f, progress=False, intended="['a']")({"a": 1.0, "b": 2.0, "c": 3.0})
     assert {f.leaves: f.severity for f in report.findings} == {("['a']",): "info", ("['b']",): "warning"}
 
 
+@pytest.mark.slow
 def test_not_finite_is_never_intended():
     report, found = severities(lambda p: jnp.sqrt(p["x"]), {"x": 0.0}, intended=["['x']", jnp.sqrt])
     assert found["nan"] == "error"

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from helpers.tables import table
+from helpers.tables import in_turn, table
 
 # A function, a point on a jump, and what jumps there.
 JUMPS = {
@@ -38,7 +38,7 @@ JUMPS = {
 }
 
 
-@table("name, x64", JUMPS, [False, True], quick=8)
+@table("name, x64", in_turn(JUMPS, [False, True]), quick=4)
 def test_a_jump_is_inconclusive_and_named(name, x64):
     function, x, operation = JUMPS[name]
     with jax.enable_x64(x64):
@@ -74,12 +74,14 @@ def test_a_jump_between_a_number_and_its_neighbours_is_at_the_number(name):
     assert (finding.kind, finding.operation) == (kind, operation)
 
 
+@pytest.mark.slow
 def test_one_element_at_a_jump_leaves_its_leaf_undecided_and_no_other():
     f = lambda p: jnp.sum(jnp.floor(p["x"]) * p["y"])
     report = pg.check(f, progress=False)({"x": np.float32([0.5, 2, 3.5]), "y": np.float32(1.5)})
     assert {row.path: row.verdict for row in report.rows} == {"['x']": "inconclusive", "['y']": "ok"}
 
 
+@pytest.mark.slow
 def test_a_wrong_element_beside_a_jump_is_an_error():
     wrong = jax.custom_jvp(jnp.sin)
     wrong.defjvp(lambda p, t: (jnp.sin(p[0]), 2 * jnp.cos(p[0]) * t[0]))
@@ -105,7 +107,7 @@ SMOOTH = {
 }
 
 
-@table("name, x64", SMOOTH, [False, True], quick=4)
+@table("name, x64", in_turn(SMOOTH, [False, True]), quick=2)
 def test_what_is_smooth_does_not_jump(name, x64):
     function, x = SMOOTH[name]
     with jax.enable_x64(x64):
@@ -142,7 +144,7 @@ FLAT = {
 }
 
 
-@table("name, x64", FLAT, [False, True])
+@table("name, x64", in_turn(FLAT, [False, True]))
 def test_where_flat_pieces_meet_the_slope_is_zero(name, x64):
     function, x = FLAT[name]
     with jax.enable_x64(x64):

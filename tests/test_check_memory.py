@@ -10,6 +10,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import partgrad as pg
+from helpers.tables import table
 
 
 def wrong_rule(x):
@@ -46,8 +47,7 @@ class _Function:
         return self.f(p["x"]) * p["side"].sum() + self.held.sum()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FUNCTIONS)
+@table("name", FUNCTIONS, quick=0, most=5)
 def test_what_was_checked_is_given_back(name):
     f, wrt = FUNCTIONS[name], pg.intermediate("h") if name == "a named value" else "x"
     held = []

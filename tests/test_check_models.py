@@ -1,13 +1,11 @@
 """`check` says nothing beyond notes about the losses of ordinary models."""
 
-import pytest
-
 import partgrad as pg
 from helpers.ordinary_models import MODELS
+from helpers.tables import table
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+@table("make", MODELS, quick=0, most=10, ids=lambda make: make.__name__)
 def test_an_ordinary_model_is_ok(make):
     loss, model = make()
     report = pg.check(loss, progress=False)(model)

@@ -228,7 +228,7 @@ CANCELLING = {
 }
 
 
-@table("name, x64, x", CANCELLING, [False, True], [1e-5, 2e-6], quick=3)
+@table("name, x64, x", CANCELLING, [False, True], [1e-5, 2e-6], quick=2, most=8)
 def test_where_nearly_all_digits_cancel_the_derivative_is_not_called_wrong(name, x64, x):
     with jax.enable_x64(x64):
         report = pg.check(CANCELLING[name], progress=False)(x)

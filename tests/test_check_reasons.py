@@ -58,6 +58,7 @@ def test_without_a_gradient_the_forward_derivative_is_judged():
     assert found["mismatch", "error", "['solved']"].reason == "rule"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [root, lambda x: lax.fori_loop(0, jnp.int32(x), lambda _, y: y * 2, x)])
 def test_an_iteration_until_convergence_may_end_elsewhere_when_compiled(loop):
     slightly = lambda x: x * (1.0001 if isinstance(x, jax.core.Tracer) else 1.0)
@@ -89,6 +90,7 @@ def test_what_decides_together_with_a_random_number():
     assert found["draw", "info", "['threshold']"].reason == "threshold"
 
 
+@pytest.mark.slow
 def test_what_is_left_out_of_an_array_is_not_stopped_or_drawn_there():
     def function(p):
         drawn = jnp.concatenate([jax.random.uniform(KEY, (2,)), p["unused"]])[:2]
@@ -277,6 +279,7 @@ def test_the_cause_of_a_mismatch_is_named(name):
     assert operation in (None, finding.operation)
 
 
+@pytest.mark.slow
 def test_a_remedy_for_what_is_written_twice():
     def once(a):
         return jnp.sum(jnp.zeros(3).at[jnp.array([0, 1, 1])].set(a) ** 2)
@@ -313,12 +316,14 @@ def test_what_is_zero_at_a_factor_is_not_blamed_on_a_selection():
     assert found["zero", "info", "['r']"].operation == "*"
 
 
+@pytest.mark.slow
 def test_terms_that_cancel_are_not_the_zero_of_an_operation():
     z = jnp.arange(8.0) - 3.5
     found = findings(lambda mean: jnp.mean((mean + z) ** 2) - jnp.mean(mean + z) ** 2, S(100))
     assert [f.reason for f in found.values() if f.kind == "zero"] in (["cancels"], ["rounding"])
 
 
+@pytest.mark.slow
 def test_a_stop_that_takes_little_is_one_finding():
     def function(p):
         return p["x"] * stop_gradient(1 + 1e-3 * p["x"] + p["y"]) + p["y"]
@@ -386,6 +391,7 @@ def test_a_branch_that_is_not_taken_is_named():
         assert (zero.reason, zero.operation) == ("not chosen", operation)
 
 
+@pytest.mark.slow
 def test_a_rule_of_a_product_may_be_truly_zero():
     product = jax.custom_jvp(lambda x, y: x * y)
     product.defjvp(lambda p, t: (product(*p), t[0] * p[1] + p[0] * t[1]))

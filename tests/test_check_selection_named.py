@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
-from helpers.tables import table
+from helpers.tables import in_turn, table
 
 F = lambda *values: np.array(values, np.float32)
 
@@ -67,7 +67,7 @@ REMOVABLE = {
 
 
 @pytest.mark.slow
-@table("function, x64", REMOVABLE, [False, True], quick=4, ids=lambda f: getattr(f, "__name__", None))
+@table("function, x64", in_turn(REMOVABLE, [False, True]), quick=2, ids=lambda f: getattr(f, "__name__", None))
 def test_a_wrong_slope_of_a_series_is_an_error_with_its_line(function, x64):
     x, operation = REMOVABLE[function]
     with jax.enable_x64(x64):
@@ -131,7 +131,7 @@ TIES = {
 
 
 @pytest.mark.slow
-@table("name, x64", TIES, [False, True], quick=8)
+@table("name, x64", in_turn(TIES, [False, True]), quick=4)
 def test_a_tie_is_a_warning_with_its_line(name, x64):
     function, x, operation = TIES[name]
     with jax.enable_x64(x64):

@@ -344,6 +344,13 @@ def test_straight_through_operators(name):
         jax.grad(loss(gate))(x), jax.grad(loss(straight_through(hard, smooth)))(x), rtol=1e-5, atol=1e-7
     )
     assert pg.check(loss(gate), progress=False)(x).ok
+
+
+@pytest.mark.parametrize("name", ["relu", "argmax"])
+def test_a_wrong_operator_of_many_elements_is_an_error(name):
+    hard, smooth = OPERATORS[name]
+    x = np.array([0.3, -1.2, 0.45], np.float32)
+    loss = lambda f: lambda x: jnp.sum(f(x) * np.array([1.0, -2.0, 0.5], np.float32))
     planted = pg.surrogate(hard, lambda x: smooth(x) + half(x).sum())
     assert pg.check(loss(planted), progress=False)(x).verdict == "error"
     nan = pg.surrogate(hard, lambda x: smooth(x) + jnp.sqrt(x - x).sum())

@@ -157,7 +157,7 @@ def line_of(fault):
 
 
 @pytest.mark.slow
-@table("fault, surrounding", CASES, most=5, kind=lambda fault, surrounding: surrounding, ids=lambda f: f.__name__)
+@table("fault, surrounding", CASES, most=3, kind=lambda fault, surrounding: surrounding, ids=lambda f: f.__name__)
 def test_it_is_found_where_it_is(fault, surrounding):
     function = surrounding(fault)
     with jax.enable_x64(CASES.index((fault, surrounding)) % 2 == 1):
@@ -207,6 +207,7 @@ def sine(x, y):
     return wrong_sine(x) * y
 
 
+@pytest.mark.slow
 def test_arguments_by_position_and_name():
     report = pg.check(sine, argnums=(0, 1), progress=False)(0.7, 1.3)
     assert [row.path for row in report.rows] == ["args[0]", "args[1]"]

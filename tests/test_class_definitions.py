@@ -301,6 +301,7 @@ def test_a_class_whose_getattr_answers_everything():
         assert copied == model
 
 
+@pytest.mark.slow
 def test_a_class_whose_getattr_raises():
     @pg.dataclass
     class Model:

@@ -15,7 +15,7 @@ from numpyro.distributions import biject_to, constraints, transforms
 from scipy.optimize import minimize
 
 import partgrad as pg
-from helpers.tables import table
+from helpers.tables import examples, in_turn, table
 
 positive, interval = pg.coordinates.positive, pg.coordinates.interval
 
@@ -74,11 +74,11 @@ def lists(values):
     return st.lists(values, min_size=4, max_size=4)
 
 
-@table("name, x64", MAPS, [False, True], quick=2)
+@table("name, x64", in_turn(MAPS, [False, True]), quick=2)
 def test_coordinates_come_back(name, x64):
     own, values = MAPS[name]
 
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(lists(values))
     def law(numbers):
         leaf = np.array(numbers, np.float64 if x64 else np.float32)
@@ -97,7 +97,7 @@ def test_coordinates_come_back(name, x64):
 def test_log_det_is_that_of_the_jacobian(name):
     own, values = MAPS[name]
 
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(lists(values))
     def law(numbers):
         free, constrain = pg.unconstrain({"x": jnp.array(numbers, float), "y": 1.0}, {"x": own})

@@ -194,7 +194,7 @@ def matrix():
 @table(
     "rule, inside, other",
     list(matrix()),
-    most=6,
+    most=3,
     kind=lambda rule, inside, other: rule,
     ids=lambda p: p if isinstance(p, str) else p.__name__,
 )
@@ -224,6 +224,7 @@ def test_a_rule_that_refuses_other_operands():
     np.testing.assert_allclose(jax.grad(pg.consistent_indexing(g))(jnp.array([0.0, 4.0])), [0, 0.25])
 
 
+@pytest.mark.slow
 def test_after_a_rule_that_says_a_result_has_no_derivative():
     @jax.custom_vjp
     def halves(x):
@@ -331,9 +332,7 @@ def test_a_backward_pass_that_prints_in_a_loop(capfd):
 OF_JAX = [jax.nn.relu, jax.nn.relu6, jnp.sin, jax.nn.softplus, lambda x: jnp.logaddexp(x, x), lambda x: x]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["defjvp", "defjvps", "constant", "defvjp"])
-@pytest.mark.parametrize("f", OF_JAX, ids=["relu", "relu6", "sin", "softplus", "logaddexp", "own"])
+@table("f, kind", OF_JAX, ["defjvp", "defjvps", "constant", "defvjp"], quick=0, most=8)
 def test_another_rule_for_a_function_of_jax(f, kind):
     """As straight-through estimators have. The rule counts, however often one is made in the same line."""
     jax.grad(pg.double_where(lambda x: f(x) * jnp.where(x > 0, x, 0.0)))(2.0)
@@ -422,10 +421,7 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("rule", [with_rule, saved_pull, pushed_again])
-@pytest.mark.parametrize("around", ["plain", "scan"])
+@table("name, rule, around", PRODUCTS, [with_rule, saved_pull, pushed_again], ["plain", "scan"], quick=0, most=6)
 def test_a_rule_may_call_a_function_under_double_where(name, rule, around):
     # What such a call saves has no derivative of its own, so the derivative of a pass has to see how it is computed.
     surroundings = {
@@ -486,7 +482,7 @@ OF_A_RULE = {
 }
 
 
-@table("name, transform", AT_THE_VALUE_OF_THE_RULE, OF_A_RULE, kind=lambda name, transform: name)
+@table("name, transform", AT_THE_VALUE_OF_THE_RULE, OF_A_RULE, most=3, kind=lambda name, transform: name)
 def test_what_follows_a_rule_is_differentiated_at_its_value(name, transform):
     """As in JAX: a finite derivative is never changed."""
     f, x = AT_THE_VALUE_OF_THE_RULE[name]

@@ -44,11 +44,13 @@ def test_a_read_out_of_bounds(derivative, f, truth):
     np.testing.assert_allclose(derivative(f), truth, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [lambda x: x.at[0].min(5.0)[1], lambda x: x.at[0].max(-5.0)[1]], ids=["min", "max"])
 def test_a_scatter_beside_a_nan(f):
     equal(jax.grad(wrapped(f))(np.array([1.0, np.nan], np.float32)), [0.0, 1.0])
 
 
+@pytest.mark.slow
 def test_a_scatter_multiply_out_of_bounds():
     f = lambda c: jnp.asarray(X).at[BEYOND].multiply(c, mode="promise_in_bounds", unique_indices=True).sum()
     equal(jax.grad(wrapped(f))(7.0), jax.grad(f)(7.0))

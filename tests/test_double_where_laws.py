@@ -119,7 +119,7 @@ def test_second_derivatives_are_unchanged(steps, end, x):
         check_second(steps, end, jnp.array(x))
 
 
-@table("first", range(0, 120, 2), most=15)
+@table("first", range(0, 120, 2), most=8)
 def test_random_programs(first):
     """As `python tests/scripts/random_programs.py` tries many more of."""
     wrong = {seed: tried(seed) for seed in (first, first + 1)}
@@ -275,6 +275,7 @@ def test_rows_of_a_solve_that_nothing_is_fed_into_or_demanded_of():
         np.testing.assert_allclose(evaluated(derivative(f))(np.zeros(3)), np.diag([0.5, 0.0, 0.0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2, 3])
 def test_the_matrix_of_a_solve_in_a_loop_is_replaced_at_dead_steps_alone(length):
     """Also where there are as many steps as rows."""

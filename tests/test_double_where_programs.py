@@ -87,15 +87,6 @@ def least_squares(x):
     return optimistix.least_squares(residuals, solver, jnp.float32(1.0), x, max_steps=2, throw=False).value
 
 
-def minimum(x):
-    adjoint = optimistix.RecursiveCheckpointAdjoint()
-    solver = optimistix.GradientDescent(0.4, 1e-3, 1e-3)
-    minimise = lambda: optimistix.minimise(
-        lambda y, a: (y - a) ** 2, solver, 0.5, x, adjoint=adjoint, max_steps=2, throw=False
-    )
-    return minimise().value
-
-
 def solved(adjoint):
     def f(a):
         field = lambda t, y, a: -y * jnp.where(a > 0, jnp.sqrt(a), 1.0)
@@ -115,9 +106,7 @@ HALF = np.float32(0.5)
     ("f", "x"),
     [
         pytest.param(lambda x: with_integer(x, 1)[0], HALF, id="an integer output"),
-        pytest.param(minimum, HALF, id="a checkpointed loop"),
-        pytest.param(solved(diffrax.RecursiveCheckpointAdjoint()), HALF, id="diffrax"),
-        pytest.param(solved(diffrax.BacksolveAdjoint()), HALF, id="backsolve"),
+        pytest.param(solved(diffrax.RecursiveCheckpointAdjoint()), HALF, id="a checkpointed loop of diffrax"),
         pytest.param(
             lambda x: lax.fori_loop(0, 3, lambda i, c: with_integer(*c), (x, 0))[0], HALF, id="an integer carry"
         ),
@@ -127,7 +116,7 @@ HALF = np.float32(0.5)
         pytest.param(conjugate_gradient, 0.5, id="a float for lineax"),
         pytest.param(root, 0.5, id="a float for optimistix"),
         pytest.param(least_squares, HALF, id="numbers for Gauss-Newton"),
-        pytest.param(solved(diffrax.BacksolveAdjoint()), 0.5, id="a float for diffrax"),
+        pytest.param(solved(diffrax.BacksolveAdjoint()), 0.5, id="a float for diffrax, solved backwards"),
     ],
 )
 def test_what_jax_differentiates(f, x):
@@ -149,6 +138,7 @@ def test_a_branch_in_a_shard_map():
     equal(jax.grad(wrapped(sharded_branch))(X), 1 / X)
 
 
+@pytest.mark.slow
 def test_the_hessian_of_a_checkpointed_scan():
     equal(jax.hessian(wrapped(checkpointed_scan))(0.5), jax.hessian(checkpointed_scan)(0.5))
 
@@ -161,6 +151,7 @@ def test_a_rule_that_returns_a_symbolic_zero():
     equal(jax.jvp(wrapped(lambda x: zero_beside(x)[1] * 2.0), (1.0,), (1.0,)), (2.0, 2.0))
 
 
+@pytest.mark.slow
 def test_a_custom_rule_inside_of_a_backward_pass_that_clips():
     scaled = jax.custom_jvp(lambda x, c: x * c)
     scaled.defjvp(lambda p, t: (scaled(*p), t[0] * p[1] + p[0] * t[1]))
@@ -192,6 +183,7 @@ def test_opt_in_flags(flag):
         equal(jax.grad(wrapped(lambda x: f(jax.checkpoint(jnp.sin)(x))))(0.5), np.cos(np.sin(0.5)) * np.cos(0.5))
 
 
+@pytest.mark.slow
 def test_checkpoints_under_a_flag():
     with flag_set("jax_remat3"):
         step = jax.checkpoint(lambda c: jnp.where(c > 0, 1.0 + jnp.log(checkpoint_name(c, "kept")), c))

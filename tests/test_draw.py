@@ -72,7 +72,7 @@ SAMPLERS = {
 }
 
 
-@table("name, word", SAMPLERS, ["pathwise", "fixed", "error", "score"], kind=lambda name, word: word)
+@table("name, word", SAMPLERS, ["pathwise", "fixed", "error", "score"], most=6, kind=lambda name, word: word)
 def test_values_are_those_of_the_sampler(name, word, x64):
     sampler, args, kwargs = SAMPLERS[name]
     expected = sampler(*args, seed=KEY, **kwargs) if name == "seed" else sampler(KEY, *args, **kwargs)
@@ -84,6 +84,7 @@ def test_values_are_those_of_the_sampler(name, word, x64):
         np.testing.assert_array_equal(np.asarray(one, np.float64), np.asarray(other, np.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["pathwise", "fixed", "error"])
 def test_values_under_transforms(word):
     def total(keys, p):
@@ -185,7 +186,7 @@ log_prob = jax.scipy.stats.bernoulli.logpmf
 
 
 @pytest.mark.slow
-@table("program, word, wrap", PROGRAMS, ["error", "score"], WRAPS, kind=lambda program, word, wrap: program)
+@table("program, word, wrap", PROGRAMS, ["error", "score"], WRAPS, most=2, kind=lambda program, word, wrap: program)
 def test_refused_through_every_transform_and_silent_otherwise(program, word, wrap):
     drawn = functools.partial(bernoulli, gradient=word, log_prob=log_prob)
     f = WRAPS[wrap](functools.partial(PROGRAMS[program], drawn))
@@ -302,6 +303,7 @@ def test_with_selections_and_marks():
     refused(lambda: pg.grad(f, wrt=lambda m: m.p)(Model(0.9, 2.0)), errors.DrawError, "`p`")
 
 
+@pytest.mark.slow
 def test_second_derivatives_of_pathwise_draws():
     f = lambda p: pg.draw(lambda key, p: p**3 * jax.random.normal(key), KEY, p)
     assert jax.hessian(f)(2.0) == pytest.approx(12 * jax.random.normal(KEY))

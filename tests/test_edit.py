@@ -326,6 +326,7 @@ def test_a_training_loop_leaves_what_is_frozen_bit_identical(name):
 # --- ravel -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ravel_and_unravel():
     tree = {
         "a": jnp.arange(4.0).reshape(2, 2),
@@ -393,6 +394,7 @@ def test_unravel_under_jit_and_grad_and_with_scipy(x64):
     assert unravel(best.x).b.period == 1.0
 
 
+@pytest.mark.slow
 def test_shapes_that_do_not_fit_are_refused():
     w = {"w": jnp.arange(6.0).reshape(2, 3)}
     element = pg.grad(lambda t: (t["w"] ** 2).sum(), wrt=pg.each(lambda t: t["w"][1, 2]))(w)

@@ -69,6 +69,7 @@ def test_operators_build_flat_sums_and_products():
     assert (a + b) * c == Product((Sum((a, b)), c))
 
 
+@pytest.mark.slow
 def test_selectors_reach_into_a_kernel_sum():
     t = jnp.asarray(T)
     kernel = RBF(1.0, 2.0) + RBF(3.0, 4.0) * Periodic(1.5)
@@ -85,6 +86,7 @@ def test_selectors_reach_into_a_kernel_sum():
     np.testing.assert_allclose(pg.grad(variance, wrt=lambda k: k.terms[0])(kernel).amplitude, 8.0)
 
 
+@pytest.mark.slow
 def test_period_is_held_until_it_is_thawed():
     t = jnp.asarray(T)
     kernel = RBF(1.0, 2.0) + RBF(3.0, 4.0) * Periodic(1.5)

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec as P
 
 import partgrad as pg
-from helpers.tables import table
+from helpers.tables import in_turn, table
 
 B, F = jnp.bfloat16, jnp.float32
 MESH = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))
@@ -75,8 +75,7 @@ PROGRAMS = {
 }
 
 
-@table("program", PROGRAMS, most=13, quick=3)
-@pytest.mark.parametrize("is_jitted", [False, True])
+@table("program, is_jitted", in_turn(PROGRAMS, [False, True]), quick=3)
 def test_contributions_meet_in_the_wide_dtype(program, is_jitted):
     f, compiled = PROGRAMS[program], jax.jit if is_jitted else lambda f: f
     value, gradient = compiled(pg.value_and_grad(f, dtype=F))(W)

@@ -68,6 +68,7 @@ def test_an_explicit_stop_ends_the_derivative_without_a_word():
         np.testing.assert_allclose(pg.grad(stopped, wrt="p")(M), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [lambda f: f, jax.jit, jax.checkpoint, stacked, looped, branched])
 def test_an_implicit_hold_raises_wherever_it_is(run):
     build = run(lambda m: loss(K(m.a, m.p)) + 0.0 * m.p)
@@ -80,6 +81,7 @@ def test_an_implicit_hold_raises_wherever_it_is(run):
     np.testing.assert_allclose(pg.grad(run(lambda m: loss(K(m.a, m.p))))(M).a, 30.0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A derivative ends")
 @pytest.mark.parametrize("run", [lambda f: f, jax.jit, looped])
 def test_a_named_leaf_whose_mark_was_taken_off_ends_at_a_mark_of_its_class_with_an_error_too(run):

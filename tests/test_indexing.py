@@ -170,14 +170,14 @@ def assert_consistent(write, name, i, seed):
 INDICES = st.tuples(st.integers(-7, 7), st.integers(-7, 7)) | st.tuples(*[st.integers(-(10**9), 10**9)] * 2)
 
 
-@table("name", READS)
+@table("name", READS, most=20, kind=lambda name: "-" in name)
 @settings(max_examples=6)
 @given(INDICES, st.integers(0, 10**6))
 def test_reads(name, i, seed):
     assert_consistent(False, name, i, seed)
 
 
-@table("name", WRITES)
+@table("name", WRITES, most=20, kind=lambda name: name.endswith("unique"))
 @settings(max_examples=6)
 @given(INDICES, st.integers(0, 10**6))
 def test_writes(name, i, seed):

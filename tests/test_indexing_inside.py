@@ -255,6 +255,7 @@ def test_the_rest_of_a_function_is_the_same_equation_for_equation():
     assert trace(pg.consistent_indexing(pg.consistent_indexing(function))) == changed
 
 
+@pytest.mark.slow
 def test_errors_of_jax_stay():
     x = jnp.arange(3.0)
     for mode in ("clip", "drop", "promise_in_bounds"):
@@ -354,6 +355,7 @@ def test_a_function_runs_once_for_each_call_and_follows_what_it_closes_over():
     assert jax.jit(jax.hessian(outer))(jnp.arange(3.0)).tolist() == [[0, 0, 0], [0, 2, 0], [0, 0, 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["jax_remat3", "jax_custom_vjp3"])
 def test_opt_in_flags_of_jax(flag):
     """They make checkpoints and custom rules primitives of another kind, for `unused=` too."""
@@ -435,6 +437,7 @@ def test_a_rule_that_holds_a_traced_value(held, kind, reads):
         with pytest.raises(pg.errors.ArgumentError, match="make what the rule closes over an argument"):
             jax.grad(ours)(x)
         return
-    for outer, inner in itertools.product(JACOBIANS, JACOBIANS if kind != "custom_vjp" else [jax.jacrev]):
-        for order in (lambda f: inner(f), lambda f: outer(inner(f))):
-            np.testing.assert_allclose(order(ours)(x), order(expected)(x), rtol=1e-5)
+    inner = JACOBIANS if kind != "custom_vjp" else [jax.jacrev]
+    twice = [lambda f, o=outer, i=i: o(i(f)) for outer, i in itertools.product(JACOBIANS, inner)]
+    both = jax.jit(lambda x: [[order(f)(x) for order in (*inner, *twice)] for f in (ours, expected)])
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), *both(x))

@@ -87,6 +87,7 @@ def test_a_named_leaf_gets_the_gradient_of_the_function_closed_over_the_rest(tre
     np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=2e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 @example(NonDiff(Config(NonDiff([]))))
 @example(Flax(Flax((0.0, NonDiff(3)))))
 @example(Flax(Linear(0.0, RBF(NonDiff(None), 0.0))))

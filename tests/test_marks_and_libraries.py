@@ -19,6 +19,7 @@ from helpers.models import Flax
 from partgrad import NonDiff, errors
 
 
+@pytest.mark.slow
 def test_a_mark_of_paramax_counts_and_thaw_takes_it_off():
     tree = {"w": paramax.NonTrainable({"x": jnp.float32(2.0), "y": jnp.float32(3.0)}), "s": jnp.float32(4.0)}
     f = lambda t: (lambda t: t["w"]["x"] * t["w"]["y"] * t["s"])(paramax.unwrap(t))
@@ -79,6 +80,7 @@ def test_what_is_no_parameter_of_flax_is_held():
     assert pg.is_nondiff(pg.thaw(model, None), "norm.mean")
 
 
+@pytest.mark.slow
 def test_adamw_leaves_running_statistics_alone():
     model, x = Norm(), jnp.array([[1.0, 2.0], [3.0, 5.0]])
     model.eval()

@@ -69,14 +69,12 @@ def same(one, other):
 @pytest.mark.parametrize("wrt", SELECTORS, ids=range(len(SELECTORS)))
 def test_each_transform_is_that_of_jax_on_the_function_closed_over_the_rest(wrt):
     closed, leaves = split(wrt)
-    for ours, theirs in (
-        (pg.jacfwd, jax.jacfwd),
-        (pg.jacrev, jax.jacrev),
-        (pg.jacobian, jax.jacobian),
-        (pg.hessian, jax.hessian),
-    ):
-        got = jax.jit(lambda x, ours=ours: ours(f, wrt=wrt)(MODEL, x))(X)
-        want = theirs(closed)(leaves, X)
+    ours = pg.jacfwd, pg.jacrev, pg.jacobian, pg.hessian
+    theirs = jax.jacfwd, jax.jacrev, jax.jacobian, jax.hessian
+    both = jax.jit(
+        lambda leaves, x: ([own(f, wrt=wrt)(MODEL, x) for own in ours], [own(closed)(leaves, x) for own in theirs])
+    )
+    for got, want in zip(*both(leaves, X), strict=True):
         assert list(got) == ["s", "y"]
         same(got["s"], want["s"])
         same(got["y"], want["y"])
@@ -128,6 +126,7 @@ def test_transforms_nest(data):
     np.testing.assert_allclose(nested(tree), plain(0.7, 1.3, 0.4), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_held_leaves_that_are_named_are_reached_through_jit():
     kernel = composite()
     g = jax.jit(lambda k: k(jnp.linspace(0.1, 0.9, 5)).sum())
@@ -223,6 +222,7 @@ def test_errors_of_jax_stay():
 # --- arguments by name -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_argnames():
     def g(kernel, x, *, noise, n=2):
         return kernel["a"] * x * noise["s"] ** 2 * n

@@ -115,6 +115,7 @@ def test_an_optimiser_takes_both_gradient_and_part_and_leaves_the_rest_alone():
 # --- freeze and thaw ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_freeze_marks_fields_without_changing_values_or_paths():
     model = Sum(RBF(1.0, 2.0), Periodic(1.0, 2.0, 3.0))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(model)]
@@ -129,6 +130,7 @@ def test_freeze_marks_fields_without_changing_values_or_paths():
     assert gradient.a.variance is not None
 
 
+@pytest.mark.slow
 def test_thaw_removes_what_freeze_added_and_what_the_class_declared():
     model = Sum(RBF(1.0, 2.0), RBF(3.0, 4.0))
     for wrt in ("a.variance", "a", lambda m: m.variance, None):

@@ -35,8 +35,7 @@ def same(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-@table("outer, inner", NAMES, NAMES, most=20, quick=3)
-@pytest.mark.parametrize("double_where", [False, True])
+@table("outer, inner, double_where", NAMES, NAMES, [False, True], most=14, quick=2)
 def test_it_is_the_reduction_of_the_cotangent_in_every_container(outer, inner, double_where):
     f, containers = wrapped(inner, outer), (inner, outer)
     options = {"double_where": double_where}
@@ -51,9 +50,11 @@ def test_it_is_the_reduction_of_the_cotangent_in_every_container(outer, inner, d
     np.testing.assert_allclose(found["x"], jax.grad(f)(X), rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
-@pytest.mark.parametrize("result", ["int8", "int32", "uint32", "int64", "uint64", "bool", "float32", "float64"])
+DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+RESULTS = ["int8", "int32", "uint32", "int64", "uint64", "bool", "float32", "float64"]
+
+
+@table("dtype, result", DTYPES, RESULTS, quick=0, most=8)
 def test_every_dtype_comes_back_exactly(dtype, result):
     with jax.enable_x64(True):
         info = jnp.iinfo(result) if result.startswith(("int", "uint")) else None
@@ -68,7 +69,7 @@ def test_every_dtype_comes_back_exactly(dtype, result):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=8)
 @given(
     steps=st.integers(1, 4),
     taken=st.lists(st.booleans(), min_size=4, max_size=4),

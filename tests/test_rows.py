@@ -44,7 +44,7 @@ def padded(gradient, rows):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(rows=st.lists(st.integers(-SIZE, SIZE + 2), min_size=1, max_size=5), is_jitted=st.booleans())
 def test_each_position_has_the_gradient_of_its_row(rows, is_jitted):
     rows = jnp.array(rows)
@@ -54,7 +54,7 @@ def test_each_position_has_the_gradient_of_its_row(rows, is_jitted):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(rows=st.lists(st.integers(-SIZE, SIZE + 2), min_size=1, max_size=5), is_jitted=st.booleans())
 def test_an_update_moves_each_row_once(rows, is_jitted):
     def step(model, rows):

@@ -230,6 +230,7 @@ def test_the_formulas_of_the_norm():
     assert jax.jacrev(lambda x: safe.norm(x, axis=1))(jnp.zeros((2, 0))).shape == (2, 2, 0)
 
 
+@pytest.mark.slow
 def test_a_norm_that_underflows_is_not_at_its_singular_point():
     """The derivative there is JAX's, which is not finite: a real NaN or infinity is not hidden."""
     x = jnp.array([1e-30, 0.0])
@@ -498,6 +499,7 @@ def test_a_given_derivative_may_be_traced_and_differentiated():
     np.testing.assert_array_equal(jax.vmap(slope)(jnp.arange(3.0)), jnp.arange(3.0))
 
 
+@pytest.mark.slow
 def test_real_nans_are_not_hidden():
     for call, point in ((safe.sqrt, -1.0), (safe.arccos, 1.5), (safe.arcsin, -2.0)):
         assert jnp.isnan(call(point))
@@ -514,7 +516,7 @@ def test_real_nans_are_not_hidden():
     st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.5, 3.0, 1e30, 1e-30, INF, -INF, NAN]), min_size=6, max_size=6),
     st.sampled_from(["norm", "std", "var", "logsumexp"]),
 )
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_law_values_are_those_of_jax_numpy(numbers, name):
     """To the bit, beside a gradient too; and a row of which JAX has the gradient keeps it, or is a zero vector."""
     x = jnp.array(numbers).reshape(2, 3)
@@ -577,6 +579,7 @@ def test_where_takes_trees_and_broadcasts_them():
     np.testing.assert_array_equal(drawn, [jax.random.uniform(keys[0]), 0])
 
 
+@pytest.mark.slow
 def test_where_keeps_rows_whole():
     """Along axes in which `pred` has size 1, a function may mix elements."""
     rows = jnp.array([[0.0, 0], [3, 4], [0, 0]])

@@ -1,11 +1,14 @@
 """`safe.matrix_function`, `safe.eigh`, `safe.svd`: derivatives where eigenvalues and singular values are equal."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.scipy.linalg import expm
 
+from helpers.tables import in_turn, table
 from partgrad import errors, safe
 
 SPECTRA = {
@@ -57,18 +60,7 @@ def scalar(f, w):
     return lambda a: jnp.sum(jnp.real(jnp.conj(w) * f(a))) ** 2
 
 
-QUICK = {("root", "two near, two apart")}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "spectrum", "is_complex"),
-    [
-        pytest.param(name, spectrum, bool((i + j) % 2), marks=[pytest.mark.slow] * ((name, spectrum) not in QUICK))
-        for i, name in enumerate(FUNCTIONS)
-        for j, spectrum in enumerate(SPECTRA)
-    ],
-)
+@table("name, spectrum, is_complex", FUNCTIONS, SPECTRA, [False, True], quick=0, most=5)
 def test_first_and_second_derivatives_are_those_of_cauchys_integral(name, spectrum, is_complex):
     fn, analytic = FUNCTIONS[name]
     a, h, k, w = matrices(SPECTRA[spectrum], is_complex)
@@ -76,24 +68,30 @@ def test_first_and_second_derivatives_are_those_of_cauchys_integral(name, spectr
     with jax.enable_x64(True):
         f = lambda a: safe.matrix_function(fn, a)
         g = scalar(f, w)
-        found, slope = jax.jvp(f, (a,), (h,))
-        np.testing.assert_allclose(found, value, rtol=0, atol=1e-12 * (1 + abs(value).max()))
-        np.testing.assert_allclose(slope, first, rtol=0, atol=1e-11 * abs(first).max())
         # Of a number, each order of the modes.
-        dot = lambda x: np.sum(np.real(np.conj(w) * x))
-        slope_along, curvature = 2 * dot(value) * dot(first), 2 * dot(first) * dot(by_contour(analytic, a, k, h)[1])
-        curvature += 2 * dot(value) * dot(second)
         along = lambda gradient, h: jnp.sum(jnp.real(jnp.conj(gradient) * h))
         # JAX's gradient with respect to complex numbers is the conjugate.
         gradient = lambda a: jnp.conj(jax.grad(g)(a))
-        assert np.isclose(along(gradient(a), h), slope_along, rtol=1e-10)
         push = lambda a: jax.jvp(g, (a,), (h,))[1]
-        for both in (
-            jax.jvp(push, (a,), (k,))[1],
-            along(jnp.conj(jax.grad(push)(a)), k),
-            along(jax.jvp(gradient, (a,), (k,))[1], h),
-            along(jnp.conj(jax.grad(lambda a: along(gradient(a), h))(a)), k),
-        ):
+
+        @jax.jit
+        def everything(a):
+            twice = (
+                jax.jvp(push, (a,), (k,))[1],
+                along(jnp.conj(jax.grad(push)(a)), k),
+                along(jax.jvp(gradient, (a,), (k,))[1], h),
+                along(jnp.conj(jax.grad(lambda a: along(gradient(a), h))(a)), k),
+            )
+            return jax.jvp(f, (a,), (h,)), along(gradient(a), h), twice
+
+        (found, slope), along_h, twice = everything(a)
+        np.testing.assert_allclose(found, value, rtol=0, atol=1e-12 * (1 + abs(value).max()))
+        np.testing.assert_allclose(slope, first, rtol=0, atol=1e-11 * abs(first).max())
+        dot = lambda x: np.sum(np.real(np.conj(w) * x))
+        slope_along, curvature = 2 * dot(value) * dot(first), 2 * dot(first) * dot(by_contour(analytic, a, k, h)[1])
+        curvature += 2 * dot(value) * dot(second)
+        assert np.isclose(along_h, slope_along, rtol=1e-10)
+        for both in twice:
             assert np.isclose(both, curvature, rtol=1e-8, atol=1e-8 * abs(slope_along))
 
 
@@ -123,8 +121,7 @@ def test_under_transformations_and_in_batches(surrounding):
 MODES = (jax.jacfwd, jax.jacrev)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("modes", [(mode,) for mode in MODES] + [(outer, inner) for outer in MODES for inner in MODES])
+@table("modes", [(mode,) for mode in MODES] + list(itertools.product(MODES, MODES)), quick=0, most=2, kind=len)
 def test_what_the_function_closes_over_is_differentiated(modes):
     """The density matrix of electrons, by the matrix, the temperature and the chemical potential."""
     a, w, *_ = matrices([1.0, 1.0, 2.0])
@@ -221,9 +218,7 @@ def test_eigh_of_a_degenerate_space_as_a_whole(is_complex):
         np.testing.assert_array_equal(jnp.isnan(jax.vmap(jax.grad(whole))(jnp.stack([a, a]))), False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5)], ids=str)
+@table("shape, is_complex", in_turn([(3, 3), (5, 3), (3, 5)], [False, True]), quick=0)
 def test_svd_is_jaxs_where_singular_values_differ(shape, is_complex):
     rng = np.random.default_rng(1)
     draw = lambda: rng.normal(size=shape) + (1j * rng.normal(size=shape) if is_complex else 0)
@@ -249,10 +244,10 @@ def test_svd_is_jaxs_where_singular_values_differ(shape, is_complex):
             np.testing.assert_allclose(turned.conj().T @ basis + basis.conj().T @ turned, 0, atol=1e-13)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-@pytest.mark.parametrize("singular", [[2.0, 2.0, 1.0], [2.0, 2.0, 2.0], [2.0, 0.0, 0.0]], ids=str)
-@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5)], ids=str)
+SHAPES, SINGULAR = [(3, 3), (5, 3), (3, 5)], [(2.0, 2.0, 1.0), (2.0, 2.0, 2.0), (2.0, 0.0, 0.0)]
+
+
+@table("shape, singular, is_complex", SHAPES, SINGULAR, [False, True], quick=0, most=5)
 def test_svd_of_a_degenerate_space_as_a_whole(shape, singular, is_complex):
     rng = np.random.default_rng(2)
     draw = lambda *shape: rng.normal(size=shape) + (1j * rng.normal(size=shape) if is_complex else 0)
@@ -274,10 +269,12 @@ def test_svd_of_a_degenerate_space_as_a_whole(shape, singular, is_complex):
         )
 
     with jax.enable_x64(True):
-        one = lambda step: (whole(a + step * h) - whole(a - step * h)) / (2 * step)
+        one = lambda step: (value(a + step * h) - value(a - step * h)) / (2 * step)
+        value = jax.jit(whole)
         expected = (4 * one(1e-4) - one(2e-4)) / 3
-        assert np.isclose(jax.jvp(whole, (a,), (h,))[1], expected, rtol=1e-8)
-        assert np.isclose(jnp.sum(jnp.real(jax.grad(whole)(a) * h)), expected, rtol=1e-8)
+        forward, gradient = jax.jit(lambda a: (jax.jvp(whole, (a,), (h,))[1], jax.grad(whole)(a)))(a)
+        assert np.isclose(forward, expected, rtol=1e-8)
+        assert np.isclose(jnp.sum(jnp.real(gradient * h)), expected, rtol=1e-8)
 
 
 @pytest.mark.slow

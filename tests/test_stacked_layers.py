@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec
 
 import partgrad as pg
-from helpers.tables import examples
+from helpers.tables import examples, in_turn, table
 
 sys.path.append(str(pathlib.Path(__file__).parent.parent))
 
@@ -143,14 +143,12 @@ SPLIT = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SPLIT)
-@pytest.mark.parametrize("double_where", [False, True])
+@table("name, double_where", SPLIT, [False, True], quick=0, most=1, kind=lambda name, double_where: name)
 def test_the_scan_is_split_wherever_it_is(name, double_where):
     function = SPLIT[name]
     gradient = pg.grad(function, wrt="**[4:]", double_where=double_where)
     bound = 3e-2 if "cast" in name else 3e-6
-    expected = cut(jax.grad(function)(LAYERS, X))
+    expected = cut(jax.jit(jax.grad(function))(LAYERS, X))
     close(gradient(LAYERS, X), expected, bound)
     close(jax.jit(gradient)(LAYERS, X), expected, bound)
     assert scans(gradient, LAYERS, X) > scans(jax.grad(function), LAYERS, X)
@@ -213,6 +211,7 @@ def test_any_selection_within_some_steps(name, double_where):
     assert scans(gradient, LAYERS, X) > 2
 
 
+@pytest.mark.slow
 def test_groups_and_another_argument():
     found = pg.grad(
         lambda layers, scale, x: loss(layers, x) * scale, wrt=({"a": "w[4:]", "b": "b[:2]"}, None), argnums=(0, 1)
@@ -337,6 +336,7 @@ def test_options():
 # --- the function runs as it is -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_branches_prints_and_side_effects(capsys):
     runs = []
 
@@ -352,6 +352,7 @@ def test_branches_prints_and_side_effects(capsys):
     assert capsys.readouterr().out == "running\n"
 
 
+@pytest.mark.slow
 def test_effects_keep_their_order(capsys):
     def told(h, layer):
         jax.debug.print("{}", h[0].round(3), ordered=True)
@@ -471,8 +472,7 @@ ANYTHING = {
 }
 
 
-@pytest.mark.parametrize("name", ANYTHING)
-@pytest.mark.parametrize("way", ["eager", "jit", "double_where"])
+@table("name, way", in_turn(ANYTHING, ["eager", "jit", "double_where"]), quick=6)
 def test_whatever_else_a_function_does(name, way):
     f = ANYTHING[name]
     gradient = pg.grad(lambda layers: f(layers["w"]), wrt="w[4:]", double_where=way == "double_where")

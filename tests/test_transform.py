@@ -127,6 +127,7 @@ def test_a_held_wrapper_in_a_foreign_container_is_handed_over_plain():
     assert pg.grad(f, wrt=lambda t: t["net"].bias)({"a": 1.0, "h": 2.0, "net": NonDiff(Linear(1.0, 2.0))}) == 0.0
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_named_held_leaf_is_built_thawed():
     gradient = pg.grad(loss, wrt=lambda k: k.b.b)(composite())
     assert repr(gradient).endswith("period=NonDiff(None))")
@@ -267,6 +268,7 @@ def test_they_bind_as_methods():
 # --- under and around the transforms of JAX ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_under_and_around_every_transform():
     tree = {"a": jnp.array(2.0), "b": jnp.array(3.0), "h": NonDiff(jnp.array(4.0))}
     f = lambda t: t["a"] ** 3 * t["b"] * t["h"]
@@ -286,6 +288,7 @@ def test_under_and_around_every_transform():
     assert jax.eval_shape(g, tree).shape == ()
 
 
+@pytest.mark.slow
 def test_custom_rules_and_shard_map():
     @jax.custom_vjp
     def triple(t):

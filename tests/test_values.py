@@ -199,13 +199,12 @@ PICKS = ["w[1,0]", "w[1]", lambda t: t["w"][:, 0], lambda t: t["w"][[2, 0], [0, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrt", PICKS, ids=["one", "row", "column", "picked", "joined"])
-@pytest.mark.parametrize(
-    ("flag", "value"), [("jax_numpy_rank_promotion", "raise"), ("jax_numpy_dtype_promotion", "strict")]
-)
-def test_elements_under_strict_flags(flag, value, wrt):
-    before = getattr(jax.config, flag)
-    jax.config.update(flag, value)
+def test_elements_under_strict_flags(wrt):
+    flags = {"jax_numpy_rank_promotion": "raise", "jax_numpy_dtype_promotion": "strict"}
+    before = {flag: getattr(jax.config, flag) for flag in flags}
     try:
+        for flag, value in flags.items():
+            jax.config.update(flag, value)
         gradient = pg.grad(LOSS, wrt=wrt)(W)
         pg.apply_updates(W, gradient, wrt)
         pg.replace(W, wrt, fn=lambda x: 2 * x)
@@ -213,4 +212,5 @@ def test_elements_under_strict_flags(flag, value, wrt):
         unravel(vector)
         pg.jacfwd(LOSS, wrt=wrt)(W)
     finally:
-        jax.config.update(flag, before)
+        for flag, value in before.items():
+            jax.config.update(flag, value)

@@ -91,7 +91,7 @@ def positions(layout, wrt):
     return chosen.reshape(shape)
 
 
-@table("layout, way, wrt", list(LAYOUTS), list(WAYS), list(SELECTORS), quick=2, most=8, kind=lambda *row: row[:2])
+@table("layout, way, wrt", list(LAYOUTS), list(WAYS), list(SELECTORS), most=2, kind=lambda *row: row[:2])
 def test_what_is_selected_changes_and_nothing_else(layout, way, wrt):
     if "masked" in layout and "ravel" in way:
         pytest.skip("JAX has no masked arrays")
@@ -198,8 +198,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("way", BY_ELEMENT)
-@pytest.mark.parametrize("case", WRITES)
+@table("case, way", WRITES, BY_ELEMENT, most=2, kind=lambda case, way: case)
 def test_a_value_is_written_in_the_dtype_of_the_leaf_or_refused(case, way):
     leaf, value, want = WRITES[case]
     if want is None:
@@ -270,6 +269,7 @@ def test_updates_follow_the_same_rule(case):
         np.testing.assert_array_equal(np.asarray(new), want)
 
 
+@pytest.mark.slow
 def test_a_vector_follows_the_same_rule():
     vector, unravel = pg.ravel({"v": PRECISE}, "v[2]")
     assert unravel(vector)["v"][:2].tobytes() == PRECISE[:2].tobytes()
@@ -335,6 +335,7 @@ def test_traced_updates_and_vectors():
     assert jax.jit(unravel)(jnp.ones(1))["v"][2] == 1.0
 
 
+@pytest.mark.slow
 def test_with_64_bits_everything_keeps_its_bits(x64):
     if not x64:
         pytest.skip("about 64 bits")

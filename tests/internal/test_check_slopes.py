@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from helpers.tables import examples
 from partgrad._check.slopes import JUMP, KINK, SMOOTH, UNSURE, slope
 
 sizes = st.floats(1e-3, 1e3).flatmap(lambda size: st.sampled_from([size, -size]))
@@ -76,7 +77,7 @@ KINKS = [
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=examples(300))
 @given(piecewise())
 def test_is_never_certain_of_a_wrong_slope(case):
     function, expected = case
@@ -89,7 +90,7 @@ def test_is_never_certain_of_a_wrong_slope(case):
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.floats(-3, 3), st.floats(0.1, 10), st.sampled_from([-100, -1, 0.01, 1, 10]))
 def test_a_kink_and_a_jump_at_the_point_are_told(offset, scale, size):
     smooth = lambda t: np.cos(scale * t + offset)
@@ -100,7 +101,7 @@ def test_a_kink_and_a_jump_at_the_point_are_told(offset, scale, size):
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.floats(-5.5, -1), st.sampled_from([1, -1]), st.floats(-3, 3))
 def test_a_kink_or_a_jump_nearby_does_not_matter(exponent, side, offset):
     at = side * 10**exponent

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import partgrad as pg
+from helpers.tables import in_turn, table
 from partgrad._check.verdict import ERROR, INCONCLUSIVE, OK, STOPPED, TABLE, Evidence, row_of, worst
 
 WORDS = Evidence(
@@ -124,9 +125,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@table("name, x64", in_turn(FUNCTIONS, [False, True]), quick=0)
 def test_a_function(name, x64):
     function, x, verdict = FUNCTIONS[name]
     with jax.enable_x64(x64):

@@ -33,6 +33,7 @@ def test_closures_in_a_structure_do_not_stay_alive():
     assert alive() is None
 
 
+@pytest.mark.slow
 def test_selecting_leaves_no_cycle_that_holds_leaves():
     gc.collect()
     gc.disable()
@@ -59,6 +60,7 @@ def test_of_large_skeletons_few_are_kept(monkeypatch):
     assert kept == [6]
 
 
+@pytest.mark.slow
 def test_no_tracer_leaks():
     with jax.checking_leaks():
         model = lambda x: Configured(x, lambda y: y * x)

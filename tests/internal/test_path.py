@@ -187,6 +187,7 @@ def test_a_path_lays_out_only_what_it_goes_through():
 WIDE = {"layers": [{"base": 1.0, "w": 2.0} for _ in range(5000)], "head": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrt", "fragments"),
     [

@@ -65,6 +65,7 @@ def asked(function, x, **options):
     return names
 
 
+@pytest.mark.slow
 def test_a_rule_that_answers_nothing_leaves_values_and_derivatives_as_they_are():
     same = lambda x: interpreted(everything, lambda chain, operands: None, x)
     np.testing.assert_array_equal(same(0.7), everything(0.7))
