@@ -145,7 +145,7 @@ def lines_of(found, severity="error"):
 def test_a_suite(project):
     """In two workers; a suite in one process is below."""
     report, html = project / "found.json", project / "found.html"
-    arguments = ("-q", "-n2", "--gradients-strict")
+    arguments = ("-q", "-n2", "--gradients-strict", "--gradients-seconds=600", "--gradients-total=3600")
     done = run(project, "pytest", *arguments, f"--gradients-json={report}", f"--gradients-html={html}")
     assert "7 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1

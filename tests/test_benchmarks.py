@@ -16,6 +16,7 @@ def run(arguments, capsys):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_a_page_and_a_picture(tmp_path, capsys):
     path = tmp_path / "benchmarks.md"
     out = run(["structure", "selection", "callables", "--quick", "--page", str(path)], capsys)

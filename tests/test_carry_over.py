@@ -30,6 +30,7 @@ def trained(optimiser, model, wrt, steps=3):
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimiser", [optax.adam(0.1), optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9))])
 @given(st.sets(st.sampled_from(LEAVES), min_size=1), st.sets(st.sampled_from(LEAVES), min_size=1))
 def test_what_goes_on_keeps_its_state_and_what_is_new_starts(optimiser, before, after):
@@ -83,6 +84,7 @@ def test_groups_whose_masks_leave_leaves_out():
     assert (inner["fast"].inner_state[0].mu["b"] == 0).all()
 
 
+@pytest.mark.slow
 def test_an_equinox_model_under_jit():
     model = eqx.nn.MLP(2, 1, 4, 2, key=jax.random.key(0))
     optimiser = optax.adam(0.1)

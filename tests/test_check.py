@@ -34,6 +34,7 @@ def test_a_right_gradient_is_ok_in_both_precisions(x64):
     assert jax.config.jax_enable_x64 == x64
 
 
+@pytest.mark.slow
 def test_only_what_is_selected_is_checked_and_the_rest_says_why():
     def f(p):
         return jnp.sqrt(p["bad"]) + p["good"] ** 2
@@ -95,6 +96,7 @@ def test_the_seed_decides_the_directions():
     assert other.ok
 
 
+@pytest.mark.slow
 def test_the_report_is_json():
     report = quiet(lambda x: jnp.sqrt(x))(0.0)
     data = json.loads(json.dumps(report.to_dict()))
@@ -103,6 +105,7 @@ def test_the_report_is_json():
     assert data["cost"]["function"] > 0
 
 
+@pytest.mark.slow
 def test_raise_if_failed():
     quiet(loss)(POINT).raise_if_failed()
     with pytest.raises(CheckError, match="nan at test_check.py:"):
@@ -247,6 +250,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_right(x64):
     assert [row.status for row in report.rows] == ["checked", "checked"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1e-5, 1e-2])
 def test_a_stop_is_never_ok_however_small(part):
     f = lambda x: jnp.sum(jnp.sin(x) + part * jax.lax.stop_gradient(x))

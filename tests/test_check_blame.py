@@ -243,6 +243,7 @@ def test_two_wrong_rules_on_one_line_are_both_named():
     assert len({f.where for f in found}) == 1
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_checked_by_itself_has_the_line_of_its_function():
     @jax.custom_jvp
     def alone(x):  # fault: alone

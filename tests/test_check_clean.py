@@ -31,7 +31,7 @@ def made(case):
     "case, wrapped, x64",
     OF_LIBRARIES,
     quick=0,
-    most=4,
+    most=3,
     kind=lambda case, wrapped, x64: (case.name.split("_")[0], wrapped),
 )
 def test_no_error_is_found_in_what_libraries_do(case, wrapped, x64):
@@ -43,7 +43,7 @@ def test_no_error_is_found_in_what_libraries_do(case, wrapped, x64):
         assert report.verdict != "error", str(report)
 
 
-@table("case, x64", CASES, quick=2, most=15, kind=lambda case, x64: x64)
+@table("case, x64", CASES, quick=3, most=20)
 def test_nothing_is_found(case, x64):
     with jax.enable_x64(x64):
         case = made(case)

@@ -39,6 +39,7 @@ def test_at_most_three_times_those_of_a_gradient_and_then_none(name, compilation
     assert again.to_dict() == first.to_dict()
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_of_the_program_and_not_of_its_numbers():
     """Constants that change between two checks of the same program count."""
     for factor in (2.0, 3.0):

@@ -74,6 +74,7 @@ FIXES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIXES)
 def test_a_fix_was_tried_and_its_derivative_agrees(name):
     function, point, by = FIXES[name]
@@ -101,6 +102,7 @@ def test_what_does_not_agree_is_no_fix(name):
         assert finding.severity != "error" or finding.suggestion
 
 
+@pytest.mark.slow
 def test_a_suggestion_that_cannot_be_told_says_so():
     (finding,) = check(lambda x: jnp.sqrt(x), 0.0).findings
     assert finding.details["by"] == "partgrad.safe.sqrt"

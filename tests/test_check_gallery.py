@@ -10,7 +10,7 @@ from helpers.gallery import GALLERY
 from helpers.tables import table
 
 faults = pytest.mark.parametrize("fault", GALLERY, ids=[fault.name for fault in GALLERY])
-some_faults = table("fault", GALLERY, most=10, kind=lambda fault: (fault.kind, fault.severity), ids=lambda f: f.name)
+some_faults = table("fault", GALLERY, most=8, kind=lambda fault: (fault.kind, fault.severity), ids=lambda f: f.name)
 
 
 @pytest.fixture(autouse=True)

@@ -74,6 +74,7 @@ def test_what_follows_a_named_value_is_checked(f, wrt, wrong_paths):
             pg.testing.assert_gradients(f, X, wrt=wrt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_x", "of_h", "wrong_paths"),
     [
@@ -126,6 +127,7 @@ def test_the_search_moves_the_value():
     assert {leaf for finding in report.findings for leaf in finding.leaves} == {"intermediate('h')"}
 
 
+@pytest.mark.slow
 def test_a_finding_at_a_value_can_be_intended():
     assert quiet(after, H, intended="intermediate('h')")(X).ok
 

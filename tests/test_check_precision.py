@@ -100,6 +100,7 @@ def test_a_narrow_conversion_explains_only_as_much_as_it_rounds():
     assert explained == {"right": True, "lost": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "x"),
     [(variance, F(100.0, 100.01, 100.03)), (lambda x: jnp.log(jnp.cosh(x) * jnp.exp(x)), np.float32(60))],
@@ -113,6 +114,7 @@ def test_what_is_finite_in_float64_needs_a_wider_type_and_no_remedy(function, x)
         assert finding.fix is None
 
 
+@pytest.mark.slow
 def test_an_overflow_is_said_first():
     report = pg.check(lambda p: jnp.log(1 + jnp.exp(p["x"])) * p["y"], progress=False)({"x": 100.0, "y": 2.0})
     assert (report.findings[0].reason, report.findings[0].operation) == ("value", "exp")
@@ -210,6 +212,7 @@ def test_a_solver_that_has_converged_is_clean(make):
     assert all(f.severity == "info" for f in report.findings), str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [1e-1, 1e-6])
 def test_a_wrong_rule_of_a_solver_is_an_error_all_the_same(tolerance):
     report = pg.check(fixed_point_by_hand(tolerance, slope=3.0), progress=False)(np.float32(0.8))
@@ -253,6 +256,7 @@ HIDDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HIDDEN)
 def test_noise_in_float64_hides_no_slope(name):
     """No digit of these gradients is right, and no higher precision is there to tell."""
@@ -261,6 +265,7 @@ def test_noise_in_float64_hides_no_slope(name):
         assert pg.check(function)(point).verdict == "inconclusive"
 
 
+@pytest.mark.slow
 def test_a_verdict_has_a_finding():
     """The gradient in float32 is finite by rounding only."""
 

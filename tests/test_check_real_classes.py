@@ -77,6 +77,7 @@ def test_a_right_derivative_is_ok(name, x64):
     assert not [finding for finding in report.findings if finding.severity != "info"]
 
 
+@pytest.mark.slow
 def test_a_rule_whose_zero_is_right_is_a_note():
     square = jax.custom_jvp(lambda x: x * x)
     square.defjvp(lambda p, t: (square(*p), jnp.where(p[0] == 0, 0.0, 2 * p[0] * t[0])))
@@ -110,6 +111,7 @@ def test_one_cause_is_told_once():
     assert finding.operation in ("abs", "maximum")
 
 
+@pytest.mark.slow
 def test_a_stop_is_told_rather_than_a_condition_in_front_of_it():
     f = lambda x: jnp.where(jnp.array(True), jax.lax.stop_gradient(x**2), x)
     report = pg.check(f)(3.0)

@@ -122,7 +122,7 @@ def errors(report):
 
 
 @pytest.mark.slow
-@table("name", PLANTED, quick=2, most=14)
+@table("name", PLANTED, quick=2, most=10)
 def test_bad_points_are_found(name):
     f, point, operation = PLANTED[name]
     if name != "while":
@@ -136,7 +136,7 @@ def test_bad_points_are_found(name):
 
 
 @pytest.mark.slow
-@table("name", CLEAN, quick=2, most=12)
+@table("name", CLEAN, quick=2, most=8)
 def test_what_is_well_raises_no_alarm(name):
     f, point = CLEAN[name]
     report = pg.check(f, search=True)(point)

@@ -145,6 +145,7 @@ def test_a_tie_is_a_warning_with_its_line(name, x64):
     assert low - 1e-6 <= tie.figures.derivative <= high + 1e-6
 
 
+@pytest.mark.slow
 def test_of_max_pool_in_a_library():
     nn = pytest.importorskip("flax.linen")
     report = pg.check(lambda x: nn.max_pool(x[None, :, None], (2,), (2,)).sum(), progress=False)(F(1, 1, 2, 3))
@@ -152,6 +153,7 @@ def test_of_max_pool_in_a_library():
     assert [f.kind for f in report.findings if f.severity == "warning"] == ["tie"]
 
 
+@pytest.mark.slow
 def test_what_only_feeds_a_comparison_is_not_blamed():
     def loss(x):
         return jnp.where(jnp.abs(x) < 0.5, x, 2 * x)

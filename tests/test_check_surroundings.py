@@ -229,6 +229,7 @@ def test_forward_mode_alone_needs_no_gradient():
     assert report.rows[0].status == "checked"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [wrong_sine, sine, "args[0]"], ids=["rule", "function", "leaf"])
 def test_what_is_intended_is_a_note(what):
     report = pg.check(sine, argnums=(0, 1), intended=[what], progress=False)(0.7, 1.3)

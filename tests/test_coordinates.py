@@ -177,6 +177,7 @@ def test_how_maps_are_written():
 # --- what moves -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_free_is_like_the_first_part_of_partition():
     tree = model()
     free, constrain = pg.unconstrain(tree, INSIDE)
@@ -486,6 +487,7 @@ def test_which_pairs_take_each_element_alone(name):
 # --- ties -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_tie_is_the_model_with_one_leaf():
     """Gradients, second derivatives and updates agree with the model that is written with one parameter."""
 
@@ -783,6 +785,7 @@ def test_check_names_the_map_that_has_lost_its_digits():
     assert not report.findings
 
 
+@pytest.mark.slow
 def test_shardings_are_kept():
     """On a mesh of one device, which says of every leaf how it is split."""
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))

@@ -287,6 +287,7 @@ class Counted:
     n: int
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A derivative ends")
 def test_building_inside_and_passing_in_behave_alike():
     inside = jax.grad(lambda p: loss(Periodic(1.0, 1.3, p)) + loss(RBF(NonDiff(p), p)))(1.0)
@@ -415,6 +416,7 @@ def test_equality_is_one_bool():
     assert (jax.jit(lambda x: jnp.array(RBF(x, x) == RBF(x + 1, x)))(1.0)).item() is False
 
 
+@pytest.mark.slow
 def test_a_frozen_instance_hashes_by_structure_so_that_jit_takes_it():
     first, second = Periodic(jnp.ones(()), 1.3, 1.0), Periodic(2 * jnp.ones(()), 1.3, 1.0)
     assert hash(first) == hash(copy.deepcopy(first))

@@ -19,7 +19,15 @@ EVERY_PAGE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The pages whose examples run with the quick tests: those that a newcomer reads first. Names stand for any folder.
 FIRST = {"README", "marks", "selectors", "using"}
 # Most of what these take goes into compiling.
-COMPILING = ("partgrad.safe", "partgrad.testing", "partgrad._random", "partgrad._audit", "partgrad._check")
+COMPILING = (
+    "partgrad.safe",
+    "partgrad._survey",
+    "partgrad._transforms.jacobians",
+    "partgrad.testing",
+    "partgrad._random",
+    "partgrad._audit",
+    "partgrad._check",
+)
 PAGES = [
     pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] * (page.stem not in FIRST))
     for page in EVERY_PAGE

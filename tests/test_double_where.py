@@ -30,7 +30,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@table("case", ZOO, kind=lambda case: case.category, ids=lambda case: f"{case.category}-{case.name}")
+@table("case", ZOO, most=9, kind=lambda case: case.category, ids=lambda case: f"{case.category}-{case.name}")
 def test_zoo(case):
     x = jnp.asarray(case.x, float)
     f = pg.double_where(case.f)
@@ -541,7 +541,7 @@ CASES = [
 ]
 
 
-@table("case", CASES, quick=3, ids=lambda case: case.name)
+@table("case", CASES, quick=3, most=50, ids=lambda case: case.name)
 def test_cases(case):
     x, f = jnp.asarray(case.x, float), pg.double_where(case.f)
     value, gradient = jax.value_and_grad(f)(x)
@@ -934,6 +934,7 @@ def test_what_nothing_is_known_of_is_live_as_a_whole():
     close(masked.ravel(), [0, *1 / np.sqrt(np.arange(1, 6))])
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_without_a_selection():
     weights = [jnp.eye(8) * 0.5] * 3
     f = lambda ws: functools.reduce(lambda h, w: jnp.tanh(h @ w), ws, jnp.ones((4, 8))).sum()
@@ -944,6 +945,7 @@ def test_nothing_is_computed_without_a_selection():
 # --- functions as users write them --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_any_arguments_and_outputs():
     @pg.double_where
     def f(model, n, *, kind, scale=2.0):
@@ -1044,6 +1046,7 @@ def test_dtypes_and_weak_types():
     assert [t.dtype for t in tangent] == [float, jax.dtypes.float0, jax.dtypes.float0, float]
 
 
+@pytest.mark.slow
 def test_third_derivative():
     f = lambda x: jnp.where(x > 0, jnp.log(x), x**3)
     third = jax.grad(jax.grad(jax.grad(pg.double_where(f))))
@@ -1101,6 +1104,7 @@ def test_not_a_function():
     )
 
 
+@pytest.mark.slow
 def test_errors_of_the_function_are_its_own():
     with pytest.raises(ZeroDivisionError, match="mine"):
         jax.grad(pg.double_where(lambda x: x / (_ for _ in ()).throw(ZeroDivisionError("mine"))))(1.0)

@@ -244,6 +244,7 @@ def test_a_function_under_jit_runs_compiled_outside_of_jit(around, compilations)
         np.testing.assert_allclose(one, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_rounds_beside_a_call_is_not_compiled_with_it():
     """Compiled, the sum of two operations may round otherwise: values stay those that the function has alone."""
     part = jax.jit(lambda x: jnp.where(x > 0, jnp.exp(x), 0.0))

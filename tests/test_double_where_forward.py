@@ -112,11 +112,13 @@ def test_the_derivative_is_that_of_the_guarded_loop(case):
     np.testing.assert_allclose([compiled, f(X)], [expected] * 2, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_without_it_there_is_a_nan():
     assert all(np.isnan(push(loop(by_hand=False))(X)) for loop in LOOPS.values())
     assert np.isnan(jax.grad(scanned(by_hand=False))(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("derivative", [jax.grad, jax.jacfwd])
 def test_a_loop_that_cut_every_path(derivative):
     cut = lambda x: jnp.maximum(x, 0.0)

@@ -7,7 +7,7 @@ import pytest
 import matrix
 from helpers import tables
 
-PAIRS = random.Random(tables.SEED).sample(matrix.covering_array(2), 50)
+PAIRS = random.Random(tables.SEED).sample(matrix.covering_array(2), 30)
 ROWS = matrix.covering_array(3) if tables.whole else list(dict.fromkeys([*matrix.covering_array(1), *PAIRS]))
 
 

@@ -77,6 +77,7 @@ def looped(x):
     return cubed(lax.scan(lambda c, i: (jnp.sin(c) + i, None), x, jnp.arange(3.0))[0])
 
 
+@pytest.mark.slow
 def test_a_rule_answers_at_every_depth():
     def of(operation):
         def function(x):
