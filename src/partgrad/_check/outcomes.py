@@ -17,7 +17,7 @@ from .._programs import CHOOSING, TESTS, Chain, Dependence, Operands, Sources, b
 from .._surrogate import is_surrogate
 from .evaluation import Leaves
 from .float64 import promoted
-from .probe import Answer, probe
+from .probe import Answer, probing
 from .program import Program
 
 _STEPS = frozenset({"floor", "ceil", "round", "sign"})
@@ -109,12 +109,16 @@ class Outcomes:
             wide = [np.asarray(x, np.complex128 if jnp.iscomplexobj(x) else np.float64) for x in self._program.leaves]
             return jax.make_jaxpr(promote)(*wide)
 
+    @cached_property
+    def _asking(self) -> Callable[[Operands], tuple[Operands, list[Answer]]]:
+        return probing(self._jaxpr, _question, purpose="outcomes")
+
     def _at(self, point: Leaves) -> dict[_Key, Answer]:
         name = tuple(leaf.tobytes() for leaf in point)
         if name not in self._found:
             with jax.enable_x64(True), silent_callbacks():
                 try:
-                    _, answers = probe(self._jaxpr, list(point), _question, purpose="outcomes")
+                    _, answers = self._asking(list(point))
                 except (jax.errors.JaxRuntimeError, ValueError):  # The function rejects the point.
                     answers = []
             self._found[name] = {(tuple(map(id, a.chain)), a.steps): a for a in answers}

@@ -60,15 +60,26 @@ def probe(
     only the first are kept. With a `purpose`, the compiled run is kept for the next jaxpr that is the same: then a
     question may depend on nothing else.
     """
-    body = jaxpr_and_consts(jaxpr)[0]
+    return probing(jaxpr, question, purpose=purpose)(operands)
+
+
+def probing(
+    jaxpr: ClosedJaxpr, question: Question, *, purpose: str = ""
+) -> Callable[[Operands], tuple[Operands, list[Answer]]]:
+    """`probe` of one jaxpr and one question as a function of the operands, compiled once."""
+    body, consts = jaxpr_and_consts(jaxpr)
     asked = kept(purpose, [jaxpr], lambda: _Run(question, body)) if purpose else _Run(question, body)
-    outputs, answers = asked(jaxpr_and_consts(jaxpr)[1], operands)
-    if asked.equations is not body.eqns:
-        # The equations of this jaxpr, not those of the one that was compiled.
-        places = {_key(chain): number for number, chain in enumerate(_chains(asked.equations))}
-        chains = list(_chains(body.eqns))
-        answers = [answer._replace(chain=chains[places[_key(answer.chain)]]) for answer in answers]
-    return outputs, sorted(answers, key=lambda answer: answer.order)
+
+    def ask(operands: Operands) -> tuple[Operands, list[Answer]]:
+        outputs, answers = asked(consts, operands)
+        if asked.equations is not body.eqns:
+            # The equations of this jaxpr, not those of the one that was compiled.
+            places = {_key(chain): number for number, chain in enumerate(_chains(asked.equations))}
+            chains = list(_chains(body.eqns))
+            answers = [answer._replace(chain=chains[places[_key(answer.chain)]]) for answer in answers]
+        return outputs, sorted(answers, key=lambda answer: answer.order)
+
+    return ask
 
 
 def _chains(equations: Sequence[JaxprEqn], inside: Chain = ()) -> Iterator[Chain]:

@@ -31,7 +31,7 @@ from .._surrogate import is_surrogate
 from .evaluation import Own
 from .finding import Finding
 from .names import finding, operation_of, steps_of
-from .probe import Answer, Question, probe
+from .probe import Answer, Question, probe, probing
 from .program import Program
 from .stops import is_fixed_draw, is_of_surrogate, mark_of
 
@@ -178,14 +178,21 @@ class _Deaths:
 
     def _pushed(self, leaf: int) -> list[Answer]:
         program = self._program
-        if program.tangent is None:
+        if self._pushing is None:
             return []
         generator = np.random.default_rng(leaf)
         # Of strong types, whichever leaf moves: a number of Python has a weak one, for which JAX compiles anew.
         tangents = [jnp.zeros(x.shape, x.dtype) for x in program.leaves]
         tangents[leaf] = jnp.asarray(generator.uniform(0.5, 1.5, tangents[leaf].shape), tangents[leaf].dtype)
-        given = [*program.leaves, *tangents]
-        return probe(program.tangent, given, self._question(program.pushed), purpose="zeros")[1]
+        return self._pushing([*program.leaves, *tangents])[1]
+
+    @cached_property
+    def _pushing(self) -> Callable[[Operands], tuple[Operands, list[Answer]]] | None:
+        """The question put to the forward derivative; None if there is none."""
+        program = self._program
+        if program.tangent is None:
+            return None
+        return probing(program.tangent, self._question(program.pushed), purpose="zeros")
 
     @cached_property
     def _pulled(self) -> list[tuple[Answer, int]]:
