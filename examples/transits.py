@@ -5,10 +5,10 @@ What a transit can teach: a survey of a simulator
 
 A planet passes in front of its star, which grows dimmer for a few hours. jaxoplanet computes the light curve. At which
 times does it depend on which parameter? `pg.survey` takes the gradients at all times, with one compiled program, and
-says where a parameter is dead, where its gradient is not finite, and which line of the simulator makes it so. The
-planet is K2-24 b, with the published size (Petigura et al. 2016, arXiv:1511.04497), and a usual first guess: that it
-crosses the middle of the star. Neither a fit nor a sampler can leave that guess by its gradient; the script fails if
-the survey does not say so::
+says where a parameter is dead, where its gradient is not finite, and which operation makes it so. The planet is
+K2-24 b, with the published size (Petigura et al. 2016, arXiv:1511.04497), and a usual first guess: that it crosses the
+middle of the star. Neither a fit nor a sampler can leave that guess by its gradient; the script fails if the survey
+does not say so::
 
     python -m pip install -e ".[examples-all]" && python examples/transits.py [--out transits.png]
 """
@@ -16,6 +16,7 @@ the survey does not say so::
 # %%
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,16 +48,17 @@ GUESS = {
     "time_transit": 0.0,  # days
     "impact_param": 0.0,  # radii of the star, from its middle
     "radius_ratio": RADIUS,
+    "limb": jnp.array([0.4, 0.2]),
 }
-LIMB = jnp.array([0.4, 0.2])
 
 
-def dimming(orbit: dict[str, float], limb: jax.Array, day: jax.Array) -> jax.Array:
-    """How much of the star's light is missing at a time (days)."""
-    return limb_dark_light_curve(TransitOrbit(**orbit), limb)(day)
+def brightness(planet: dict[str, Any], day: jax.Array) -> jax.Array:
+    """What is added to the star's light at a time (days), as a fraction of it."""
+    orbit = TransitOrbit(**{name: value for name, value in planet.items() if name != "limb"})
+    return limb_dark_light_curve(orbit, planet["limb"])(day)
 
 
-print(f"in the middle of the transit {float(-dimming(GUESS, LIMB, 0.001)):.4%} of the light is missing")
+print(f"shortly after the middle of the transit {float(-brightness(GUESS, 0.001)):.4%} of the light is missing")
 
 # %% [markdown]
 # The survey
@@ -65,9 +67,9 @@ print(f"in the middle of the transit {float(-dimming(GUESS, LIMB, 0.001)):.4%} o
 # One night, a measurement every minute. `in_axes` is that of `jax.vmap`: the times differ.
 
 # %%
-NIGHT = jnp.linspace(-0.2, 0.2, 577)
-survey = pg.survey(dimming, in_axes=(None, None, 0), argnums=(0, 1))
-first = survey(GUESS, LIMB, NIGHT)
+NIGHT = jnp.arange(-288, 289) / 1440
+survey = pg.survey(brightness, in_axes=(None, 0))
+first = survey(GUESS, NIGHT)
 print(first)
 
 # %% [markdown]
@@ -79,7 +81,7 @@ print(first)
 
 # %%
 NIGHTS = jnp.concatenate([NIGHT[::4] + number * GUESS["period"] for number in range(4)])
-second = survey({**GUESS, "impact_param": 0.3}, LIMB, NIGHTS)
+second = survey({**GUESS, "impact_param": 0.3}, NIGHTS)
 print(second)
 
 # %%
