@@ -189,6 +189,14 @@ def expansion_of(equation: "JaxprEqn") -> Callable[..., Any]:
     return lambda *operands: jax.tree.leaves(primitive.expand(*unflattened(operands)))
 
 
+def is_forward_pass(equation: "JaxprEqn") -> bool:
+    """Whether an equation is the forward pass of a rule with `optimize_remat`, differentiated already.
+
+    JAX 0.12 gives it neither a derivative nor a batching rule.
+    """
+    return type(equation.params.get("_prim")).__name__ == "OptRemat"
+
+
 def foreign_implementation(equation: "JaxprEqn") -> Callable[..., Any] | None:
     """What a primitive of another library computes, as a function of its operands; None for JAX's own."""
     implementation = equation.primitive.impl

@@ -18,7 +18,6 @@ from .._programs import (
     CUSTOM_JVPS,
     Operands,
     adds_a_constant,
-    along,
     any_equation,
     as_closed,
     bind,
@@ -29,7 +28,7 @@ from .._programs import (
     is_mutating,
     jaxpr_and_consts,
     parted,
-    some_beside_all,
+    pulling,
     with_constants_as_inputs,
     without_calls,
     zeros_like_aval,
@@ -142,7 +141,7 @@ def vjp_in_one(
     def forward(*given: Any) -> tuple[Operands, Operands]:
         moving = [number for number, operand in enumerate(given[:own]) if operand.perturbed]
         operands = [operand.value for operand in given]
-        rule = jax.make_jaxpr(functools.partial(_both, equation, moving, floating))(operands[:own], avals)
+        rule = jax.make_jaxpr(pulling(functools.partial(bind, equation), moving, floating))(operands[:own], avals)
         shapes = [v.aval for v in rule.jaxpr.invars]
         shapes[own:own] = map(jax.typeof, operands[own:])
         changed = jax.make_jaxpr(lambda *o: run(rule, list(o)))(*shapes)
@@ -172,15 +171,6 @@ def vjp_in_one(
 
     ruled.defvjp(forward, pulled, symbolic_zeros=True)
     return lambda *operands: list(ruled(*operands))
-
-
-def _both(
-    equation: JaxprEqn, moving: list[int], floating: list[int], operands: Operands, cotangents: Operands
-) -> Operands:
-    """The results of a rule's forward pass, and those of its backward pass."""
-    function, start = along(functools.partial(bind, equation), moving, operands)
-    _, pull, results = jax.vjp(some_beside_all(function, floating), *start, has_aux=True)
-    return [*results, *pull(cotangents)]
 
 
 def kept_rule(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[Masked]:

@@ -16,7 +16,7 @@ import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from .._compat import transposed_program
+from .._compat import cached_property, transposed_program
 from .._programs import (
     CUSTOM_LINEAR,
     HIGH_LINEAR,
@@ -33,12 +33,13 @@ from .._programs import (
     with_constants_as_inputs,
     without_calls,
     without_dead_code,
+    zeros_like_aval,
 )
 from .follow import stand_ins
 from .known import captured, fact, learn, remember, remembering
 from .masked import Masked, clean
 from .vmap import Axes, Vmap, batched_outputs
-from .walk import LINEAR
+from .walk import LINEAR, Walk
 
 
 class Derivative:
@@ -52,16 +53,17 @@ class Derivative:
             its value, if that is a constant.
         reached: Which outputs these are, by number.
         numbers: What is known of the numbers of the operands.
+        walk: How the push and the pull are walked.
+        is_pull: Whether `linear` is the pull instead: from residuals and the cotangents of those outputs.
+        live: Makes the push or the pull as a function that is run again to be differentiated, if that is needed; given
+            None or the numbers of the outputs that have cotangents.
 
     Attributes:
         avals: Of the operands of the function.
         tangents: The avals of the tangents that enter.
         computed: The avals of the residuals that are not operands.
         rates: The avals of the tangents of the outputs that are reached.
-        walk: How the push and the pull are walked.
     """
-
-    walk = LINEAR
 
     def __init__(
         self,
@@ -71,12 +73,17 @@ class Derivative:
         places: Sequence[Any],
         reached: Sequence[int],
         numbers: Sequence[Any],
+        walk: Walk = LINEAR,
+        is_pull: bool = False,
+        live: Any = None,
     ):
         self.values, self._count, self._given, self._places = values, count, linear, list(places)
         self.reached, self.numbers = list(reached), list(numbers)
         jaxpr, _ = jaxpr_and_consts(values)
         self.avals, self.computed = [v.aval for v in jaxpr.invars], [v.aval for v in jaxpr.outvars[count:]]
-        self.tangents, self.rates = [v.aval for v in linear.invars[len(places) :]], [v.aval for v in linear.outvars]
+        entering, leaving = [v.aval for v in linear.invars[len(places) :]], [v.aval for v in linear.outvars]
+        self.tangents, self.rates = (leaving, entering) if is_pull else (entering, leaving)
+        self._walk, self._is_pull, self.live = walk, is_pull, live
         self._made: dict[Hashable, Any] = {}
 
     @classmethod
@@ -112,9 +119,13 @@ class Derivative:
         """The operations, which a printed jaxpr shows in place of an address."""
         return str(self._given)
 
-    @property
+    @cached_property
     def _linear(self) -> Jaxpr:
-        return self._given
+        if not self._is_pull:
+            return self._given
+        # The pull is linear, or JAX says that the function has no forward mode.
+        every = tuple(range(len(self.tangents)))
+        return jaxpr_and_consts(transposed_program(self._given, len(self._places), every))[0]
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What was made of this derivative for a key, or is made now."""
@@ -146,15 +157,26 @@ class Derivative:
         return self._fast(self._transpose(live), [self.rates[number] for number in live])
 
     def _transpose(self, live: tuple[int, ...]) -> ClosedJaxpr:
-        make = lambda: transposed_program(self._linear, len(self._places), live)
-        return self.once(("transpose", live), make)
+        make = self._some_of_pull if self._is_pull else functools.partial(transposed_program, self._given)
+        return self.once(("transpose", live), lambda: make(len(self._places), live))
+
+    def _some_of_pull(self, count: int, live: tuple[int, ...]) -> ClosedJaxpr:
+        """The pull of residuals, which are so many, and of some cotangents."""
+
+        def pulled(*given: Any) -> Operands:
+            at = dict(zip(live, given[count:], strict=True))
+            cotangents = [at.get(number, zeros_like_aval(aval)) for number, aval in enumerate(self.rates)]
+            return evaluate(self._given, [], [*given[:count], *cotangents])
+
+        residuals = [variable.aval for variable in self._given.invars[:count]]
+        return jax.make_jaxpr(pulled)(*residuals, *(self.rates[number] for number in live))
 
     @remembering()
     def _anew(self, program: ClosedJaxpr, *given: Any) -> Operands:
         operands, moved = list(given[: len(self.avals)]), given[len(self.avals) :]
         for operand, known in zip(operands, self.numbers, strict=True):
             remember(operand, known)
-        found = self.walk.through(*jaxpr_and_consts(self.values), list(map(Masked, operands)))
+        found = self._walk.through(*jaxpr_and_consts(self.values), list(map(Masked, operands)))
         return self._walked(program, [*operands, *(item.value for item in found[self._count :])], moved)
 
     def _fast(self, program: ClosedJaxpr, moved: Sequence[Any]) -> ClosedJaxpr:
@@ -173,7 +195,7 @@ class Derivative:
         jaxpr, consts = jaxpr_and_consts(program)
         fixed = [residuals[place] if isinstance(place, int) else place for place in self._places]
         items = [*map(Masked, fixed), *(Masked(value, True) for value in moved)]
-        found = self.walk.through(jaxpr, consts, items)
+        found = self._walk.through(jaxpr, consts, items)
         return [as_array(clean(item), atom.aval) for item, atom in zip(found, jaxpr.outvars, strict=True)]
 
     def _tell(self, residuals: Operands) -> None:
@@ -217,9 +239,13 @@ class Derivative:
         jaxpr, consts = jaxpr_and_consts(batch)
         numbers = [None if axis is not None else known for known, axis in zip(self.numbers, of_operands, strict=True)]
         linear, places = with_constants_as_inputs(jaxpr), [*consts, *places]
-        found = Derivative(values, self._count, linear, places, self.reached, numbers)
-        found.walk = self.walk
+        live = functools.partial(self._batched_live, (*of_operands, *of_tangents), outs, vmap)
+        found = Derivative(values, self._count, linear, places, self.reached, numbers, self._walk, False, live)
         return found, outs
+
+    def _batched_live(self, axes: Axes, outs: Sequence[bool], vmap: Vmap, live: Sequence[int] | None) -> Any:
+        """The push alone: a pull would have to sum what all examples share."""
+        return None if self.live is None or live is not None else self.live(None).batched(axes, outs, vmap)
 
     def _walked_push(self) -> ClosedJaxpr:
         """The push of operands, computed residuals and tangents."""

@@ -27,6 +27,7 @@ from .._programs import (
     without_dead_code,
 )
 from .known import captured
+from .live import Live
 from .program import Program
 from .unwrapped import without_double_where
 
@@ -69,7 +70,8 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         if is_left or not any(isinstance(operand, jax.core.Tracer) for operand in given):
             return evaluate(inner, [], [*consts, *operands])
         if is_live:
-            return Program(lambda: as_closed(inner), again=(again, len(consts))).run(given)
+            live = Live(lambda operands: list(again(*operands[len(consts) :])), len(consts))
+            return Program(lambda: as_closed(inner), live=live).run(given)
         run, compiled = runs_of(consts)
         return compiled(*given) if is_jitted and not is_staging() else run(given)
 

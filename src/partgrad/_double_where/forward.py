@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from .._programs import Operands, along, jaxpr_and_consts, some_beside_all, zeros_like_aval
+from .._programs import Operands, jaxpr_and_consts, zeros_like_aval
 from .derivative import Derivative
 from .masked import Masked, clean
 from .walk import LINEAR
@@ -49,26 +49,6 @@ class Parts:
         results = values.run(operands)
         count = len(results) - len(derivative.computed)
         return results[:count], results[count:]
-
-
-def traced_jvp(
-    function: Callable[[Operands], Operands], avals: Sequence[Any], moving: Sequence[int], floating: Sequence[int]
-) -> ClosedJaxpr:
-    """JAX's forward derivative of a function: from operands and tangents to outputs and their tangents.
-
-    Args:
-        function: From operands to outputs.
-        avals: Of the operands.
-        moving: The numbers of those that have tangents.
-        floating: The numbers of the outputs whose tangents are wanted.
-    """
-
-    def pushed(operands: Operands, tangents: Operands) -> tuple[Operands, Operands]:
-        of_moving, start = along(function, moving, operands)
-        _, rates, outputs = jax.jvp(some_beside_all(of_moving, floating), start, tangents, has_aux=True)
-        return outputs, rates
-
-    return jax.make_jaxpr(pushed)(list(avals), [avals[number] for number in moving])
 
 
 def forwarded(

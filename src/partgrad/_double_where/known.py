@@ -16,9 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._programs import (
-    padded_window,
-)
+from .._programs import padded_window
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 

@@ -1,101 +1,115 @@
-"""The derivative of a function one of whose custom rules holds a traced value, in a closure or as an argument.
+"""A function one of whose custom rules holds a traced value, in a closure or as an argument.
 
-Such a rule works only while the function is being traced. So the function itself is run again, in one trace with its
-tangents; or, if it has a backward pass, with the cotangents of all outputs, and the push is the transpose of that pull.
+Such a rule works only while the function is being traced. So for a derivative the function itself is run again, in one
+trace with its tangents; or, if it has a backward pass, with the cotangents of all outputs, and the push is the
+transpose of that pull. Push and pull are functions of this kind again.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from .._compat import cached_property, transposed_program
 from .._programs import (
+    CUSTOM_VJPS,
     Operands,
-    along,
+    any_equation,
     as_closed,
     cut,
     evaluate,
     jaxpr_and_consts,
-    some_beside_all,
+    pulling,
+    pushing,
     without_calls,
-    zeros_like_aval,
 )
 from .derivative import Derivative
-from .forward import traced_jvp
+from .known import remembering
+from .masked import Masked, clean
 from .shares import selecting_shares
 from .unwrapped import without_double_where
+from .vmap import Axes, Vmap
 from .walk import AFFINE
 
-Function = Callable[[Operands], Operands]
 
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """A function that runs its rules.
 
-class LiveDerivative(Derivative):
-    """A derivative that saves nothing but what rules hold."""
+    Attributes:
+        function: From operands to outputs.
+        held: How many of the operands it does not read, but holds already.
+        moved: How many of the last operands are tangents or cotangents, of which it is linear.
+    """
 
-    walk = AFFINE
+    function: Callable[[Operands], Operands]
+    held: int
+    moved: int = 0
 
-    @classmethod
-    def of_function(
-        cls, function: Function, avals: list[Any], moving: Sequence[int], floating: dict[int, Any]
-    ) -> "LiveDerivative":
-        """The derivative of a function along some operands.
+    def derivative(self, jaxpr: Jaxpr, avals: list[Any], moving: Sequence[int], floating: Sequence[int]) -> Derivative:
+        """The derivative along some operands; it saves nothing but what rules hold.
 
         Args:
-            function: From operands to outputs; it runs the rules.
-            avals: Of the operands.
-            moving: The numbers of those along which this is the derivative.
-            floating: The avals of the outputs that have derivatives, by their numbers.
+            jaxpr: The function as it was traced.
+            avals: Of its operands.
+            moving: The numbers of the operands along which this is the derivative.
+            floating: The numbers of the outputs that have derivatives.
         """
-        whole = traced_jvp(function, avals, moving, list(floating))
-        return cls._of_program(whole, len(avals), len(floating), list(floating))
+        is_pull = any_equation(jaxpr, lambda equation: equation.primitive.name in CUSTOM_VJPS)
+        entering = [jaxpr.outvars[n].aval for n in floating] if is_pull else [avals[n] for n in moving]
+        step = pulling if is_pull else pushing
+        traced = jax.make_jaxpr(step(self.function, moving, floating))(avals, entering)
+        selecting = jax.make_jaxpr(lambda *given: selecting_shares(traced)(list(given)))(*avals, *entering)
+        opened = without_double_where(selecting)
+        if self.moved:
+            # Masks must not end where values are saved.
+            opened = jax.make_jaxpr(_masked(opened, len(avals) - self.moved))(*avals, *entering)
+        whole, consts = without_calls(opened)
+        held, count = whole.invars[: len(consts)], len(jaxpr.outvars)
+        values = cut(whole, whole.invars[: len(consts) + len(avals)], [*whole.outvars[:count], *held], whole.eqns)
+        linear = cut(whole, whole.invars, whole.outvars[count:], whole.eqns)
+        places = [*range(len(avals), len(avals) + len(consts)), *range(len(avals))]
+        along = functools.partial(self._along, moving, floating, len(avals))
+        given = as_closed(values, consts), count, linear, places, floating, [None] * len(avals)
+        return Derivative(*given, AFFINE, is_pull, along)
 
-    @classmethod
-    def _of_program(cls, whole: ClosedJaxpr, count: int, last: int, floating: list[int]) -> "LiveDerivative":
-        """A program of this many operands, and of tangents or cotangents; its last outputs are what these come to."""
-        avals = [variable.aval for variable in jaxpr_and_consts(whole)[0].invars]
-        selecting = jax.make_jaxpr(lambda *operands: selecting_shares(whole)(list(operands)))(*avals)
-        jaxpr, consts = without_calls(without_double_where(selecting))
-        held, outputs = jaxpr.invars[: len(consts)], jaxpr.outvars[: len(jaxpr.outvars) - last]
-        values = cut(jaxpr, jaxpr.invars[: len(consts) + count], [*outputs, *held], jaxpr.eqns)
-        linear = cut(jaxpr, jaxpr.invars, jaxpr.outvars[len(outputs) :], jaxpr.eqns)
-        places = [*range(count, count + len(consts)), *range(count)]
-        return cls(as_closed(values, consts), len(outputs), linear, places, floating, [None] * count)
+    def _along(self, moving: Sequence[int], floating: Sequence[int], count: int, live: Sequence[int] | None) -> "Live":
+        """The push, or the pull of some outputs; the function has this many operands."""
+        step = pushing(self.function, moving, floating) if live is None else pulling(self.function, moving, live)
+        push_or_pull = lambda given: step(given[:count], given[count:])[1]
+        return Live(push_or_pull, self.held, self.moved + len(moving if live is None else live))
+
+    def saving(self, values: ClosedJaxpr, count: int) -> "Live":
+        """The same function with residuals, which a program computes after its outputs."""
+        residuals = lambda operands: evaluate(*jaxpr_and_consts(values), jax.lax.stop_gradient(operands))[count:]
+        return dataclasses.replace(self, function=lambda o: [*self.function(o)[:count], *residuals(o)])
+
+    def batched(self, axes: Axes, kept: Sequence[bool], vmap: Vmap) -> "Live | None":
+        """The same function, batched, unless what its rules hold is."""
+        if any(axis is not None for axis in axes[: self.held]):
+            return None
+        batch = vmap.of(lambda *operands: self.function(list(operands)), axes, kept)
+        return dataclasses.replace(self, function=lambda operands: batch(*operands))
+
+    def holding(self, more: int) -> "Live":
+        """The same function, of which a program holds more operands."""
+        return dataclasses.replace(self, function=lambda o: self.function(o[more:]), held=self.held + more)
+
+    def keeping(self, used: Sequence[bool]) -> "Live":
+        """The same function without the outputs that nobody reads."""
+        some = lambda o: [output for output, is_used in zip(self.function(o), used, strict=True) if is_used]
+        return dataclasses.replace(self, function=some)
 
 
-class PulledDerivative(LiveDerivative):
-    """The same of a function with a backward pass: what is given is the pull."""
+def _masked(closed: ClosedJaxpr, first: int) -> Callable[..., Operands]:
+    """A program walked from tangents and cotangents, the first of which has this number."""
+    jaxpr, consts = jaxpr_and_consts(closed)
 
-    @classmethod
-    def of_function(
-        cls, function: Function, avals: list[Any], moving: Sequence[int], floating: dict[int, Any]
-    ) -> "LiveDerivative":
-        def both(operands: Operands, cotangents: Operands) -> tuple[Operands, Operands]:
-            of_moving, start = along(function, moving, operands)
-            _, pull, outputs = jax.vjp(some_beside_all(of_moving, list(floating)), *start, has_aux=True)
-            return outputs, list(pull(cotangents))
+    @remembering()
+    def run(*given: Any) -> Operands:
+        items = [Masked(value, True if number >= first else None) for number, value in enumerate(given)]
+        return list(map(clean, AFFINE.through(jaxpr, consts, items)))
 
-        whole = jax.make_jaxpr(both)(avals, list(floating.values()))
-        return cls._of_program(whole, len(avals), len(moving), list(floating))
-
-    def __init__(self, values: ClosedJaxpr, count: int, pull: Jaxpr, *rest: Any):
-        super().__init__(values, count, pull, *rest)
-        self.tangents, self.rates = self.rates, self.tangents
-
-    @cached_property
-    def _linear(self) -> Jaxpr:
-        # The pull is linear, or JAX says that the function has no forward mode.
-        every = tuple(range(len(self.tangents)))
-        return jaxpr_and_consts(transposed_program(self._given, len(self._places), every))[0]
-
-    def _transpose(self, live: tuple[int, ...]) -> ClosedJaxpr:
-        count, avals = len(self._places), [variable.aval for variable in self._given.invars]
-
-        def pulled(*given: Any) -> Operands:
-            at = dict(zip(live, given[count:], strict=True))
-            cotangents = [at.get(number, zeros_like_aval(aval)) for number, aval in enumerate(self.rates)]
-            return evaluate(self._given, [], [*given[:count], *cotangents])
-
-        make = lambda: jax.make_jaxpr(pulled)(*avals[:count], *(self.rates[number] for number in live))
-        return self.once(("transpose", live), make)
+    return run

@@ -14,26 +14,26 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from .._compat import cached_property
 from .._programs import (
     CALLS,
-    CUSTOM_VJPS,
     LOOPS,
     OWN,
-    Again,
     Operands,
     any_equation,
     as_closed,
     evaluate,
+    holds_tracers,
     is_floating,
     jaxpr_and_consts,
     named,
+    pushing,
     with_constants_as_inputs,
     with_outputs,
     without_dead_code,
 )
 from .competition import selecting
 from .derivative import Derivative
-from .forward import Parts, forwarded, traced_jvp
+from .forward import Parts, forwarded
 from .known import remember, remembering
-from .live import LiveDerivative, PulledDerivative
+from .live import Live
 from .unwrapped import without_double_where
 from .vmap import Axes, Vmap, batched_outputs
 
@@ -60,7 +60,7 @@ class Program:
         numbers: What is known of the numbers of its operands, None for each of which nothing is.
         count: How many outputs have derivatives; the others are residuals. None for all.
         fast: The same of operands and hints.
-        again: The function itself, if its derivative is to be that, and how many of the operands it holds.
+        live: The function itself, if it is run again for its derivative.
         parts: Takes it apart, if it is a forward pass: of operands and tangents, to outputs, tangents and residuals.
     """
 
@@ -70,11 +70,11 @@ class Program:
         numbers: Sequence[Any] = (),
         count: int | None = None,
         fast: ClosedJaxpr | None = None,
-        again: tuple[Again, int] | None = None,
+        live: Live | None = None,
         parts: Parts | None = None,
     ):
         self._trace, self._numbers, self._count, self._fast = trace, list(numbers), count, fast
-        self._again, self.parts = again, parts
+        self._live, self.parts = live, parts
         self._made: dict[Hashable, Any] = {}
 
     @cached_property
@@ -110,7 +110,9 @@ class Program:
         jaxpr, consts = self._traced if self._fast is None else (None, [])
         if jaxpr is not None and any(isinstance(const, jax.core.Tracer) for const in consts):
             # A traced value that a rule holds has to be seen by what transforms this call.
-            held = Program(lambda: as_closed(jaxpr), [*[None] * len(consts), *self.numbers], self._count)
+            live = self._live and self._live.holding(len(consts))
+            numbers = [*[None] * len(consts), *self.numbers]
+            held = Program(lambda: as_closed(jaxpr), numbers, self._count, live=live)
             return held.run([*consts, *operands])
         given = [*operands, *hints]
         shown = self.shown(len(given))
@@ -130,30 +132,33 @@ class Program:
 
     def _keeping(self, used: tuple[bool, ...]) -> "Program":
         own, fast = (None if closed is None else with_outputs(closed, used) for closed in (self._own, self._fast))
-        again = None
-        if self._again is not None:
-            function, consts = self._again
-            again = lambda *o: [output for output, is_used in zip(function(*o), used, strict=True) if is_used], consts
         count = None if self._count is None else sum(used[: self._count])
-        return Program(lambda: own, self._numbers, count, fast, again)
+        return Program(lambda: own, self._numbers, count, fast, self._live and self._live.keeping(used))
+
+    @cached_property
+    def _holds(self) -> bool:
+        """Whether the function has to be run again, because a rule holds a value of its trace."""
+        return self._live is not None and holds_tracers(self._traced[0])
 
     def derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
         """The values with residuals, as a program, and the linear part along some operands."""
         return self._once(moving, lambda: self._derivative(moving))
 
     def _derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
-        if self._again is not None and min(moving) >= self._again[1]:
-            derivative = self._live(*self._again, moving)
+        if self._live is not None and self._holds and min(moving) >= self._live.held:
+            derivative = self._live.derivative(self._traced[0], self.avals, moving, self._floating)
         else:
             derivative = Derivative.of(self._jvp(moving), len(moving), self._floating, self.numbers)
         # After a derivative, the outputs are those of the forward passes of custom rules.
-        return Program(lambda: derivative.values, self._numbers, self.count), derivative
+        live = self._live and self._live.saving(derivative.values, self.count)
+        return Program(lambda: derivative.values, self._numbers, self.count, live=live), derivative
 
     def _jvp(self, moving: tuple[int, ...]) -> ClosedJaxpr:
         """From operands and tangents to outputs and their tangents; competitions select."""
         jaxpr, consts = self._traced
         function = lambda operands: selecting(jaxpr, [*consts, *operands])
-        return self._once(("jvp", moving), lambda: traced_jvp(function, self.avals, moving, self._floating))
+        trace = jax.make_jaxpr(pushing(function, moving, self._floating))
+        return self._once(("jvp", moving), lambda: trace(self.avals, [self.avals[number] for number in moving]))
 
     @property
     def _floating(self) -> list[int]:
@@ -166,7 +171,7 @@ class Program:
 
         Outside of loops the compiler sees that they share what they compute, and tracing is cheaper in parts.
         """
-        return self._again is None and any_equation(self._traced[0], lambda e: e.primitive.name in LOOPS)
+        return not self._holds and any_equation(self._traced[0], lambda e: e.primitive.name in LOOPS)
 
     def forward(self, moving: tuple[int, ...]) -> "tuple[Program, Parts]":
         """From operands and tangents to outputs, tangents and residuals, and how that is taken apart."""
@@ -188,14 +193,6 @@ class Program:
         parts = Parts(first, count, reached, lambda: self.derivative(moving))
         return Program(lambda: closed, self.numbers, count + len(reached), parts=parts), parts
 
-    def _live(self, again: Again, consts: int, moving: tuple[int, ...]) -> Derivative:
-        jaxpr = self._traced[0]
-        has_vjp = any_equation(jaxpr, lambda equation: equation.primitive.name in CUSTOM_VJPS)
-        kind = PulledDerivative if has_vjp else LiveDerivative
-        outs = [variable.aval for variable in jaxpr.outvars]
-        run = lambda operands: list(again(*operands[consts:]))
-        return kind.of_function(run, self.avals, moving, {number: outs[number] for number in self._floating})
-
     @property
     def count(self) -> int:
         """How many outputs have derivatives."""
@@ -212,14 +209,12 @@ class Program:
         fast = vmap.of_jaxpr(self._fast, axes)[0] if is_fast else None
         numbers = [None if axis is not None else known for known, axis in zip(self._numbers, axes, strict=False)]
         trace, kept = lambda: vmap.of_jaxpr(self._own, of_operands)[0], batched_outputs(self.shown(count), axes)
-        again, parts = None, None
+        parts = None
         if self.parts is not None:
             make = functools.partial(self._batched_parts, self.parts, axes, vmap)
             parts = Parts(self.parts.operands, self.parts.count, self.parts.reached, make)
-        if self._again is not None and all(axis is None for axis in axes[: self._again[1]]):
-            function, consts = self._again
-            again = vmap.of(function, axes[consts:], kept), consts
-        return Program(trace, numbers, self._count, fast, again, parts), kept
+        live = self._live and self._live.batched(of_operands, kept, vmap)
+        return Program(trace, numbers, self._count, fast, live, parts), kept
 
     @staticmethod
     def _batched_parts(parts: Parts, axes: Axes, vmap: Vmap) -> "tuple[Program, Derivative]":
@@ -237,14 +232,16 @@ class Program:
 def push_of(derivative: Derivative) -> Program:
     """From operands and tangents to the tangents of the outputs."""
     trace = lambda: jax.make_jaxpr(derivative.push())(*derivative.avals, *derivative.tangents)
-    return derivative.once("push program", lambda: Program(trace, derivative.numbers))
+    live = derivative.live and derivative.live(None)
+    return derivative.once("push program", lambda: Program(trace, derivative.numbers, live=live))
 
 
 def pull_of(derivative: Derivative, live: tuple[int, ...]) -> Program:
     """From operands and the cotangents of some outputs (and computed residuals) to the cotangents of the inputs."""
     avals = [*derivative.avals, *(derivative.rates[number] for number in live)]
     trace = lambda: jax.make_jaxpr(derivative.pull(live))(*avals)
-    make = lambda: Program(trace, derivative.numbers, fast=derivative.fast_pull(live))
+    again = derivative.live and derivative.live([derivative.reached[number] for number in live])
+    make = lambda: Program(trace, derivative.numbers, fast=derivative.fast_pull(live), live=again)
     return derivative.once(("pull program", live), make)
 
 

@@ -27,6 +27,7 @@ from .._programs import (
     is_of_jax,
     jaxpr_and_consts,
     primal_jaxpr,
+    pushing,
     rule_file,
     varying_like,
     with_constants_as_inputs,
@@ -169,16 +170,13 @@ def _sources_of_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> list[in
     None for a result without a derivative.
     """
     avals = [atom.aval for atom in equation.invars]
-    has_tangent = [is_floating(variable.aval) for variable in equation.outvars]
-
-    def pushed(operands: Operands, tangents: Operands) -> Operands:
-        _, results = jax.jvp(*along(functools.partial(bind, equation), moving, operands), tangents)
-        return [result for result, is_one in zip(results, has_tangent, strict=True) if is_one]
-
-    jaxpr, consts = jaxpr_and_consts(jax.make_jaxpr(pushed)(avals, [avals[number] for number in moving]))
+    floating = [number for number, variable in enumerate(equation.outvars) if is_floating(variable.aval)]
+    pushed = pushing(functools.partial(bind, equation), moving, floating)
+    rates = jax.make_jaxpr(lambda *given: pushed(*given)[1])(avals, [avals[number] for number in moving])
+    jaxpr, consts = jaxpr_and_consts(rates)
     sources = [CONSTANT] * (len(consts) + len(avals)) + [2 * CONSTANT] * len(moving)
-    found = iter(dependencies(with_constants_as_inputs(jaxpr), sources))
-    return [next(found) if is_one else None for is_one in has_tangent]
+    at = dict(zip(floating, dependencies(with_constants_as_inputs(jaxpr), sources), strict=True))
+    return [at.get(number) for number in range(len(equation.outvars))]
 
 
 def _is_linearized(equation: JaxprEqn) -> bool:

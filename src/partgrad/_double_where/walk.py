@@ -48,9 +48,9 @@ from .masks import Mask, either, spread
 from .moves import as_operands
 from .products import factors_fed, is_constant, solved, summed
 
-# Of one operand: dirt stays where it is.
+# Dirt stays where it is.
 _APART = (of_kind("lanes") - {"complex"}) | named(
-    "broadcast_in_dim copy expand_dims reshape rev slice squeeze transpose"
+    "broadcast_in_dim copy expand_dims reshape rev select_n slice squeeze transpose"
 )
 _SUMS, _MOVES = of_kind("sum"), of_kind("move") | {"complex"}
 _SUMMED = named("dot_general conv_general_dilated")
@@ -117,10 +117,9 @@ class Walk:
         """The results of an equation without jaxprs, by the rule for its primitive."""
         step = Step(equation, [item.value for item in items], [item.mask is not None for item in items])
         wired, masks = step.of_tangents(items), [False if item.mask is None else item.mask for item in items]
-        summands = [] if step.name in _FACTORS | STEERED else [v for v in step.fixed if is_floating(jax.typeof(v))]
         is_linear = is_linear_in(equation, step.linear)
-        summands = summands if self._is_affine else []
-        adds = any(not is_zero(value) for value in summands)
+        summands = step.fixed if self._is_affine and step.name not in _FACTORS | STEERED else []
+        adds = any(is_floating(jax.typeof(value)) and not is_zero(value) for value in summands)
         if all(item.mask is False for item in wired) and not adds and (is_linear or not self._is_affine):
             return [Masked(zeros_like_aval(aval), False) for aval in step.results]
         if is_linear and not adds:
@@ -143,8 +142,8 @@ ENTERED: dict[str, Callable[..., list[Masked]]] = {
 
 
 def _apart(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
-    (result,) = step.run([wired[0].value])
-    return [Masked(result, masks[0], wired[0].dirty)]
+    (result,) = step.run([item.value for item in wired])
+    return [Masked(result, masks[0], any(item.dirty for item in wired))]
 
 
 def _each(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
@@ -170,11 +169,6 @@ def _sum(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
     same = all(item.mask is wired[0].mask for item in wired)
     (result,) = step.run([item.value if same else clean(item) for item in wired])
     return [Masked(result, masks[0], same and any(item.dirty for item in wired))]
-
-
-def _selection(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
-    (result,) = step.run([item.value for item in wired])
-    return [Masked(result, masks[0], any(item.dirty for item in wired))]
 
 
 def _summed(step: Step, wired: list[Masked], masks: list[Mask]) -> list[Masked]:
@@ -206,7 +200,6 @@ _RULES: dict[str, Callable[..., list[Masked]]] = {
     **dict.fromkeys(("mul", "div"), _factor),
     **dict.fromkeys(_SUMMED, _summed),
     **dict.fromkeys(_SOLVED, _solved),
-    "select_n": _selection,
 }
 
 

@@ -1,5 +1,10 @@
 """Programs as jaxprs: tracing them, running them with a rule, what depends on what, and whose line it is."""
 
+from .along import (
+    along as along,
+    pulling as pulling,
+    pushing as pushing,
+)
 from .dependence import (
     CONSTANT as CONSTANT,
     Dependence as Dependence,
@@ -67,7 +72,6 @@ from .equations import (
 )
 from .interpreter import (
     EquationRule as EquationRule,
-    along as along,
     as_array as as_array,
     bind as bind,
     checkpoint_like as checkpoint_like,
@@ -79,7 +83,6 @@ from .interpreter import (
     run as run,
     scan_like as scan_like,
     shard_map_like as shard_map_like,
-    some_beside_all as some_beside_all,
     source_of as source_of,
     step_through as step_through,
     switch_like as switch_like,

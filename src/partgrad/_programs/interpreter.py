@@ -189,30 +189,6 @@ def _has_to_be_compiled(equation: JaxprEqn) -> bool:
     return any_equation(jaxpr_and_consts(primal_jaxpr(equation))[0], lambda inner: inner.primitive.name == "shard_map")
 
 
-def along(
-    function: Callable[[Operands], Operands], moving: Sequence[int], operands: Sequence[Any]
-) -> tuple[Callable[..., Operands], Operands]:
-    """A function of operands as one of some of them, together with these."""
-
-    def of_moving(*moved: Any) -> Operands:
-        at = dict(zip(moving, moved, strict=True))
-        return function([at.get(number, operand) for number, operand in enumerate(operands)])
-
-    return of_moving, [operands[number] for number in moving]
-
-
-def some_beside_all(
-    function: Callable[..., Operands], numbers: Sequence[int]
-) -> Callable[..., tuple[Operands, Operands]]:
-    """A function as one that returns some of its outputs, and all of them as auxiliary data."""
-
-    def chosen(*operands: Any) -> tuple[Operands, Operands]:
-        outputs = function(*operands)
-        return [outputs[number] for number in numbers], outputs
-
-    return chosen
-
-
 def rebind(equation: JaxprEqn, operands: Operands, change: Callable[[Any], Any]) -> Operands:
     """Run an equation with each jaxpr in its parameters changed to one of the same inputs and outputs."""
     changed = {}

@@ -6,14 +6,20 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from .._compat import has_side_effects, parted_program
+from .._compat import has_side_effects, is_forward_pass, parted_program
 from .equations import Operands, inner_jaxprs, jaxpr_and_consts, primal_jaxpr
-from .interpreter import step_through, with_constants_as_inputs
+from .interpreter import expanded, step_through, with_constants_as_inputs
 from .lines import has_line
-from .primitives import CALLS
+from .primitives import CALLS, FORWARD_PASSES
 
 
-def inlined(equations: list[JaxprEqn], jaxpr: Jaxpr, atoms: Sequence[Any], opened: Container[str] = ()) -> list[Any]:
+def inlined(
+    equations: list[JaxprEqn],
+    jaxpr: Jaxpr,
+    atoms: Sequence[Any],
+    opened: Container[str] = (),
+    constants: dict[Var, Any] | None = None,
+) -> list[Any]:
     """The outputs of a jaxpr whose inputs are given variables or literals, after its equations were added to others.
 
     Args:
@@ -21,6 +27,7 @@ def inlined(equations: list[JaxprEqn], jaxpr: Jaxpr, atoms: Sequence[Any], opene
         jaxpr: An open jaxpr without constants.
         atoms: For each of its inputs.
         opened: The names of calls whose bodies are added in their place.
+        constants: Takes the constants of such bodies, each with its variable; without, a body that has some stays.
     """
 
     def step(around: JaxprEqn | None, equation: JaxprEqn, given: list[Any]) -> list[Any]:
@@ -30,9 +37,12 @@ def inlined(equations: list[JaxprEqn], jaxpr: Jaxpr, atoms: Sequence[Any], opene
             names = around.source_info.name_stack + source.name_stack
             source = source.replace(traceback=traceback, name_stack=names)
             equation = equation.replace(source_info=source)
-        inner, consts = jaxpr_and_consts(primal_jaxpr(equation)) if equation.primitive.name in opened else (None, [])
-        if inner is not None and not consts:
-            return step_through(inner, [], given, functools.partial(step, equation), literal=lambda literal: literal)
+        inner, consts = jaxpr_and_consts(_body_of(equation, opened))
+        if isinstance(inner, Jaxpr) and (constants is not None or not consts):
+            own = [Var(variable.aval) for variable in inner.constvars]
+            if constants is not None:
+                constants.update(zip(own, consts, strict=True))
+            return step_through(inner, own, given, functools.partial(step, equation), literal=lambda literal: literal)
         results = [Var(variable.aval) for variable in equation.outvars]
         equations.append(equation.replace(invars=given, outvars=results))
         return results
@@ -40,12 +50,22 @@ def inlined(equations: list[JaxprEqn], jaxpr: Jaxpr, atoms: Sequence[Any], opene
     return step_through(jaxpr, [], list(atoms), functools.partial(step, None), literal=lambda literal: literal)
 
 
-def without_calls(closed: Any, opened: Container[str] = CALLS) -> tuple[Jaxpr, Operands]:
+def _body_of(equation: JaxprEqn, opened: Container[str]) -> Any:
+    """What stands in the place of a call that is opened; None for another equation."""
+    if opened and is_forward_pass(equation):
+        return expanded(equation)
+    if equation.primitive.name not in opened:
+        return None
+    return equation.params["fwd_jaxpr"] if equation.primitive.name in FORWARD_PASSES else primal_jaxpr(equation)
+
+
+def without_calls(closed: Any, opened: Container[str] = CALLS | FORWARD_PASSES) -> tuple[Jaxpr, Operands]:
     """A closed jaxpr as an open one, whose first inputs are its constants, with the bodies of calls in their place."""
     jaxpr, consts = jaxpr_and_consts(closed)
-    jaxpr, equations = with_constants_as_inputs(jaxpr), list[JaxprEqn]()
-    outputs = inlined(equations, jaxpr, jaxpr.invars, opened)
-    return without_dead_code(jaxpr.replace(outvars=outputs, eqns=equations)), consts
+    jaxpr, equations, constants = with_constants_as_inputs(jaxpr), list[JaxprEqn](), dict[Var, Any]()
+    outputs = inlined(equations, jaxpr, jaxpr.invars, opened, constants)
+    opened_jaxpr = jaxpr.replace(invars=[*constants, *jaxpr.invars], outvars=outputs, eqns=equations)
+    return without_dead_code(opened_jaxpr), [*constants.values(), *consts]
 
 
 def parted(jaxpr: Jaxpr, moving: int) -> tuple[Jaxpr, Operands, Jaxpr, list[bool]]:

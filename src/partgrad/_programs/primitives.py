@@ -27,6 +27,8 @@ OF_SURROGATE = "partgrad.surrogate"
 # Before and after what says in a scope which map of coordinates, of which leaf, it is of.
 OF_MAP = "partgrad.map:"
 CHECKPOINTS = named("checkpoint remat remat2")
+# Of a `custom_vjp` with `optimize_remat`, after the first derivative.
+FORWARD_PASSES = named("remat_opt")
 CUSTOM_JVPS = named("custom_jvp_call custom_jvp_call_jaxpr")
 CUSTOM_VJPS = named("custom_vjp_call custom_vjp_call_jaxpr")
 CUSTOM_RULES = CUSTOM_JVPS | CUSTOM_VJPS
@@ -74,7 +76,7 @@ PRODUCTS = named("mul dot_general conv_general_dilated ragged_dot_general")
 # fmt: off
 KINDS: dict[str, frozenset[str]] = {
     "call": CALLS | named("call composite jaxpr_call xla_metadata_call"),
-    "checkpoint": CHECKPOINTS | named("remat_opt"),
+    "checkpoint": CHECKPOINTS | FORWARD_PASSES,
     "custom rule": CUSTOM_RULES | CUSTOM_LINEAR | HIGH | HIGH_LINEAR | named(
         "custom_vmap_call custom_partitioning custom_linear_solve linear_call unreachable"),
     "control flow": named("scan while cond platform_index"),
