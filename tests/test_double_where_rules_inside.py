@@ -249,6 +249,6 @@ def test_second_derivatives_of_a_rule_whose_forward_pass_may_be_left_out(around)
     )
     f = pg.double_where(lambda x: jnp.where(x > 0, rule(jnp.sqrt(x)), 0.0))
     plain = lambda x: jnp.where(x > 0, (jnp.sin(jnp.sqrt(jnp.where(x > 0, x, 1.0))) * scale).sum(), 0.0)
-    x = jnp.float32(0.5) if around(jnp.sin) is jnp.sin else jnp.array([0.5, 0.0, -1.0], jnp.float32)
-    for derivative in (jax.grad, jax.hessian, lambda f: jax.grad(jax.grad(f))):
-        np.testing.assert_allclose(around(derivative(f))(x), around(derivative(plain))(x), rtol=1e-5)
+    x = jnp.asarray(0.5) if around(jnp.sin) is jnp.sin else jnp.array([0.5, 0.0, -1.0])
+    for order in (jax.grad, jax.hessian, lambda f: jax.grad(jax.grad(f))):
+        np.testing.assert_allclose(around(order(f))(x), around(order(plain))(x), rtol=1e-5)
