@@ -64,6 +64,16 @@ def high_equation():
     return found
 
 
+def finds_a_forward_pass():
+    """Whether the derivative of a rule with `optimize_remat` contains one, where JAX may make such an equation."""
+    if not hasattr(jax.config, "jax_custom_vjp3"):
+        return True
+    with flag_set("jax_custom_vjp3"):
+        f = jax.custom_vjp(jnp.sin)
+        f.defvjp(lambda x: (jnp.sin(x), x), lambda x, c: (c * jnp.cos(x),), optimize_remat=True)
+        return any(map(compat.is_forward_pass, traced(lambda x: jax.jvp(f, (x,), (x,)), 1.0)))
+
+
 def expands():
     equation = high_equation()
     return equation is None or len(compat.expansion_of(equation)(*map(_ones, equation.invars))) == len(equation.outvars)
@@ -285,6 +295,10 @@ PIECES = {
     "expansion_of": (
         "An equation of `call_hi_primitive` no longer has its primitive in `params['_prim']`, with `in_tree` and `expand`.",
         expands,
+    ),
+    "is_forward_pass": (
+        "The primitive of a forward pass is no longer an OptRemat in `params['_prim']`.",
+        finds_a_forward_pass,
     ),
     "foreign_implementation": (
         "The `impl` of a primitive of JAX no longer tells that it is JAX's own.",
