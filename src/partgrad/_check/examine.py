@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compat import cached_property
+from .._compat import cached_property, is_staging
 from .._display import status_of, tie_in_words, tied_paths
 from .._marks import Layout
 from .._programs import FOREIGN, Operands, raised_at
@@ -332,8 +332,8 @@ def _tells_part_of(zero: Finding, other: Finding) -> bool:
 
 
 def refuse_tracers(name: str, values: list[Any], what: str = "check") -> None:
-    """Raise if a value is a tracer, for a check or a survey."""
-    if any(isinstance(value, jax.core.Tracer) for value in values):
+    """Raise if a value is a tracer, or what is computed of values is one, for a check or a survey."""
+    if is_staging() or any(isinstance(value, jax.core.Tracer) for value in values):
         raise ArgumentError(
             f"`{what}` of `{name}` was called inside `jit`, `grad`, `vmap` or another transformation.",
             "Expected concrete values, in the arguments and in what the function closes over: it runs the "

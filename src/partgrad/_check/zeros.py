@@ -256,8 +256,9 @@ def _vanishing(program: Program, leaf: int, deaths: _Deaths, is_flat: Callable[[
             return _barrier(path, blocked[0])
         branching = _not_taken(program, leaf)
         return finding("zero", *(("warning", "not chosen") if branching else ("info", "cancels")), [path], branching)
-    # What still arrives at another operation was not lost where something is selected.
-    chain, first = next((pair for pair in own if not _selecting(program, leaf, pair[0])), own[0])
+    # What still arrives at another operation was not lost where something is selected; and what arrives at the last
+    # selection was not lost at those before.
+    chain, first = next((pair for pair in own if not _selecting(program, leaf, pair[0])), own[-1])
     if first.chain[-1].primitive.name in _SUMS:
         return finding("zero", "info", "cancels", [path])
     name = chain[-1].primitive.name

@@ -13,21 +13,26 @@ from .lines import has_line
 from .primitives import CALLS, FORWARD_PASSES
 
 
-def inlined(
+def inlined(equations: list[JaxprEqn], jaxpr: Jaxpr, atoms: Sequence[Any]) -> list[Any]:
+    """The outputs of a jaxpr whose inputs are given variables or literals, after its equations were added to others."""
+    return _inlined(equations, jaxpr, atoms, (), {})
+
+
+def _inlined(
     equations: list[JaxprEqn],
     jaxpr: Jaxpr,
     atoms: Sequence[Any],
-    opened: Container[str] = (),
-    constants: dict[Var, Any] | None = None,
+    opened: Container[str],
+    constants: dict[Var, Any],
 ) -> list[Any]:
-    """The outputs of a jaxpr whose inputs are given variables or literals, after its equations were added to others.
+    """The same, with calls opened.
 
     Args:
         equations: What they are added to, each with results that are new.
         jaxpr: An open jaxpr without constants.
         atoms: For each of its inputs.
         opened: The names of calls whose bodies are added in their place.
-        constants: Takes the constants of such bodies, each with its variable; without, a body that has some stays.
+        constants: Takes the constants of such bodies, each with its variable.
     """
 
     def step(around: JaxprEqn | None, equation: JaxprEqn, given: list[Any]) -> list[Any]:
@@ -38,10 +43,9 @@ def inlined(
             source = source.replace(traceback=traceback, name_stack=names)
             equation = equation.replace(source_info=source)
         inner, consts = jaxpr_and_consts(_body_of(equation, opened))
-        if isinstance(inner, Jaxpr) and (constants is not None or not consts):
+        if isinstance(inner, Jaxpr):
             own = [Var(variable.aval) for variable in inner.constvars]
-            if constants is not None:
-                constants.update(zip(own, consts, strict=True))
+            constants.update(zip(own, consts, strict=True))
             return step_through(inner, own, given, functools.partial(step, equation), literal=lambda literal: literal)
         results = [Var(variable.aval) for variable in equation.outvars]
         equations.append(equation.replace(invars=given, outvars=results))
@@ -51,19 +55,25 @@ def inlined(
 
 
 def _body_of(equation: JaxprEqn, opened: Container[str]) -> Any:
-    """What stands in the place of a call that is opened; None for another equation."""
+    """What stands in the place of a call that is opened; None for another equation.
+
+    A call with constants stays: a rule around it may take these for its own.
+    """
     if opened and is_forward_pass(equation):
         return expanded(equation)
     if equation.primitive.name not in opened:
         return None
-    return equation.params["fwd_jaxpr"] if equation.primitive.name in FORWARD_PASSES else primal_jaxpr(equation)
+    if equation.primitive.name in FORWARD_PASSES:
+        return equation.params["fwd_jaxpr"]
+    body = primal_jaxpr(equation)
+    return None if jaxpr_and_consts(body)[1] else body
 
 
 def without_calls(closed: Any, opened: Container[str] = CALLS | FORWARD_PASSES) -> tuple[Jaxpr, Operands]:
     """A closed jaxpr as an open one, whose first inputs are its constants, with the bodies of calls in their place."""
     jaxpr, consts = jaxpr_and_consts(closed)
     jaxpr, equations, constants = with_constants_as_inputs(jaxpr), list[JaxprEqn](), dict[Var, Any]()
-    outputs = inlined(equations, jaxpr, jaxpr.invars, opened, constants)
+    outputs = _inlined(equations, jaxpr, jaxpr.invars, opened, constants)
     opened_jaxpr = jaxpr.replace(invars=[*constants, *jaxpr.invars], outvars=outputs, eqns=equations)
     return without_dead_code(opened_jaxpr), [*constants.values(), *consts]
 
