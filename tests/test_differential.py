@@ -1,6 +1,6 @@
 """Every public function of JAX that takes and returns floats has JAX's own derivatives, wherever JAX's are finite.
 
-`tests/differential.md` lists the functions; run this file as a script to write it anew. A function that
+`tests/differential.md` lists the functions; running this file as a script rewrites it. A function that
 the file does not know, because JAX is newer, is tested if it can be called.
 """
 

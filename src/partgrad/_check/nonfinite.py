@@ -249,25 +249,25 @@ def _written(own: Own) -> Chain:
     A density is zero outside of its support; its logarithm is infinite there because the function says so.
     """
     program = own.program
+    if any(bool(np.isnan(output).any()) for output in own.plain):
+        return ()
 
-    def given(chain: Chain, operands: Operands) -> Operands:
-        """The cases of a selection among floating numbers that no leaf has a part in."""
-        is_own = program.value.into(chain)
+    def constant(chain: Chain) -> list[int]:
+        """The numbers of the operands that a selection among floating numbers selects, and no leaf has a part in."""
         is_one = chain[-1].primitive.name == "select_n" and is_floating(chain[-1].outvars[0].aval)
-        return [x for x, mask in zip(operands[1:], is_own[1:], strict=True) if not mask] if is_one else []
+        return [n for n, mask in enumerate(program.value.into(chain)) if n and not mask] if is_one else []
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
-        cases = given(chain, operands)
-        taken = [jnp.isinf(results[0]) & (results[0] == case) for case in cases]
-        return jnp.stack([jnp.any(where) for where in taken]).any().astype(jnp.int32)[None] - 1 if taken else None
+        taken = [jnp.isinf(results[0]) & (results[0] == operands[n]) for n in constant(chain)]
+        return jnp.stack(taken).any().astype(jnp.int32)[None] - 1 if taken else None
 
     def without(chain: Chain, operands: Operands) -> Operands | None:
-        numbers = set(map(id, given(chain, operands)))
-        finite = lambda x: jnp.where(jnp.isinf(x), jnp.zeros_like(x), x) if id(x) in numbers else x
-        return bind(chain[-1], [operands[0], *map(finite, operands[1:])]) if numbers else None
+        numbers = constant(chain)
+        finite = lambda x: jnp.where(jnp.isinf(x), jnp.zeros_like(x), x)
+        return bind(chain[-1], [finite(x) if n in numbers else x for n, x in enumerate(operands)]) if numbers else None
 
     taken = probe(program.jaxpr, program.leaves, question)[1]
-    if not taken or any(bool(np.isnan(output).any()) for output in own.plain):
+    if not taken:
         return ()
     outputs = quick_jit(lambda leaves: program.run(leaves, without))(program.leaves)
     return taken[0].chain if all(map(is_finite, outputs)) else ()

@@ -124,7 +124,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "make the value finite first; no gradient is meaningful there",
     ),
     ("nan", "written"): (
-        "the value of the function is infinite, and so it is written: {at} selects an infinity. No gradient is "
+        "the value of the function is infinite because the function says so: {at} selects an infinity. No gradient is "
         "meaningful there.",
         "check a point where the value is finite",
     ),

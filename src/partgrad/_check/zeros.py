@@ -181,7 +181,7 @@ class _Deaths:
         if self._pushing is None:
             return []
         generator = np.random.default_rng(leaf)
-        # Of strong types, whichever leaf moves: a number of Python has a weak one, for which JAX compiles anew.
+        # All of strong type. A leaf that is a Python number is weakly typed, and JAX would compile again for each leaf.
         tangents = [jnp.zeros(x.shape, x.dtype) for x in program.leaves]
         tangents[leaf] = jnp.asarray(generator.uniform(0.5, 1.5, tangents[leaf].shape), tangents[leaf].dtype)
         return self._pushing([*program.leaves, *tangents])[1]
