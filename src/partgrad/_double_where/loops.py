@@ -27,26 +27,38 @@ from .linear import carried_tangents
 from .masked import Masked, State, arrays_in, clean, fitted, joined, restored, state_of, with_masks
 from .masks import Mask
 
-# Traces a body for given states of the carried masks; returns it, and the states of the masks of its outputs.
-Traced = Callable[[list[State]], tuple[Any, list[State]]]
-
 
 def _settled(
-    traced: Traced, avals: Sequence[Any], states: list[State], whole: bool = False
+    walk: Callable[..., list[Masked]],
+    avals: Sequence[Any],
+    out_avals: Sequence[Any],
+    states: list[State],
+    scanned: Sequence[Any] = (),
+    whole: bool = False,
 ) -> tuple[Any, list[State], list[State]]:
-    """A body, the states of its outputs, and those of its carries, which are the same after every step.
+    """A traced body, the states of its outputs, and those of its carries, which are the same after every step.
 
     Args:
-        traced: Traces the body.
+        walk: From carries and what is scanned to the outputs of the body.
         avals: Of the carries.
+        out_avals: Of the outputs.
         states: Those in which the carries start.
+        scanned: The shapes of what is scanned.
         whole: Whether a mask that is an array has the shape of its carry.
     """
+    outputs: list[State] = []
+
+    def step(carry: Operands, masks: Operands, *scanned: Any) -> tuple[Operands, Operands]:
+        with remembering(inside=True):
+            values, new = _left(walk(with_masks(carry, states, masks), *scanned), out_avals, states)
+        outputs[:] = map(state_of, new)
+        return values, arrays_in(new)
+
     while True:
-        body, outputs = traced(states)
-        carried = outputs[: len(states)]
+        # A function of its own, which JAX has not traced for other states.
+        body = jax.make_jaxpr(lambda *given: step(*given))(avals, _shapes(states, avals), *scanned)
         # A carry that the body overwrites with a number is no longer a tangent, but others may see it as one.
-        carried = [old if new is None else new for new, old in zip(carried, states, strict=True)]
+        carried = [old if new is None else new for new, old in zip(outputs, states, strict=False)]
         grown = joined([states, carried], avals)
         grown = [tuple(a.shape) if whole and isinstance(s, tuple) else s for s, a in zip(grown, avals, strict=True)]
         if grown == states:
@@ -105,19 +117,8 @@ def scan(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[
     pairs = zip(_first(carried, linear[carries]), avals, strict=True)
     states: list[State] = [(1,) * len(aval.shape) if state is False else state for state, aval in pairs]
 
-    def traced(states: list[State]) -> tuple[Any, list[State]]:
-        found: list[State] = []
-
-        def step(carry: Operands, masks: Operands, x: Operands, x_masks: Operands) -> tuple[Operands, Operands]:
-            with remembering(inside=True):
-                given = [*constant, *with_masks(carry, states, masks), *xs.at(x, x_masks)]
-                values, new = _left(through(jaxpr, consts, given), out_avals, states)
-            found[:] = map(state_of, new)
-            return values, arrays_in(new)
-
-        return jax.make_jaxpr(step)(avals, _shapes(states, avals), *slices), found
-
-    body, outputs, states = _settled(traced, avals, states)
+    walk = lambda carry, x, x_masks: through(jaxpr, consts, [*constant, *carry, *xs.at(x, x_masks)])
+    body, outputs, states = _settled(walk, avals, out_avals, states, slices)
     used = _used_masks(body, count, states)
     start = [as_array(item.value, aval) for item, aval in zip(carried, avals, strict=True)]
     start_masks = fitted([item.mask for item in carried], states, list(map(jax.typeof, start)))
@@ -178,19 +179,8 @@ def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     is_batched = bool(test.outvars[0].aval.shape)
     states = _first(carried, linear[loop.body_consts :])
 
-    def traced(states: list[State]) -> tuple[Any, list[State]]:
-        found: list[State] = []
-
-        def step(carry: Operands, masks: Operands) -> tuple[Operands, Operands]:
-            with remembering(inside=True):
-                given = [*constant, *with_masks(carry, states, masks)]
-                values, new = _left(through(jaxpr, consts, given), avals, states)
-            found[:] = map(state_of, new)
-            return values, fitted(new, found, list(map(jax.typeof, values)))
-
-        return jax.make_jaxpr(step)(avals, _shapes(states, avals)), found
-
-    body, outputs, states = _settled(traced, avals, states, is_batched)
+    walk = lambda carry: through(jaxpr, consts, [*constant, *carry])
+    body, outputs, states = _settled(walk, avals, avals, states, whole=is_batched)
     start = [as_array(item.value, aval) for item, aval in zip(carried, avals, strict=True)]
     start_masks = fitted([item.mask for item in carried], states, list(map(jax.typeof, start)))
     going = lambda carry: evaluate(test, test_consts, [*(item.value for item in tested), *carry[0]])[0]
