@@ -61,7 +61,8 @@ html_theme_options = {
     "header_links_before_dropdown": 7,
     "show_toc_level": 2,
     "show_nav_level": 1,
-    "secondary_sidebar_items": ["page-toc"],
+    # The picture of the packages needs the room.
+    "secondary_sidebar_items": {"**": ["page-toc"], "develop/architecture": []},
     "footer_start": ["copyright"],
     "footer_end": [],
     # Each version stands in a folder of its own, with one switcher.json beside them all.

@@ -84,7 +84,7 @@ def drawn(source: str) -> str:
         '<path d="M0 0L8 4L0 8z"/></marker>'
     )
     title = "<title>The packages, each above those that it imports</title>"
-    box = f'viewBox="0 0 {wide:.0f} {tall}" style="min-width: {wide * 0.75:.0f}px; max-width: {wide:.0f}px"'
+    box = f'viewBox="0 0 {wide:.0f} {tall}" style="min-width: {wide * 0.72:.0f}px; max-width: {wide:.0f}px"'
     return f'<div class="packages"><svg role="img" {box}>{title}<defs>{head}</defs>{"".join(parts)}</svg></div>'
 
 

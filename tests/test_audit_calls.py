@@ -269,6 +269,14 @@ def test_a_function_runs_once_in_the_program(tmp_path, model):
     assert counts == [2]
 
 
+@pytest.mark.parametrize("around", AROUND)
+def test_numbers_of_python_that_are_differentiated(tmp_path, model, around):
+    run = lambda: AROUND[around](lambda: jax.grad(model.Body.potential)(2.0))
+    result, _ = recorded(tmp_path, run)
+    assert checked(result) == {"Body.potential"}
+    assert not listed(result)
+
+
 def test_private_functions_only_if_a_glob_names_them(tmp_path, model):
     run = lambda: (model._private(jnp.ones(2)), model.Body()._hidden(jnp.ones(2)))
     assert checked(recorded(tmp_path, run)[0]) == set()

@@ -81,6 +81,11 @@ def test_every_transform_reports(transform, is_jitted, tmp_path):
     assert "sqrt" in {finding.operation for finding in stored.report.findings}
 
 
+def test_the_report_has_the_name_of_the_function():
+    pg.grad(summed, nonfinite="report")(BAD)
+    assert str(last().report).startswith("summed: 1 error")
+
+
 def tree(w):
     key = jax.random.key(3)
     return {"w": w, "b": pg.NonDiff(2.0), "n": 3, "half": w.astype(jnp.bfloat16), "key": key, "name": "x", "none": None}

@@ -1,5 +1,6 @@
 """Globs and paths as text: what a star matches, and that the work grows with pattern times tree and no faster."""
 
+import ast
 import itertools
 import re
 import sys
@@ -110,6 +111,25 @@ def calls_for(tree, pattern):
 )
 def test_what_matches_nothing_in_a_deep_tree_is_an_error_soon(pattern):
     assert calls_for(chain(100), pattern) <= 6 * calls_for(chain(50), pattern) <= 6_000_000
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant", "count"),
+    [
+        ("mlp.*.w", "'mlp.**.w'", 2),
+        ("mlp.*.*.*.w", "'mlp.**.w'", 2),
+        ("mlp.layers.*.*.b", "'mlp.layers.**.b'", 1),
+        ("mlp.w", "\"['mlp']['layers'][0]['w']\" or \"['mlp']['layers'][1]['w']\", or 'mlp.**.w' for all of them", 2),
+        ("norm.scale.w", "\"['norm']['w']\"", 1),
+    ],
+)
+def test_a_path_that_does_not_reach_far_enough(typed, meant, count):
+    """It stays below what it names: another part of the tree has leaves of the same names."""
+    tree = {"mlp": {"layers": [{"w": 1.0}, {"w": 2.0, "b": 3.0}]}, "norm": {"w": 4.0}, "w": 5.0}
+    with pytest.raises(pg.errors.NoMatchError, match=re.escape(f"Fix: write {meant}.")):
+        pg.items(tree, typed)
+    code = re.findall(r"""'[\w.*]+'|"[^"]+\"""", meant)[-1]
+    assert len(pg.items(tree, ast.literal_eval(code))) == count
 
 
 @pytest.mark.parametrize("key", ["(" * 5000, "-" * 20_000 + "1", "9" * 6000, "[" * 3000, "'" * 3000])

@@ -81,7 +81,12 @@ def last_nonfinite(
     call = kept()
     if call is None:
         return None
-    report = lambda: check(call.program.function(call.operands))(call.program.point(call.operands))
+
+    def report() -> GradientReport:
+        function = call.program.function(call.operands)
+        function.__name__ = call.name  # the program has that of the call of a transform
+        return check(function)(call.program.point(call.operands))
+
     return NonFiniteGradient(call.name, call.arguments(call.arrays), report, forget, [])
 
 

@@ -40,7 +40,8 @@ def summary(result: Audited) -> str:
         return "no function of this project was differentiated, and none was called that `calls` names"
     of = lambda severity: sum(cause.finding["severity"] == severity for cause in result.causes)
     parts = [_many(len(result.functions), "function") + " checked", _many(of("error"), "error")]
-    parts += [_many(of("warning"), "warning"), _many(of("info"), "note")]
+    stopped = f" ({_many(result.stopped, 'gradient')} stopped)" if result.stopped else ""  # what `stopped` fails on
+    parts += [_many(of("warning"), "warning") + stopped, _many(of("info"), "note")]
     for what, said in _LEFT.items():
         count = sum(left.what == what for left in result.left)
         parts += [f"{count} {said}"] if count else []

@@ -78,6 +78,7 @@ def _instead(skeleton: Skeleton, pattern: str, steps: Sequence[PatternStep]) -> 
     ways = (
         _stored_otherwise(skeleton, reached, step),
         _deeper(layout, pattern, steps),
+        _further_down(layout, steps, count),
         _after_the_name(skeleton, steps),
         _out_of_range(layout, reached, step),
         _by_name(layout, reached, step),
@@ -133,14 +134,36 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 def _deeper(layout: Layout, pattern: str, steps: Sequence[PatternStep]) -> _Advice | None:
     """The same path, from a node further down."""
-    below = matching_places(layout, [*_ANY, *steps])
+    every = f"**.{pattern.removeprefix('.')}" if not pattern.startswith("[") else ""
+    return _there(layout, [*_ANY, *steps], "It starts at the tree itself; deeper", every)
+
+
+def _further_down(layout: Layout, steps: Sequence[PatternStep], count: int) -> _Advice | None:
+    """The rest of the path, from a node below the one where it fails."""
+    reached = list(steps[:count])
+    while reached and reached[-1].text == "*":
+        reached.pop()
+    if not reached:
+        return None
+    meant = [*reached, *_ANY, *steps[count:]]
+    advice = _there(layout, meant, f"Below `{_joined(reached)}`", _joined(meant))
+    # Who writes a wildcard means all of them.
+    is_glob = any("*" in step.text for step in steps)
+    return advice._replace(fix=f"write {_joined(meant)!r}.") if advice is not None and is_glob else advice
+
+
+def _there(layout: Layout, steps: Sequence[PatternStep], where: str, every: str) -> _Advice | None:
+    """What these steps match."""
+    below = matching_places(layout, steps)
     if not below:
         return None
     several = [repr(place.path) for place in below[:3]]
     paths = listed((repr(place.path) for place in below), len(below))
-    details = [f"It starts at the tree itself; deeper there {'is' if len(below) == 1 else 'are'} {paths}."]
-    every = f", or '**.{pattern.removeprefix('.')}' for all of them" if not pattern.startswith("[") else ""
-    return _Advice(details, fix=f"write {several[0]}." if len(below) == 1 else f"write {' or '.join(several)}{every}.")
+    details = [f"{where} there {'is' if len(below) == 1 else 'are'} {paths}."]
+    if len(below) == 1:
+        return _Advice(details, fix=f"write {several[0]}.")
+    for_all = f", or {every!r} for all of them" if every else ""
+    return _Advice(details, fix=f"write {' or '.join(several)}{for_all}.")
 
 
 def _after_the_name(skeleton: Skeleton, steps: Sequence[PatternStep]) -> _Advice | None:
