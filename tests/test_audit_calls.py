@@ -403,9 +403,38 @@ def test_a_function_that_returns_something_else_later_is_not_called_right(tmp_pa
     ]
 
 
+def test_a_function_that_asks_for_the_type_of_a_number_is_not_called_random(tmp_path, model):
+    exec(
+        "def row(x):\n    return jnp.full(3, x) if isinstance(x, float) else x[None] * jnp.ones((2, 3))\n",
+        model.__dict__,
+    )
+    model.row.__module__ = "physics_model"
+    result, _ = recorded(tmp_path, lambda: model.row(2.0))
+    assert [left.reason for left in result.left if "row" in left.function] == [
+        "it returns other shapes when it is traced: it may ask for the type of a number"
+    ]
+
+
 def test_too_many_structures_are_listed(tmp_path, model):
     result, _ = recorded(tmp_path, lambda: [model.smooth(jnp.ones(n)) for n in range(1, 12)], total=0.0)
     assert any("more than 8 structures" in left.reason for left in result.left)
+
+
+def test_a_function_with_more_structures_than_are_kept_is_partly_checked(tmp_path, model):
+    result, _ = recorded(tmp_path, lambda: [model.smooth(jnp.ones(n)) for n in range(1, 12)])
+    assert [left.what for left in result.left if "more than 8 structures" in left.reason] == ["partly"]
+
+
+def test_a_decorated_function_is_shown_by_its_def(tmp_path, model):
+    """Its code begins with the decorator, which says nothing, and may be the same for all functions of a class."""
+    result, _ = recorded(tmp_path, lambda: model.root(ZERO), total=0.0)
+    assert errors_of(result) == {("def root(x):", "nan")}
+
+
+def test_what_is_imported_from_a_library_in_c_is_not_listed(tmp_path, model):
+    exec("from math import sqrt\nfrom warnings import warn\n", model.__dict__)
+    result, _ = recorded(tmp_path, lambda: model.root(ZERO + 1.0))
+    assert not [left for left in result.left if left.function.endswith(("sqrt", "warn"))]
 
 
 def test_calls_and_transforms_together(tmp_path, model):

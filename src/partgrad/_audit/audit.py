@@ -114,7 +114,10 @@ def audited(recorder: Recorder, settings: Settings, show: Callable[[str], object
         audit.left += [Left("checked", name, file, why) for name, file in settings.elsewhere.items()]
     why = "the gradients that another process takes are not recorded"
     audit.left += [Left("checked", how, settings.line(*where), why) for where, how in recorder.children.items()]
-    audit.left += [Left("checked", name, "", reason) for name, reason in recorder.swapped.left.items()]
+    seen = {name for name, _ in audit.functions}
+    # A function may be called with a few structures that are kept, and others that are not.
+    left = recorder.swapped.left.items()
+    audit.left += [Left("partly" if name in seen else "checked", name, "", reason) for name, reason in left]
     causes, unmatched = _gathered(audit.found, settings, audit.used)
     unmatched += [("skip", glob) for glob in settings.skip if glob not in settings.matched]
     unmatched += [("calls", glob) for glob in settings.calls if glob not in recorder.swapped.matched]
@@ -172,10 +175,8 @@ class _Audit:
                 return []
             found |= {id(point): one for point, one in zip(points, seen, strict=True)}
         several = [found[id(point)] for point in place.points] if found else []
-        if any(map(_is_another, place.points, several)):
-            place.reason = "it returns something else when it runs again"
-            return []
-        return several
+        place.reason = next(filter(None, map(_another, place.points, several)), "")
+        return [] if place.reason else several
 
     @staticmethod
     def _seen(place: Place, program: Recorded, pairs: list[tuple[Any, Operands]]) -> list[Glance] | None:
@@ -337,14 +338,17 @@ def _as_it_ran(place: Place) -> Iterator[None]:
         yield
 
 
-def _is_another(point: Point, seen: Glance) -> bool:
-    """Whether running a function again gives other values than its call did, beyond what a new compilation changes."""
+def _another(point: Point, seen: Glance) -> str:
+    """How running a function again differs from its call, beyond what a new compilation changes; empty if it does not.
+
+    A function may ask whether an argument is a number of Python, which it is no more when it is differentiated.
+    """
     if point.returned is None:
-        return False
-    pairs = list(zip(seen.outputs, point.returned, strict=False))
-    return len(seen.outputs) != len(point.returned) or not all(
-        np.shape(a) == np.shape(b) and _is_close(a, b) for a, b in pairs
-    )
+        return ""
+    if [np.shape(value) for value in seen.outputs] != [np.shape(value) for value in point.returned]:
+        return "it returns other shapes when it is traced: it may ask for the type of a number"
+    is_same = all(map(_is_close, seen.outputs, point.returned))
+    return "" if is_same else "it returns something else when it runs again"
 
 
 def _is_close(one: Any, other: Any) -> bool:

@@ -15,7 +15,7 @@ from .._programs import Operands, Recorded, host_copies
 from .._selection import Target as Selected, path
 from .._trees import is_differentiable
 from ..errors import PartgradError
-from .origin import Origin, name_of
+from .origin import Origin, written
 from .place import MOST, Place, Point, is_looked_at, last_line
 from .program import named_leaf
 from .states import States
@@ -341,4 +341,4 @@ def origin_of_target(target: Target) -> Origin:
     """Where a function is written."""
     function = inspect.unwrap(target.function)
     code = target.code if function is target.function else function.__code__
-    return Origin(code.co_filename, code.co_firstlineno, name_of(target.function))
+    return written(code, target.function)

@@ -1,6 +1,7 @@
 """Who wrote a function that is handed to a transform, and which line hands it over."""
 
 import functools
+import linecache
 import sys
 import traceback
 import types
@@ -52,7 +53,19 @@ def _written(value: Any) -> Origin | None:
     code = getattr(function, "__code__", None)
     if code is None:
         return None
-    return Origin(code.co_filename, code.co_firstlineno, name_of(function))
+    return written(code, function)
+
+
+def written(code: types.CodeType, function: Any) -> Origin:
+    """Where a function is written: the line of its `def`, as its code begins with its decorators."""
+    file, first = code.co_filename, code.co_firstlineno
+    body = min((line for *_, line in code.co_lines() if line and line > first), default=first)
+    own = (
+        line
+        for line in range(first, body + 1)
+        if linecache.getline(file, line).lstrip().startswith(("def ", "async def "))
+    )
+    return Origin(file, next(own, first), name_of(function))
 
 
 def name_of(function: Any) -> str:

@@ -136,7 +136,8 @@ class Swapped:
     def _take(self, home: str, name: str, value: Any, found: dict[Any, Any]) -> None:
         function, whole = _inside(value)
         if function is None:
-            if callable(value) and _home(type(value).__module__) not in _TYPES:
+            is_imported = isinstance(value, types.BuiltinFunctionType) and _home(value.__module__) != home
+            if callable(value) and not is_imported and _home(type(value).__module__) not in _TYPES:
                 self.left[name] = f"it is an object of {type(value).__name__}, not a function of Python"
             return
         if _home(function.__module__) != home:
