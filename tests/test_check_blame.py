@@ -219,7 +219,82 @@ def test_a_rule_with_another_value_is_named_for_leaves_beside_it():
 
     wave.defjvp(lambda p, t: (1.01 * jnp.sin(p[0]), jnp.cos(p[0]) * t[0]))
     found = findings(lambda p: wave(p["x"]) * p["scale"], {"x": S(0.7), "scale": S(2.0)})
-    assert found["mismatch", "error", "['scale']"].operation == "wave"
+    assert {key: finding.operation for key, finding in found.items()} == {
+        ("value", "error", "['x']"): "wave",
+        ("value", "error", "['scale']"): "wave",
+    }
+
+
+@jax.custom_jvp
+def weighed(x, weight):
+    return x + x * x * weight
+
+
+weighed.defjvp(lambda p, t: (weighed(*p), (1 + 2 * p[0] * p[1]) * t[0] + p[0] * t[1]))
+
+
+@jax.custom_vjp
+def both_ways(x):
+    return 1e4 * x, x * x
+
+
+both_ways.defvjp(lambda x: (both_ways(x), x), lambda x, c: (1e4 * c[0] + x * c[1],))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        (lambda p: jnp.sum(weighed(p["x"], p["weight"])), "['weight']"),
+        (lambda p: jnp.sum(both_ways(p["x"])[1]) + p["weight"], "['x']"),
+    ],
+    ids=["operand", "result"],
+)
+def test_a_rule_that_is_wrong_in_what_is_small_beside_the_rest(function, wrong):
+    found = findings(function, {"x": F(1e-5, -2e-5), "weight": S(0.7)})
+    assert {key: finding.reason for key, finding in found.items()} == {("mismatch", "error", wrong): "rule"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_stop_beside_a_wrong_rule_is_named_too(calls):
+    @jax.custom_jvp
+    def squared(x):
+        return x * x
+
+    squared.defjvp(lambda p, t: (squared(*p), 3 * p[0] * t[0]))
+
+    def function(x):
+        for _ in range(calls):
+            x = squared(x)
+        return x + 2.7 * x * jax.lax.stop_gradient(jnp.sin(x))  # fault: beside
+
+    report = pg.check(lambda p: function(p["x"]) + p["y"], progress=False)({"x": S(0.8), "y": S(1)})
+    assert report.verdict == "error"
+    assert [(f.reason, f.leaves) for f in report.findings] == [("rule", ("['x']",)), ("stop beside", ("['x']",))]
+    assert report.findings[1].where == line("beside")
+    # Where the rule explains all, nothing is said of a stop on its path.
+    report = pg.check(lambda x: squared(x) - jax.lax.stop_gradient(0 * x), progress=False)(S(0.8))
+    assert [f.reason for f in report.findings] == ["rule"]
+
+
+@pytest.mark.slow
+def test_a_rule_is_not_blamed_for_what_goes_into_its_right_operands():
+    @jax.custom_jvp
+    def squared(x):
+        return x * x
+
+    @jax.custom_vjp
+    def scaled(x, y):
+        return x * y
+
+    squared.defjvp(lambda p, t: (squared(*p), 3 * p[0] * t[0]))
+    scaled.defvjp(lambda x, y: (x * y, (x, y)), lambda r, c: (c * r[1], -c * r[0]))
+    report = pg.check(lambda p: squared(scaled(p["x"], p["y"])), progress=False)({"x": S(0.4), "y": S(1.1)})
+    assert {f.operation: f.leaves for f in report.findings} == {
+        "scaled": ("['y']",),
+        "squared": ("['x']", "['y']"),
+    }
 
 
 def test_a_linear_leaf_has_no_finding():

@@ -57,6 +57,7 @@ def test_a_stop_is_excused_and_a_wrong_scatter_is_not(what):
     report, found = severities(both, POINT, intended=what)
     assert found == {"zero": "info", "oob": "error"}
     assert report.verdict == "error"
+    assert {row.path: row.verdict for row in report.rows} == {"['online']": "ok", "['target']": "ok", "['v']": "error"}
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.custom_derivatives import linear_call
 from jax.lax import stop_gradient
 from jax.sharding import PartitionSpec
 
@@ -251,6 +252,10 @@ def not_symmetric(a):
     return lax.custom_linear_solve(lambda x: a @ x, F(1, 2), lambda _, b: jnp.linalg.solve(a, b), symmetric=True)[0]
 
 
+def no_transpose(x):
+    return jnp.sum(linear_call(lambda r, x: r * x, lambda r, c: c, S(3.0), x) ** 2)
+
+
 def before_a_callback(x):
     sine = lambda x: jax.pure_callback(lambda x: jnp.sin(x), x, x)
     return sine(stop_gradient(x)) + x
@@ -264,6 +269,7 @@ CAUSES = {
     "written twice": (written_twice, F(1, 2, 3), "twice", ".at[].set"),
     "a solve that does not solve": (no_solution, MATRIX, "solve", "custom_linear_solve"),
     "equations that are not symmetric": (not_symmetric, MATRIX, "solve", "custom_linear_solve"),
+    "a transpose that is none": (no_transpose, F(1, 2), "transpose", "linear_call"),
     "a stop before a callback": (before_a_callback, S(0.5), "untried stop", "stop_gradient"),
     "a rule without a conjugate": (lambda x: squared(1 + 1j * x), S(0.5), "rule", None),
 }
@@ -277,6 +283,17 @@ def test_the_cause_of_a_mismatch_is_named(name):
     assert (finding.kind, finding.reason) == ("mismatch", reason)
     assert finding.where.startswith("test_check_reasons.py:")
     assert operation in (None, finding.operation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [-jnp.inf, jnp.nan])
+def test_at_the_edge_of_a_domain_no_function_is_called_smooth(beside):
+    """The rule of JAX's `xlogy` divides zero by zero; nobody can correct it."""
+    function = lambda x: jnp.where(x < 0, beside, jax.scipy.special.xlogy(0.0, x) - x)
+    (finding,) = pg.check(function, progress=False)(S(0)).findings
+    assert (finding.kind, finding.reason, finding.details["slope"]) == ("nan", "edge", pytest.approx(-1))
+    (finding,) = pg.check(lambda x: jax.scipy.special.xlogy(0.0, x) - x, progress=False)(S(0)).findings
+    assert (finding.reason, finding.details["of_rule"]) == ("smooth", False)
 
 
 @pytest.mark.slow

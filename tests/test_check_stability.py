@@ -104,6 +104,46 @@ def test_a_reference_that_the_caller_passed_is_not_written():
     assert count[...] == 0
 
 
+def reads(x, ref):
+    return jnp.sum(x * ref[...]) + jnp.sum(x**2)
+
+
+def writes(x, ref):
+    ref[...] += 1
+    return jnp.sum(x * ref[...])
+
+
+def makes(x, ref):
+    own = jax.new_ref(jnp.zeros_like(x))
+    jax.lax.fori_loop(0, 2, lambda i, _: own.__setitem__(i, x[i] ** 2), None)
+    return jnp.sum(own[...])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [reads, writes, makes, jax.jit(reads), jax.jit(writes), jax.jit(makes)])
+def test_what_goes_through_references_is_followed(function):
+    ref = jax.new_ref(jnp.array([0.5, 0.25]))
+    report = pg.check(function, progress=False)(jnp.array([1.0, 2.0]), ref)
+    assert (report.verdict, report.findings) == ("ok", ())
+    assert np.array_equal(ref[...], [0.5, 0.25])
+    guarded = lambda x, ref: function(x, ref) + jnp.sum(jnp.where(x > 1, jnp.sqrt(x - 1), 0.0))
+    (finding,) = pg.check(guarded, progress=False)(jnp.array([1.0, 2.0]), ref).findings
+    assert (finding.kind, finding.reason, finding.operation) == ("nan", "not followed", "sqrt")
+    mended = lambda x, ref: function(x, ref) + jnp.sum(jnp.where(x > 1, jnp.sqrt(jnp.where(x > 1, x - 1, 1)), 0.0))
+    assert np.isfinite(jax.grad(mended)(jnp.array([1.0, 2.0]), ref)).all()
+
+
+@pytest.mark.slow
+def test_what_jax_refuses_to_write_to_a_reference_has_no_gradient():
+    def stores(x, ref):
+        ref[...] = x
+        return jnp.sum(ref[...] ** 2)
+
+    (finding,) = pg.check(stores, progress=False)(jnp.ones(2), jax.new_ref(jnp.zeros(2))).findings
+    assert (finding.kind, finding.reason) == ("mismatch", "no reverse")
+    assert "differentiated value" in finding.message
+
+
 @pytest.mark.parametrize("mode", ["custom_jvp", "custom_vjp"])
 def test_a_callback_with_state_inside_of_a_custom_rule(mode):
     calls = itertools.count(1)

@@ -348,6 +348,13 @@ def transposed_program(jaxpr: "Jaxpr", fixed: int, live: Sequence[int]) -> Any:
     return jax.make_jaxpr(transposed)(avals[:fixed], [variable.aval for variable in jaxpr.outvars])
 
 
+def without_references(jaxpr: Any) -> Any:
+    """A closed jaxpr with values in place of its mutable references: what is left in those that it gets comes last."""
+    from jax._src.state.discharge import discharge_state
+
+    return discharge_state(jaxpr, lower=False)
+
+
 def with_backward_pass(equation: "JaxprEqn", change: Callable[..., Any]) -> dict[str, Any]:
     """The parameter of a `custom_vjp` that holds its backward pass, with another one there.
 

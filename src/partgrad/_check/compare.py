@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .._compat import cached_property
 from .._programs import (
     TRANSPARENT,
     Chain,
@@ -15,7 +16,7 @@ from .._programs import (
     placed,
 )
 from .draws import is_scored
-from .evaluation import Own, compiled, is_finite
+from .evaluation import Exact, Own, compiled, is_finite
 from .finding import Figures, Finding
 from .float64 import widened
 from .indices import written_twice
@@ -46,6 +47,8 @@ _SLIGHT = 1e-3
 _MOST_CROSSINGS = 4
 # Decompositions that put numbers in order.
 _SPECTRAL = frozenset({"eigh", "svd"})
+# What has a derivative that the user promises, and no function to compare it with.
+_BY_HAND = {"custom_linear_solve": "solve", "linear_call": "transpose"}
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
@@ -298,8 +301,8 @@ class Comparison:
         seen, point = answer.seen, self._search.point
         if seen is None:
             return True
-        direction, step = self._search.direction([(leaf, seen.indices)], seen.toward), min(seen.reading.steps)
-        return all(is_finite(point.exact.value(point.leaves, direction, side * step)) for side in (-1, 1))
+        direction = self._search.direction([(leaf, seen.indices)], seen.toward)
+        return point.is_defined_beside(direction, min(seen.reading.steps))
 
     # --- what is wrong -----------------------------------------------------------------------------------------------
 
@@ -314,6 +317,9 @@ class Comparison:
             blamed = [blame for blame in blamed if is_users(blame.chain)]
         for blame in blamed:
             yield self._of_rule("rule value" if blame.of_value else "rule", path, blame, figures)
+        if blamed and (stops := self._stops_beside(leaf, answer)):
+            more = {"lines": [where for where in dict.fromkeys(map(line, stops)) if where]}
+            yield finding("mismatch", "warning", "stop beside", path, stops[0], **more)
         # The first selections guard what the last one selects.
         is_possible = not blamed and (
             is_right_beside or (answer.row.name != "modes" and answer.evidence.nearby != "off")
@@ -323,6 +329,20 @@ class Comparison:
             yield finding("mismatch", "error", reason, path, crossing.chain, figures=figures)
         elif not blamed:
             yield self._unblamed(leaf, answer, figures)
+
+    @cached_property
+    def _corrected(self) -> Point:
+        """The point of the function without wrong rules."""
+        return self._search.point.of(Exact(self._rules.left_out()))
+
+    def _stops_beside(self, leaf: int, answer: Answer) -> tuple[Chain, ...]:
+        """The stops that explain what is still wrong with a leaf without wrong rules."""
+        seen, slack = answer.seen, max(self._search.slack, 0.0)
+        if seen is None or not stops_of(self._program, leaf):
+            return ()
+        direction = self._search.direction([(leaf, seen.indices)], seen.toward)
+        is_right = agrees(self._corrected, direction, slack)
+        return () if is_right else explaining_stops(self._corrected, direction, slack)
 
     def _unblamed(self, leaf: int, answer: Answer, figures: Figures | None) -> Finding:
         """The finding if neither a rule that differs nor a selection is to blame."""
@@ -337,14 +357,15 @@ class Comparison:
         if unknown := self._rules.incomparable_for(leaf):
             chain, raised = unknown[0]
             return finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
-        for reason, chains in (("solve", self._solves(leaf)), ("untried stop", stops_of(self._program, leaf))):
+        by_hand = [(reason, self._users(name, leaf)) for name, reason in _BY_HAND.items()]
+        for reason, chains in (*by_hand, ("untried stop", stops_of(self._program, leaf))):
             if chains:
                 return finding("mismatch", "error", reason, path, chains[0], figures=figures)
         return finding("mismatch", "error", "unexplained", path, figures=figures)
 
-    def _solves(self, leaf: int) -> list[Chain]:
-        """The solves on the path of a leaf whose equations the user wrote."""
-        chains = (c for c in self._program.smooth.chains if c[-1].primitive.name == "custom_linear_solve")
+    def _users(self, name: str, leaf: int) -> list[Chain]:
+        """The equations of a primitive on the path of a leaf that the user wrote."""
+        chains = (c for c in self._program.smooth.chains if c[-1].primitive.name == name)
         return [c for c in chains if not is_in_library(c) and leaf in self._program.leaves_into(c)]
 
     def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:

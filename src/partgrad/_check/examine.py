@@ -46,8 +46,8 @@ from .zeros import zeros
 _BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JAX transformations require")
 # How far beside the point a function that is flat there is looked at, relative to the size of a leaf.
 _BESIDE = 1e-2
-# The reasons of zeros that a stop explains.
-_CUT = frozenset({"not chosen", "left out"})
+# The reasons of zeros that a stop explains: where something changes, rounding is not why nothing arrives.
+_CUT = frozenset({"not chosen", "left out", "rounded", "compared", "cast", "integers"})
 # The steps of progress before and after finite differences.
 _STEPS = 4
 
@@ -187,6 +187,17 @@ class _Examination:
         for leaf, answer in self._comparison.answers.items():
             if program.paths[leaf] not in wrong:
                 self.findings += rounding(own, leaf, answer)
+        self._explain_by_values()
+
+    def _explain_by_values(self) -> None:
+        """Add to a rule that changes the value the leaves whose derivative is wrong because of it."""
+        wrong = [found for found in self.findings if found.reason == "rule value"]
+        for number, found in enumerate(self.findings):
+            if (found.kind, found.reason) == ("value", "rule"):
+                same = [other for other in wrong if (other.where, other.rule) == (found.where, found.rule)]
+                leaves = dict.fromkeys(leaf for one in (found, *same) for leaf in one.leaves)
+                self.findings[number] = dataclasses.replace(found, leaves=tuple(leaves))
+                self.findings = [one for one in self.findings if one not in same]
 
     @cached_property
     def _growths(self) -> list[Growth]:
@@ -299,6 +310,8 @@ class _Examination:
             return OK if has_implicit_draw(self._program, leaf) or not self._own.is_traced else INCONCLUSIVE
         undecided = [finding for finding in own if is_undecided(finding)]
         told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise", "oob")] + undecided
+        # A zero may stand for the mismatch that it explains; one that is meant excuses it.
+        told += [finding for finding in own if finding.kind == "zero" and finding.intended]
         is_excused = bool(told) and all(finding.intended for finding in told)
         if is_excused:
             return OK

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from .._compat import cached_property
+from .._compat import cached_property, without_references
 from .._double_where import double_where, is_double_where
 from .._intermediates import name_given
 from .._programs import (
@@ -30,11 +30,13 @@ from .._programs import (
     EquationRule,
     Operands,
     any_equation,
+    as_closed,
     bind,
     by_value,
     differentiably,
     inner_jaxprs,
     is_floating,
+    is_mutating,
     jaxpr_and_consts,
     name_of,
     of_cotangents,
@@ -43,7 +45,9 @@ from .._programs import (
     run,
     shown,
     union,
+    with_constants_as_inputs,
 )
+from .._trees import is_reference
 
 Array = np.ndarray[Any, Any]
 
@@ -65,7 +69,10 @@ class Program:
         self.leaves, self.paths, self._forward = list(leaves), paths, forward
         self.outputs = lambda leaves: differentiable(function(list(leaves)))
         self.traced = jax.make_jaxpr(self.outputs)(self.leaves)
-        self.jaxpr = _with_open_wrappers(self.traced, self.leaves)
+        pure = _without_references(self.traced)
+        # Whether the function works on mutable references, in place of which the program has values.
+        self.is_mutating = pure is not self.traced
+        self.jaxpr = _with_open_wrappers(pure, self.leaves)
         self._equations: list[JaxprEqn] = []
         self._numbers: dict[int, int] = {}
         self._number(self.jaxpr.jaxpr)
@@ -87,6 +94,9 @@ class Program:
         """The derivative of the numbered equations, or else of the function: a rule may close over a traced value."""
         for function in (self.run, self.outputs):
             try:
+                if self.is_mutating:
+                    # What JAX refuses to write to a reference of the caller has no derivative, though a value has one.
+                    trace(self.outputs)
                 traced = trace(function)
                 self.missing.pop(mode, None)
                 return traced
@@ -270,6 +280,26 @@ class Program:
         """The equations of the body that contains an equation, in order."""
         bodies = inner_jaxprs(chain[-2]) if len(chain) > 1 else [self.jaxpr.jaxpr]
         return next((list(body.eqns) for body in bodies if any(e is chain[-1] for e in body.eqns)), [])
+
+
+def _without_references(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The same with values for mutable references, those of the caller as they are now: then all of it can be followed.
+
+    It is the same jaxpr if it has none, or if a custom rule works on one.
+    """
+    if not any_equation(jaxpr.jaxpr, is_mutating):
+        return jaxpr
+    body, consts = jaxpr_and_consts(jaxpr)
+    try:
+        pure, found = jaxpr_and_consts(without_references(as_closed(with_constants_as_inputs(body))))
+    except NotImplementedError:
+        return jaxpr
+    values = [const[...] if is_reference(const) else const for const in consts]
+    constants, inputs = pure.invars[: len(values)], pure.invars[len(values) :]
+    debug_info = pure.debug_info._replace(arg_names=None, result_paths=None) if pure.debug_info else None
+    outputs = pure.outvars[: len(body.outvars)]
+    closed = Jaxpr([*pure.constvars, *constants], inputs, outputs, pure.eqns, pure.effects, debug_info)
+    return ClosedJaxpr(closed, [*found, *values])
 
 
 def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:

@@ -121,6 +121,11 @@ class Point:
         """The outputs."""
         return self.exact.value(self.leaves, [np.zeros_like(leaf) for leaf in self.leaves], 0.0)
 
+    def is_defined_beside(self, direction: Leaves, step: float) -> bool:
+        """Whether the function has a finite value on both sides of the point."""
+        sides = (self.exact.value(self.leaves, direction, side * step) for side in (-1, 1))
+        return all(bool(np.isfinite(value).all()) for value in sides)
+
     @cached_property
     def gradient(self) -> Leaves | None:
         """The reverse derivative of the weighted sum of all outputs."""

@@ -14,7 +14,7 @@ from jax import lax
 
 from .. import safe
 from .._double_where import double_where
-from .._programs import Chain, Operands, bind, is_custom_rule, is_floating, is_in_library, line
+from .._programs import Chain, Operands, bind, has_rule_outside_jax, is_custom_rule, is_floating, is_in_library, line
 from .digits import first_losing
 from .evaluation import Exact, Own, is_finite, tried
 from .finding import Fix
@@ -97,6 +97,11 @@ class Remedies:
         """Each cause for a leaf, why the derivative is not finite there, and what was tried."""
         real = [cause for cause in causes if self._is_finite_with(cause, leaf) is False]
         told, wrapped = real or causes[:1], self._wrapped(leaf)
+        if wrapped is None and self._program.is_mutating:
+            # `double_where` leaves a function with mutable references to JAX; the program has values in their place.
+            with_values = self._answer("values", double_where(self._program.run), leaf)
+            if with_values is not None:
+                return [(cause, ("not followed", {})) for cause in told]
         if (shared := self._of_all(leaf, wrapped)) is not None:
             return [(cause, shared) for cause in told]
         if len(told) == 1:
@@ -163,10 +168,13 @@ class Remedies:
         return "singular", {"fix": fix_of(written, by, found, beside), "by": by}
 
     def _without_remedy(self, leaf: int, cause: Cause) -> Reason:
-        slope = self._slope(leaf)
-        if slope is None:
+        found = self._slope(leaf)
+        if found is None:
             return "no remedy", {}
-        is_rule = bool(cause.chain) and is_custom_rule(cause.chain[-1]) and not is_in_library(cause.chain)
+        slope, is_defined = found
+        if not is_defined:
+            return "edge", {"slope": slope}
+        is_rule = bool(cause.chain) and has_rule_outside_jax(cause.chain[-1]) and not is_in_library(cause.chain)
         return "smooth", {"slope": slope, "of_rule": is_rule}
 
     # --- several causes ----------------------------------------------------------------------------------------------
@@ -247,14 +255,20 @@ class Remedies:
         search.look_around(1, False, lambda done, of: None)
         return search.answer(leaf, None)
 
-    def _slope(self, leaf: int) -> float | None:
-        """The slope by finite differences, if several elements along all of them; None if there is none."""
+    def _slope(self, leaf: int) -> tuple[float, bool] | None:
+        """The slope by finite differences, if several elements along all of them, and whether both sides have it.
+
+        None if there is none.
+        """
         point, direction = self._point(), [np.zeros_like(x) for x in self._point().leaves]
         # No two move alike: what is equal, as eigenvalues may be, does not stay so.
         strides = np.random.default_rng(0).uniform(0.5, 1.5, direction[leaf].shape)
         direction[leaf] += strides if direction[leaf].size > 1 else 1.0
         found = point.slope(direction)
-        return None if found.kind.any() else float((point.weights * found.derivative).real.sum())
+        if found.kind.any():
+            return None
+        slope = float((point.weights * found.derivative).real.sum())
+        return slope, point.is_defined_beside(direction, min(found.steps))
 
     # --- names -------------------------------------------------------------------------------------------------------
 

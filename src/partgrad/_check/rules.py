@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import JaxprEqn
 
 from .._compat import cached_property
@@ -22,6 +23,7 @@ from .._programs import (
     jaxpr_and_consts,
     line,
     run,
+    union,
     zeros_like_aval,
 )
 from .names import element_of, rule_of, steps_of
@@ -36,7 +38,7 @@ class Blame(NamedTuple):
     """A custom rule that computes another value than its function, or else another derivative.
 
     The element is the one that is furthest off, in some steps of the loops around it. A rule stops if it gives no
-    derivative by anything at all, as `stop_gradient` does.
+    derivative by anything at all, as `stop_gradient` does. Its derivatives by some operands are wrong, or all of them.
     """
 
     chain: Chain
@@ -44,6 +46,7 @@ class Blame(NamedTuple):
     stops: bool
     element: tuple[int, ...]
     steps: list[tuple[int, ...]]
+    operands: frozenset[int]
 
 
 class Rules:
@@ -61,9 +64,7 @@ class Rules:
     def to_blame_for(self, leaf: int) -> list[Blame]:
         """The rules on the path of a leaf that differ from their functions, one for each name and line."""
         wrong = [
-            blame
-            for blame in self._blamed
-            if leaf in self._program.leaves_into(blame.chain) and not _is_librarys_own(blame.chain)
+            blame for blame in self._blamed if leaf in self._leaves_into(blame) and not _is_librarys_own(blame.chain)
         ]
         # A right rule hides those inside its function, whose derivative is not used.
         blamed = {id(blame.chain[-1]) for blame in self._blamed}
@@ -74,13 +75,33 @@ class Rules:
         wrong = [blame for blame in wrong if id(blame.chain[-1]) not in outer]
         return _unlike(sorted(wrong, key=lambda blame: blame.of_value))
 
+    def _leaves_into(self, blame: Blame) -> list[int]:
+        """The leaves whose derivative a rule makes wrong: those that go into an operand by which it is wrong."""
+        flow = self._program.smooth
+        if not flow.knows(blame.chain):
+            return self._program.leaves_into(blame.chain)
+        mask = union(mask for place, mask in enumerate(flow.into(blame.chain)) if place in blame.operands)
+        return [leaf for leaf in range(len(self._program.leaves)) if mask >> leaf & 1]
+
+    def left_out(self) -> Program:
+        """The program without the rules that differ: JAX derives the derivatives of their functions."""
+        program, wrong = self._program, {id(blame.chain[-1]) for blame in self._blamed}
+
+        def rule(chain: Chain, operands: Operands) -> Operands | None:
+            is_wrong = id(chain[-1]) in wrong
+            return _without_users_rules(custom_rule_body(chain[-1]), operands) if is_wrong else None
+
+        # Not `program.run`: another program gives its own numbers to its equations.
+        body, consts = jaxpr_and_consts(program.jaxpr)
+        return Program(lambda leaves: run(body, consts, list(leaves), rule), program.leaves, program.paths)
+
     def incomparable_for(self, leaf: int) -> list[tuple[Chain, str]]:
         """The rules on the path of a leaf that cannot be compared, as for a callback, and why."""
         _ = self._blamed
         own = [c for c in self._incomparable if line(c) and leaf in self._program.leaves_into(c)]
         return [
             (b.chain, self._incomparable[b.chain])
-            for b in _unlike([Blame(chain, False, False, (), []) for chain in own])
+            for b in _unlike([Blame(chain, False, False, (), [], frozenset()) for chain in own])
         ]
 
     def wrong_within(self, chain: Chain) -> list[Blame]:
@@ -130,7 +151,10 @@ class Rules:
         return [_blame(answers) for (*_, kind), answers in grouped.items() if kind != _UNKNOWN]
 
     def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
-        """The element that is furthest off, of value or derivative, of which array, and whether the rule stops."""
+        """The element that is furthest off, of value or derivative, of which array, and whether the rule stops.
+
+        Then for each operand whether the derivative by it is off.
+        """
         del results
         if not is_custom_rule(chain[-1]):
             return None
@@ -143,11 +167,13 @@ class Rules:
 
 
 def _blame(answers: list[Answer]) -> Blame:
-    (worst, kind, array, _), equation = answers[0].numbers, answers[0].chain[-1]
+    (worst, kind, array, *_), equation = answers[0].numbers, answers[0].chain[-1]
     atoms = equation.invars if kind == _DERIVATIVE and _is_reverse(equation) else equation.outvars
     place = element_of(int(worst), atoms[array].aval.shape)
     stops = all(answer.numbers[3] for answer in answers)
-    return Blame(answers[0].chain, kind == _VALUE, stops, place, steps_of(answers))
+    off = [place for answer in answers for place in np.flatnonzero(answer.numbers[4:]).tolist()]
+    operands = range(len(equation.invars)) if kind == _VALUE else off
+    return Blame(answers[0].chain, kind == _VALUE, stops, place, steps_of(answers), frozenset(operands))
 
 
 def _unlike(blames: list[Blame]) -> list[Blame]:
@@ -184,21 +210,24 @@ def _differing(equation: JaxprEqn, operands: Operands) -> Any:
     by_rule = of_floating(lambda given: bind(equation, given))
     by_function = of_floating(lambda given: _without_users_rules(body, given))
     point = [jnp.asarray(operands[i]) for i in where]
-    derivative = _pullback if _is_reverse(equation) else _pushforward
-    (value, slope), (own_value, own_slope) = derivative(by_rule, point), derivative(by_function, point)
+    derivative = _pullbacks if _is_reverse(equation) else _pushforwards
+    (value, slopes), (own_value, own_slopes) = derivative(by_rule, point), derivative(by_function, point)
     floating_results = [i for i, atom in enumerate(equation.outvars) if is_floating(atom.aval)]
     of_slope = where if _is_reverse(equation) else floating_results
-    numbers = [
-        _furthest(value, own_value, floating_results, _VALUE),
-        _furthest(slope, own_slope, of_slope, _DERIVATIVE),
-    ]
-    is_zero = jnp.all(jnp.array([jnp.all(part == 0) for part in slope]))
-    differs = jnp.where(numbers[0][0] >= 0, *numbers)
-    is_known = jnp.all(
-        jnp.array([jnp.isfinite(own).all() | ~jnp.isfinite(s).all() for s, own in zip(slope, own_slope, strict=True)])
-    )
+    of_value, _ = _furthest(value, own_value, floating_results, _VALUE)
+    compared = [_furthest(*pair, of_slope, _DERIVATIVE) for pair in zip(slopes, own_slopes, strict=True)]
+    best = jnp.stack([numbers for numbers, _ in compared])
+    of_derivative = best[jnp.argmax(jnp.stack([jnp.max(off, initial=0.0) for _, off in compared]))]
+    parts = [pair for one in zip(slopes, own_slopes, strict=True) for pair in zip(*one, strict=True)]
+    is_zero = jnp.all(jnp.array([jnp.all(part == 0) for part, _ in parts]))
+    differs = jnp.where(of_value[0] >= 0, of_value, of_derivative)
+    is_known = jnp.all(jnp.array([jnp.isfinite(own).all() | ~jnp.isfinite(part).all() for part, own in parts]))
     unknown = jnp.where(is_known, differs, jnp.array([0, _UNKNOWN, of_slope[0] if of_slope else 0], jnp.int32))
-    return jnp.append(jnp.where(differs[0] >= 0, differs, unknown), is_zero.astype(jnp.int32))
+    told = jnp.append(jnp.where(differs[0] >= 0, differs, unknown), is_zero.astype(jnp.int32))
+    # By operand: in forward mode there is one slope for each, in reverse mode one part of each slope.
+    offs = jnp.stack([off for _, off in compared])
+    by_operand = jnp.any(offs > 0, axis=0 if _is_reverse(equation) else 1).astype(jnp.int32)
+    return jnp.concatenate([told, jnp.zeros(len(operands), jnp.int32).at[np.array(where, int)].set(by_operand)])
 
 
 def _is_users_rule(chain: Chain) -> bool:
@@ -214,13 +243,28 @@ def _without_users_rules(body: Any, given: Operands) -> Operands:
     return run(*jaxpr_and_consts(body), given, rule)
 
 
-def _pushforward(function: Callable[..., list[Any]], point: Operands) -> tuple[Operands, Operands]:
-    return jax.jvp(function, tuple(point), tuple(_weights(point)))
+def _pushforwards(function: Callable[..., list[Any]], point: Operands) -> tuple[Operands, list[Operands]]:
+    """The value, and the tangents for each operand alone: what is small beside that of another counts too."""
+    push = lambda tangents: jax.jvp(function, tuple(point), tuple(tangents))
+    if len(point) == 1:
+        value, tangents = push(_weights(point))
+        return value, [tangents]
+    values, found = lax.map(lambda number: push(_alone(number, _weights(point))), jnp.arange(len(point)))
+    return [value[0] for value in values], [[part[i] for part in found] for i in range(len(point))]
 
 
-def _pullback(function: Callable[..., list[Any]], point: Operands) -> tuple[Operands, Operands]:
+def _pullbacks(function: Callable[..., list[Any]], point: Operands) -> tuple[Operands, list[Operands]]:
+    """The value, and the cotangents of the operands for each result alone."""
     value, pullback = jax.vjp(function, *point)
-    return value, list(pullback(_weights(value)))
+    if len(value) == 1:
+        return value, [list(pullback(_weights(value)))]
+    found = lax.map(lambda number: list(pullback(_alone(number, _weights(value)))), jnp.arange(len(value)))
+    return value, [[part[i] for part in found] for i in range(len(value))]
+
+
+def _alone(number: Any, arrays: Operands) -> Operands:
+    """One of several arrays, and zeros for the others."""
+    return [jnp.where(number == i, array, jnp.zeros_like(array)) for i, array in enumerate(arrays)]
 
 
 def _weights(like: Operands) -> Operands:
@@ -232,18 +276,24 @@ def _weights(like: Operands) -> Operands:
     ]
 
 
-def _furthest(found: Operands, meant: Operands, places: list[int], kind: int) -> Any:
-    """The element that is furthest off, if by more than rounding: its flat index, the kind and the array."""
-    best, most = jnp.array([-1, kind, 0], jnp.int32), jnp.zeros(())
-    for place, one, other in zip(places, found, meant, strict=True):
+def _furthest(found: Operands, meant: Operands, places: list[int], kind: int) -> tuple[Any, Any]:
+    """The element that is furthest off, if by more than rounding: its flat index, the kind and the array.
+
+    And by how much each array is off, relative to its size; zero where that is rounding.
+    """
+    worst, offs = [jnp.zeros((), jnp.int32)] * len(found), [jnp.zeros(())] * len(found)
+    for i, (one, other) in enumerate(zip(found, meant, strict=True)):
         if not one.size:
             continue
         gap, size = jnp.ravel(jnp.abs(one - other)), jnp.max(jnp.abs(other))
         tolerance = float(jnp.finfo(one.dtype).eps) ** 0.6
         # A rule often exists to give a number where the function gives NaN.
         off = jnp.where(jnp.isfinite(gap), gap, 0) / (jnp.where(jnp.isfinite(size), size, jnp.inf) + 1e-30)
-        worst = jnp.argmax(off)
-        is_more = (off[worst] > tolerance) & (off[worst] > most)
-        best = jnp.where(is_more, jnp.stack([worst, kind, place]).astype(jnp.int32), best)
-        most = jnp.maximum(most, off[worst])
-    return best
+        worst[i] = jnp.argmax(off).astype(jnp.int32)
+        offs[i] = jnp.where(off[worst[i]] > tolerance, off[worst[i]], 0.0).astype(jnp.zeros(()).dtype)
+    of_arrays = jnp.stack([*offs, jnp.zeros(())])
+    most = jnp.argmax(of_arrays)
+    numbers = jnp.stack(
+        [jnp.stack([*worst, jnp.int32(0)])[most], jnp.int32(kind), jnp.array([*places, 0], jnp.int32)[most]]
+    )
+    return jnp.where(of_arrays[most] > 0, numbers, jnp.array([-1, kind, 0], jnp.int32)), of_arrays[:-1]

@@ -70,6 +70,11 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "are symmetric where that is promised.",
         "look at that solve",
     ),
+    ("mismatch", "transpose"): (
+        "{compared}; on its path is {at}, whose gradient is right only if the second function that it was given is the "
+        "transpose of the first.",
+        "look at that function",
+    ),
     ("mismatch", "untried stop"): (
         "{compared}; on its path is {at}, and what it takes away cannot be tried.",
         "remove it, unless it is intentional",
@@ -87,7 +92,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "look at the derivative rules on its path",
     ),
     ("mismatch", "unexplained"): (
-        "{compared}; no custom rule is to blame.",
+        "{compared}; no custom rule on its path differs from the derivative of its function.",
         "look at the rules and the `stop_gradient`s on its path",
     ),
     ("mismatch", "symmetric"): (
@@ -97,6 +102,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("mismatch", "stop"): (
         "{changes}`stop_gradient` at {all_lines} stops part of it, and without that the two agree.",
+        "remove it, unless it is intentional",
+    ),
+    ("mismatch", "stop beside"): (
+        "`stop_gradient` at {all_lines} stops another part of the derivative.",
         "remove it, unless it is intentional",
     ),
     ("mismatch", "rule stop"): (
@@ -152,6 +161,16 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "rewrite what cancels or overflows, or compute it in a wider type",
     ),
     ("nan", "no remedy"): ("{not_finite} The value takes this path: a true singularity.", "{keep_away}"),
+    ("nan", "not followed"): (
+        "{not_finite} The value does not take this path, and `partgrad.double_where` leaves functions with mutable "
+        "references to JAX.",
+        "choose the operand by a `where` too, so that it is harmless where the path is not taken",
+    ),
+    ("nan", "edge"): (
+        "{not_finite} The function is finite on one side of the point only, where differences give a slope of "
+        "{slope:.6g}.",
+        "keep the point away from the edge, or write the function so that it is smooth here",
+    ),
     ("nan", "smooth"): ("{not_finite} {smooth_here}, and differences give a slope of {slope:.6g}.", "{make_smooth}"),
     ("nan", "rule"): (
         "the {mode} is not finite, but no operation produced that: a derivative rule{that_of_rule} returns NaN or "

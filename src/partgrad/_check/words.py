@@ -131,7 +131,7 @@ def _compared(finding: Finding) -> str:
     figures: Figures | None = finding.figures
     if figures is None:
         return "the derivative is wrong"
-    tolerance = 1e-6 * max(abs(figures.slope), abs(figures.derivative), 1e-300)
+    tolerance = 1e-6 * max(abs(figures.slope), abs(figures.derivative), 1e-300) + figures.noise
     is_right = lambda value: value is not None and abs(value - figures.slope) <= tolerance
     if figures.forward is None or is_right(figures.forward):
         which = "the gradient"

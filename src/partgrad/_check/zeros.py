@@ -215,14 +215,17 @@ class _Deaths:
         def question(chain: Chain, operands: Operands, results: Operands) -> Any:
             if is_mutating(chain[-1]):
                 return None
-            given = [jnp.asarray(operand) for operand, mask in zip(operands, flowing.into(chain), strict=True) if mask]
-            given = [operand for operand in given if is_floating(operand)]
+            pairs = [(jnp.asarray(operand), mask) for operand, mask in zip(operands, flowing.into(chain), strict=True)]
+            given = [operand for operand, mask in pairs if mask and is_floating(operand)]
             made = [result for result, mask in zip(results, flowing.out_of(chain), strict=True) if mask]
             if not given or not made:
                 return None
             some = jnp.stack([jnp.any(operand != 0) for operand in given]).any()
             none = jnp.stack([jnp.all(result == 0) for result in made]).all()
-            return jnp.where(some & none, 0, -1)[None]
+            is_product = chain[-1].primitive.name == "mul"
+            # A product of two numbers that are not zero is too small for its dtype.
+            is_lost = jnp.any((pairs[0][0] != 0) & (pairs[1][0] != 0)) if is_product else False
+            return jnp.stack([jnp.where(some & none, 0, -1), jnp.asarray(is_lost, int)])
 
         return question
 
@@ -263,7 +266,7 @@ def _vanishing(program: Program, leaf: int, deaths: _Deaths, is_flat: Callable[[
         return finding("zero", "info", "cancels", [path])
     name = chain[-1].primitive.name
     more = {"steps": steps_of([answer for other, answer in own if other == chain])}
-    if name in _SATURATING:
+    if name in _SATURATING and not first.numbers[1]:
         return finding("zero", "warning", "saturated", [path], chain, **more)
     if is_custom_rule(chain[-1]) and not _is_of_several(program, leaf, chain):
         return finding("zero", "warning", "rule", [path], chain, **more)
