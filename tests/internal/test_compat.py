@@ -83,6 +83,16 @@ def _ones(atom):
     return jnp.ones(atom.aval.shape, atom.aval.dtype)
 
 
+def references_are_values():
+    def f(x):
+        reference = jax.new_ref(x)
+        reference[...] = 2 * reference[...]
+        return reference[...]
+
+    jaxpr = compat.without_references(jax.make_jaxpr(f)(3.0))
+    return not jaxpr.effects and float(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, 3.0)[0]) == 6.0
+
+
 def vjp_is_ordinary():
     f = compat.ordinary_custom_vjp(lambda x: x)
     f.defvjp(lambda x: (x, None), lambda _, c: (3 * c,))
@@ -332,6 +342,10 @@ PIECES = {
     "transposed_program": (
         "`backward_pass` in `jax._src.interpreters.ad` is no longer the transpose of a jaxpr.",
         programs_are_transposed,
+    ),
+    "without_references": (
+        "`discharge_state` in `jax._src.state.discharge` no longer takes the references out of a jaxpr.",
+        references_are_values,
     ),
     "with_backward_pass": (
         "The parameters `bwd` and `out_trees` of a `custom_vjp` are no longer its backward pass and what this takes.",
