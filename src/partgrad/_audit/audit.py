@@ -175,7 +175,8 @@ class _Audit:
                 return []
             found |= {id(point): one for point, one in zip(points, seen, strict=True)}
         several = [found[id(point)] for point in place.points] if found else []
-        place.reason = next(filter(None, map(_another, place.points, several)), "")
+        for point, glanced in zip(place.points, several, strict=False):
+            place.reason = place.reason or _another(point, glanced)
         return [] if place.reason else several
 
     @staticmethod
