@@ -197,6 +197,9 @@ def _differing(equation: JaxprEqn, operands: Operands) -> Any:
     # By what its function closes over, a rule gives no derivative.
     closed_over = equation.params.get("num_consts", 0)
     where = [i for i, operand in enumerate(operands) if i >= closed_over and is_floating(jnp.asarray(operand))]
+    floating_results = [i for i, atom in enumerate(equation.outvars) if is_floating(atom.aval)]
+    if not where or not floating_results:
+        return None
 
     def of_floating(run: Callable[[Operands], Operands]) -> Callable[..., list[Any]]:
         def function(*floating: Any) -> list[Any]:
@@ -212,7 +215,6 @@ def _differing(equation: JaxprEqn, operands: Operands) -> Any:
     point = [jnp.asarray(operands[i]) for i in where]
     derivative = _pullbacks if _is_reverse(equation) else _pushforwards
     (value, slopes), (own_value, own_slopes) = derivative(by_rule, point), derivative(by_function, point)
-    floating_results = [i for i, atom in enumerate(equation.outvars) if is_floating(atom.aval)]
     of_slope = where if _is_reverse(equation) else floating_results
     of_value, _ = _furthest(value, own_value, floating_results, _VALUE)
     compared = [_furthest(*pair, of_slope, _DERIVATIVE) for pair in zip(slopes, own_slopes, strict=True)]
