@@ -896,16 +896,81 @@ def test_each_platform_compiles_its_branch():
     assert "while(" not in gradient.lower(x).as_text("hlo")
 
 
-@pytest.mark.slow
-def test_mutable_references_are_jaxs():
-    def f(x):
-        reference = jax.new_ref(x * 2)
-        reference[0] = x[1]
-        return (reference[...] * x).sum()
+def root_where_positive(x):
+    return jnp.where(x > 0, jnp.sqrt(x), 0.0)
 
-    x = jnp.array([3.0, 5.0])
-    close(jax.grad(pg.double_where(f))(x), [5, 23])
-    close(jax.jit(jax.grad(pg.double_where(f)))(x), [5, 23])
+
+def makes(x, reference):
+    own = jax.new_ref(x * 1.0)
+    own[...] = root_where_positive(own[...])
+    return (own[...] * reference[...]).sum()
+
+
+def makes_in_a_loop(x, reference):
+    def step(carry, v):
+        own = jax.new_ref(carry)
+        own[...] += root_where_positive(v)
+        return own[...], None
+
+    return lax.scan(step, 0.0, x * reference[...] ** 2)[0]
+
+
+def adds_in_a_loop(x, reference):
+    own = jax.new_ref(jnp.zeros_like(x))
+
+    def step(i, _):
+        own[...] += reference[...] * root_where_positive(x) * i
+
+    lax.fori_loop(0, 2, step, None)
+    return own[...].sum()
+
+
+def writes(x, reference):
+    weights = reference[...]
+    roots = root_where_positive(x)
+    reference[...] = lax.stop_gradient(roots)
+    return (roots * weights).sum()
+
+
+def writes_under_jit(x, reference):
+    return jax.jit(writes)(x, reference)
+
+
+@pytest.mark.parametrize("f", [makes, makes_in_a_loop, adds_in_a_loop, writes, writes_under_jit])
+def test_mutable_references_are_followed(f):
+    x, left = jnp.array([0.0, 4.0]), [0, 2] if "writes" in f.__name__ else [2, 3]
+    pushed = lambda f: lambda x, r: [jax.jvp(lambda x: f(x, r), (x,), (t,))[1] for t in jnp.eye(2)[1:]]
+    for run in (jax.grad, lambda f: jax.jit(jax.grad(f)), pushed):
+        reference = jax.new_ref(jnp.array([2.0, 3.0]))
+        close(run(pg.double_where(f))(x, reference)[-1], 0.75)
+        close(reference[...], left)
+    if "writes" not in f.__name__:
+        batch = jax.vmap(jax.grad(pg.double_where(f)), (0, None))
+        close(batch(jnp.stack([x, x]), jax.new_ref(jnp.array([2.0, 3.0]))), [[0, 0.75]] * 2)
+
+
+def test_references_are_differentiated_again():
+    second = jax.hessian(pg.double_where(makes))(jnp.array([0.0, 4.0]), jax.new_ref(jnp.array([2.0, 3.0])))
+    close(second, [[0, 0], [0, -3 / 32]])
+
+
+def test_one_reference_that_is_given_twice():
+    def f(x, model):
+        model["a"][...] = model["b"][...] + 1
+        return (x * model["b"][...]).sum()
+
+    reference = jax.new_ref(jnp.zeros(2))
+    close(jax.grad(pg.double_where(f))(jnp.ones(2), {"a": reference, "b": reference}), [1, 1])
+    close(reference[...], [1, 1])
+
+
+def test_a_number_that_has_a_derivative_is_refused_by_a_reference_as_in_jax():
+    def f(x, reference):
+        reference[...] = x
+        return (x**2).sum()
+
+    with pytest.raises(Exception, match="differentiated value on a non-differentiated array reference"):
+        jax.grad(pg.double_where(f))(jnp.ones(2), jax.new_ref(jnp.zeros(2)))
 
 
 @pytest.mark.slow

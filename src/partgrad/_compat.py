@@ -170,6 +170,12 @@ def has_side_effects(equation: "JaxprEqn") -> bool:
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
 
 
+def is_written(jaxpr: "Jaxpr", variable: Any) -> bool:
+    """Whether a jaxpr writes to an input that is a mutable reference."""
+    effects = (effect for effect in jaxpr.effects if getattr(effect, "input", None) is variable)
+    return any(type(effect).__name__ != "ReadEffect" for effect in effects)
+
+
 # JAX exports no name for what `defjvps` makes. Read on 0.10.2 and 0.12.
 _CUSTOM_DERIVATIVES = pathlib.Path(jax.__file__).parent / "_src" / "custom_derivatives.py"
 
@@ -348,8 +354,11 @@ def transposed_program(jaxpr: "Jaxpr", fixed: int, live: Sequence[int]) -> Any:
     return jax.make_jaxpr(transposed)(avals[:fixed], [variable.aval for variable in jaxpr.outvars])
 
 
-def without_references(jaxpr: Any) -> Any:
-    """A closed jaxpr with values in place of its mutable references: what is left in those that it gets comes last."""
+def discharged(jaxpr: Any) -> Any:
+    """A closed jaxpr with values in place of its mutable references: what is left in those that it gets comes last.
+
+    JAX does this to every program that it compiles, and has no public function for it (0.12).
+    """
     from jax._src.state.discharge import discharge_state
 
     return discharge_state(jaxpr, lower=False)

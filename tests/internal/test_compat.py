@@ -83,13 +83,25 @@ def _ones(atom):
     return jnp.ones(atom.aval.shape, atom.aval.dtype)
 
 
+def reads_and_writes():
+    def f(read, written, added):
+        written[...] = read[...]
+        jax.ref.addupdate(added, ..., 1.0)
+
+    return jax.make_jaxpr(f)(*(jax.new_ref(1.0) for _ in range(3))).jaxpr
+
+
+def writes_of(jaxpr):
+    return [compat.is_written(jaxpr, variable) for variable in jaxpr.invars]
+
+
 def references_are_values():
     def f(x):
         reference = jax.new_ref(x)
         reference[...] = 2 * reference[...]
         return reference[...]
 
-    jaxpr = compat.without_references(jax.make_jaxpr(f)(3.0))
+    jaxpr = compat.discharged(jax.make_jaxpr(f)(3.0))
     return not jaxpr.effects and float(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, 3.0)[0]) == 6.0
 
 
@@ -343,7 +355,11 @@ PIECES = {
         "`backward_pass` in `jax._src.interpreters.ad` is no longer the transpose of a jaxpr.",
         programs_are_transposed,
     ),
-    "without_references": (
+    "is_written": (
+        "The effects of a jaxpr no longer say which references it reads, as a ReadEffect, and which it writes.",
+        lambda: writes_of(reads_and_writes()) == [False, True, True],
+    ),
+    "discharged": (
         "`discharge_state` in `jax._src.state.discharge` no longer takes the references out of a jaxpr.",
         references_are_values,
     ),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from .._compat import cached_property, without_references
+from .._compat import cached_property
 from .._double_where import double_where, is_double_where
 from .._intermediates import name_given
 from .._programs import (
@@ -30,13 +30,11 @@ from .._programs import (
     EquationRule,
     Operands,
     any_equation,
-    as_closed,
     bind,
     by_value,
     differentiably,
     inner_jaxprs,
     is_floating,
-    is_mutating,
     jaxpr_and_consts,
     name_of,
     of_cotangents,
@@ -46,6 +44,7 @@ from .._programs import (
     shown,
     union,
     with_constants_as_inputs,
+    without_references,
 )
 from .._trees import is_reference
 
@@ -283,23 +282,14 @@ class Program:
 
 
 def _without_references(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The same with values for mutable references, those of the caller as they are now: then all of it can be followed.
-
-    It is the same jaxpr if it has none, or if a custom rule works on one.
-    """
-    if not any_equation(jaxpr.jaxpr, is_mutating):
-        return jaxpr
+    """The same with values for mutable references, those of the caller as they are now; the same if there are none."""
     body, consts = jaxpr_and_consts(jaxpr)
-    try:
-        pure, found = jaxpr_and_consts(without_references(as_closed(with_constants_as_inputs(body))))
-    except NotImplementedError:
+    own = with_constants_as_inputs(body)
+    pure, _ = without_references(own)
+    if pure is own:
         return jaxpr
     values = [const[...] if is_reference(const) else const for const in consts]
-    constants, inputs = pure.invars[: len(values)], pure.invars[len(values) :]
-    debug_info = pure.debug_info._replace(arg_names=None, result_paths=None) if pure.debug_info else None
-    outputs = pure.outvars[: len(body.outvars)]
-    closed = Jaxpr([*pure.constvars, *constants], inputs, outputs, pure.eqns, pure.effects, debug_info)
-    return ClosedJaxpr(closed, [*found, *values])
+    return ClosedJaxpr(pure.replace(constvars=pure.invars[: len(values)], invars=pure.invars[len(values) :]), values)
 
 
 def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:

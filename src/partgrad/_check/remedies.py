@@ -97,11 +97,6 @@ class Remedies:
         """Each cause for a leaf, why the derivative is not finite there, and what was tried."""
         real = [cause for cause in causes if self._is_finite_with(cause, leaf) is False]
         told, wrapped = real or causes[:1], self._wrapped(leaf)
-        if wrapped is None and self._program.is_mutating:
-            # `double_where` leaves a function with mutable references to JAX; the program has values in their place.
-            with_values = self._answer("values", double_where(self._program.run), leaf)
-            if with_values is not None:
-                return [(cause, ("not followed", {})) for cause in told]
         if (shared := self._of_all(leaf, wrapped)) is not None:
             return [(cause, shared) for cause in told]
         if len(told) == 1:
@@ -132,7 +127,10 @@ class Remedies:
         return self._singular(cause, replaced, ()) if replaced is not None else self._without_remedy(leaf, cause)
 
     def _wrapped(self, leaf: int) -> Found | None:
-        return self._answer("double_where", double_where(self._program.outputs), leaf)
+        program = self._program
+        # What the function itself writes to references would change what differences start from.
+        function = program.run if program.is_mutating else program.outputs
+        return self._answer("double_where", double_where(function), leaf)
 
     def _unwrapped(self, wrapped: Found) -> Reason:
         return "not taken", {"fix": fix_of("f", "partgrad.double_where(f)", wrapped)}

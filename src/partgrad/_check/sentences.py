@@ -161,11 +161,6 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "rewrite what cancels or overflows, or compute it in a wider type",
     ),
     ("nan", "no remedy"): ("{not_finite} The value takes this path: a true singularity.", "{keep_away}"),
-    ("nan", "not followed"): (
-        "{not_finite} The value does not take this path, and `partgrad.double_where` leaves functions with mutable "
-        "references to JAX.",
-        "choose the operand by a `where` too, so that it is harmless where the path is not taken",
-    ),
     ("nan", "edge"): (
         "{not_finite} The function is finite on one side of the point only, where differences give a slope of "
         "{slope:.6g}.",

@@ -16,15 +16,18 @@ from .._programs import (
     any_equation,
     as_array,
     as_closed,
+    cut,
     evaluate,
     holds_tracers,
     is_mutating,
+    is_reference,
     is_unreduced,
     jaxpr_and_consts,
     keyed_jaxpr,
     named,
     with_constants_as_inputs,
     without_dead_code,
+    without_references,
 )
 from .known import captured
 from .live import Live
@@ -46,8 +49,9 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     # Constants become operands: a derivative is kept for later calls, and must not close over a tracer.
     plain = without_dead_code(with_constants_as_inputs(jaxpr))
     opened, found = jaxpr_and_consts(without_double_where(as_closed(plain)))
-    inner = with_constants_as_inputs(opened)
-    # Only JAX can follow what goes through a mutable reference, and no mask is a sum.
+    stateful = with_constants_as_inputs(opened)
+    inner, written = _without_references(stateful)
+    # Only JAX can follow what a custom rule does to a mutable reference, and no mask is a sum.
     is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
     is_live, keyed = holds_tracers(inner), keyed_jaxpr(inner, exact=True)
     is_jitted = keyed is not None and _is_jitted(plain)
@@ -64,7 +68,16 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         return own[key]
 
     def along(consts: Operands, operands: Operands, again: Again) -> Operands:
-        consts = [*found, *consts]
+        references = [*found, *consts, *operands]
+        if _are_alike(references):
+            return evaluate(stateful, [], references)
+        values = list(map(_read, references, inner.invars))
+        results = along_values(values[: len(values) - len(operands)], values[len(values) - len(operands) :], again)
+        for place, value in zip(written, results[len(results) - len(written) :], strict=True):
+            references[place][...] = value
+        return results[: len(results) - len(written)]
+
+    def along_values(consts: Operands, operands: Operands, again: Again) -> Operands:
         given = [*map(_unfolded, consts), *operands]
         given = [as_array(operand, v.aval) for operand, v in zip(given, inner.invars, strict=True)]
         if is_left or not any(isinstance(operand, jax.core.Tracer) for operand in given):
@@ -86,6 +99,24 @@ def _is_jitted(jaxpr: Jaxpr) -> bool:
     """Whether all that rounds in a function is one call of a function under `jit`, which JAX runs compiled."""
     rest = [equation for equation in jaxpr.eqns if equation.primitive.name not in _EXACT]
     return len(rest) == 1 and rest[0].primitive.name == "jit" and not jaxpr.effects
+
+
+def _without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, list[int]]:
+    """The same with values for references, and the numbers of those inputs whose last values come after its outputs."""
+    # A rule that holds a traced value is run again, with the references.
+    pure, written = (jaxpr, {}) if holds_tracers(jaxpr) else without_references(jaxpr)
+    return cut(pure, pure.invars, [*pure.outvars, *written.values()], pure.eqns), list(written)
+
+
+def _are_alike(operands: Operands) -> bool:
+    """Whether a reference is there twice, so that what is written to one is read from the other."""
+    references = [id(operand) for operand in operands if isinstance(operand, jax.Ref)]
+    return len(set(references)) < len(references)
+
+
+def _read(operand: Any, variable: Any) -> Any:
+    """What is given for a variable, which may be the value of a reference."""
+    return operand[...] if isinstance(operand, jax.Ref) and not is_reference(variable) else operand
 
 
 def _unfolded(const: Any) -> Any:

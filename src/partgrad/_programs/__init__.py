@@ -42,6 +42,7 @@ from .equations import (
     is_floating as is_floating,
     is_mutating as is_mutating,
     is_recomputed as is_recomputed,
+    is_reference as is_reference,
     is_reshape as is_reshape,
     is_reverse_only as is_reverse_only,
     is_unreduced as is_unreduced,
@@ -98,6 +99,7 @@ from .jaxprs import (
     with_outputs as with_outputs,
     without_calls as without_calls,
     without_dead_code as without_dead_code,
+    without_references as without_references,
 )
 from .lines import (
     has_rule_outside_jax as has_rule_outside_jax,

@@ -141,7 +141,12 @@ def is_recomputed(equation: JaxprEqn) -> bool:
 
 def is_mutating(equation: JaxprEqn) -> bool:
     """Whether an equation works on a mutable reference, so that what it writes is not among its outputs."""
-    return any(hasattr(v.aval, "inner_aval") for v in (*equation.invars, *equation.outvars))
+    return any(map(is_reference, (*equation.invars, *equation.outvars)))
+
+
+def is_reference(atom: Any) -> bool:
+    """Whether what an atom of a jaxpr stands for is a mutable reference."""
+    return hasattr(atom.aval, "inner_aval")
 
 
 def is_unreduced(equation: JaxprEqn) -> bool:
