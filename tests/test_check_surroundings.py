@@ -143,7 +143,7 @@ SURROUNDINGS += [complex_output, complex_leaf, root_of_a_library, loop_of_a_libr
 # What the solvers of libraries refuse or iterate away is left out, and so is what takes many seconds.
 OF_LIBRARIES = {
     root_of_a_library: [wrong_rule, stopped, partly_stopped, rounded],
-    loop_of_a_library: [nan_rule, singular, wrong_rule, rounded],
+    loop_of_a_library: [singular, wrong_rule],
 }
 CASES = [(fault, surrounding) for surrounding in SURROUNDINGS for fault in OF_LIBRARIES.get(surrounding, FAULTS)]
 
