@@ -212,6 +212,25 @@ def test_a_random_callback_is_not_taken_for_rounding():
 
 
 @pytest.mark.slow
+def test_each_rule_that_changes_the_value_is_told_once():
+    def scaled(factor):
+        sine = jax.custom_vjp(lambda x: jnp.sin(x))
+        sine.defvjp(lambda x: (factor * jnp.sin(x), x), lambda x, c: (3 * factor * c * jnp.cos(x),))
+        return sine
+
+    first, second = scaled(2.0), scaled(5.0)
+
+    def total(p):
+        a = first(p["a"])
+        b = second(p["b"])
+        return a + b + p["c"] ** 2
+
+    report = pg.check(total, progress=False)({"a": S(0.3), "b": S(0.4), "c": S(1.0)})
+    told = [(f.kind, f.severity, f.reason, f.leaves) for f in report.findings]
+    assert told == [("value", "error", "rule", ("['a']",)), ("value", "error", "rule", ("['b']",))]
+
+
+@pytest.mark.slow
 def test_a_rule_with_another_value_is_named_for_leaves_beside_it():
     @jax.custom_jvp
     def wave(x):

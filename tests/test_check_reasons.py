@@ -269,7 +269,7 @@ CAUSES = {
     "written twice": (written_twice, F(1, 2, 3), "twice", ".at[].set"),
     "a solve that does not solve": (no_solution, MATRIX, "solve", "custom_linear_solve"),
     "equations that are not symmetric": (not_symmetric, MATRIX, "solve", "custom_linear_solve"),
-    "a transpose that is none": (no_transpose, F(1, 2), "transpose", "linear_call"),
+    "a wrong transpose": (no_transpose, F(1, 2), "transpose", "linear_call"),
     "a stop before a callback": (before_a_callback, S(0.5), "untried stop", "stop_gradient"),
     "a rule without a conjugate": (lambda x: squared(1 + 1j * x), S(0.5), "rule", None),
 }

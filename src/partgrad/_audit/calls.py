@@ -117,7 +117,7 @@ class CalledPlace(Place):
         if here is not None:
             for (i, value), is_weak in zip(values.items(), weak, strict=True):
                 (copy,) = host_copies([value])
-                # As a number of Python has a weak type; on its way through `grad`, JAX has a class of its own for it.
+                # A number of Python has a weak type. Inside of `grad`, what JAX passes on for it has no `ndim`.
                 leaves[i] = np.asarray(copy).item() if is_weak and not np.ndim(copy) else copy
             self.met.keep(here, State(leaves, frozenset(), None))
 

@@ -191,13 +191,18 @@ class _Examination:
 
     def _explain_by_values(self) -> None:
         """Add to a rule that changes the value the leaves whose derivative is wrong because of it."""
+        is_value = lambda found: (found.kind, found.reason) == ("value", "rule")
+        is_same = lambda one, other: (one.where, one.rule) == (other.where, other.rule)
         wrong = [found for found in self.findings if found.reason == "rule value"]
-        for number, found in enumerate(self.findings):
-            if (found.kind, found.reason) == ("value", "rule"):
-                same = [other for other in wrong if (other.where, other.rule) == (found.where, found.rule)]
-                leaves = dict.fromkeys(leaf for one in (found, *same) for leaf in one.leaves)
-                self.findings[number] = dataclasses.replace(found, leaves=tuple(leaves))
-                self.findings = [one for one in self.findings if one not in same]
+
+        def with_leaves(found: Finding) -> Finding:
+            told = [found, *(other for other in wrong if is_same(found, other))]
+            leaves = dict.fromkeys(leaf for one in told for leaf in one.leaves)
+            return dataclasses.replace(found, leaves=tuple(leaves)) if is_value(found) else found
+
+        values = list(filter(is_value, self.findings))
+        explained = [found for found in wrong if any(is_same(found, value) for value in values)]
+        self.findings = [with_leaves(found) for found in self.findings if found not in explained]
 
     @cached_property
     def _growths(self) -> list[Growth]:

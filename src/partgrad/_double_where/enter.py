@@ -20,11 +20,11 @@ from .._programs import (
     evaluate,
     holds_tracers,
     is_mutating,
-    is_reference,
     is_unreduced,
     jaxpr_and_consts,
     keyed_jaxpr,
     named,
+    refers,
     with_constants_as_inputs,
     without_dead_code,
     without_references,
@@ -51,6 +51,7 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     opened, found = jaxpr_and_consts(without_double_where(as_closed(plain)))
     stateful = with_constants_as_inputs(opened)
     inner, written = _without_references(stateful)
+    has_references = any(map(refers, stateful.invars))
     # Only JAX can follow what a custom rule does to a mutable reference, and no mask is a sum.
     is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
     is_live, keyed = holds_tracers(inner), keyed_jaxpr(inner, exact=True)
@@ -68,13 +69,16 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         return own[key]
 
     def along(consts: Operands, operands: Operands, again: Again) -> Operands:
-        references = [*found, *consts, *operands]
-        if _are_alike(references):
-            return evaluate(stateful, [], references)
-        values = list(map(_read, references, inner.invars))
-        results = along_values(values[: len(values) - len(operands)], values[len(values) - len(operands) :], again)
-        for place, value in zip(written, results[len(results) - len(written) :], strict=True):
-            references[place][...] = value
+        consts = [*found, *consts]
+        if not has_references:
+            return along_values(consts, operands, again)
+        given = [*consts, *operands]
+        if _are_alike(given):
+            return evaluate(stateful, [], given)
+        values = list(map(_read, given, inner.invars))
+        results = along_values(values[: len(consts)], values[len(consts) :], again)
+        for number, value in zip(written, results[len(results) - len(written) :], strict=True):
+            given[number][...] = value
         return results[: len(results) - len(written)]
 
     def along_values(consts: Operands, operands: Operands, again: Again) -> Operands:
@@ -105,7 +109,8 @@ def _without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, list[int]]:
     """The same with values for references, and the numbers of those inputs whose last values come after its outputs."""
     # A rule that holds a traced value is run again, with the references.
     pure, written = (jaxpr, {}) if holds_tracers(jaxpr) else without_references(jaxpr)
-    return cut(pure, pure.invars, [*pure.outvars, *written.values()], pure.eqns), list(written)
+    whole = cut(pure, pure.invars, [*pure.outvars, *written.values()], pure.eqns) if written else pure
+    return whole, list(written)
 
 
 def _are_alike(operands: Operands) -> bool:
@@ -116,7 +121,7 @@ def _are_alike(operands: Operands) -> bool:
 
 def _read(operand: Any, variable: Any) -> Any:
     """What is given for a variable, which may be the value of a reference."""
-    return operand[...] if isinstance(operand, jax.Ref) and not is_reference(variable) else operand
+    return operand[...] if isinstance(operand, jax.Ref) and not refers(variable) else operand
 
 
 def _unfolded(const: Any) -> Any:

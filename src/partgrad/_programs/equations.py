@@ -141,10 +141,10 @@ def is_recomputed(equation: JaxprEqn) -> bool:
 
 def is_mutating(equation: JaxprEqn) -> bool:
     """Whether an equation works on a mutable reference, so that what it writes is not among its outputs."""
-    return any(map(is_reference, (*equation.invars, *equation.outvars)))
+    return any(map(refers, (*equation.invars, *equation.outvars)))
 
 
-def is_reference(atom: Any) -> bool:
+def refers(atom: Any) -> bool:
     """Whether what an atom of a jaxpr stands for is a mutable reference."""
     return hasattr(atom.aval, "inner_aval")
 

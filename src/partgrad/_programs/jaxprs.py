@@ -7,7 +7,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .._compat import discharged, has_side_effects, is_forward_pass, is_written, parted_program
-from .equations import Operands, any_equation, inner_jaxprs, is_mutating, is_reference, jaxpr_and_consts, primal_jaxpr
+from .equations import Operands, any_equation, inner_jaxprs, is_mutating, jaxpr_and_consts, primal_jaxpr, refers
 from .interpreter import expanded, step_through, with_constants_as_inputs
 from .lines import has_line
 from .primitives import CALLS, FORWARD_PASSES
@@ -142,7 +142,7 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[int, Any]]:
         return jaxpr, {}
     if consts:
         return jaxpr, {}
-    references = [number for number, variable in enumerate(jaxpr.invars) if is_reference(variable)]
+    references = [number for number, variable in enumerate(jaxpr.invars) if refers(variable)]
     left = zip(references, pure.outvars[len(jaxpr.outvars) :], strict=True)
     written = {number: last for number, last in left if is_written(jaxpr, jaxpr.invars[number])}
     return pure.replace(outvars=pure.outvars[: len(jaxpr.outvars)], debug_info=_unnamed(pure)), written
