@@ -490,3 +490,13 @@ def test_what_follows_a_rule_is_differentiated_at_its_value(name, transform):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(expected))
     found = OF_A_RULE[transform](pg.double_where(f))(jnp.float64(x))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-12), found, expected)
+
+
+@pytest.mark.slow
+def test_a_residual_that_jax_computes_while_it_traces():
+    """With JAX 0.12, what `top_k` saves inside of a loop is a number once it is batched."""
+    largest = clipped_vjp(lambda a: jnp.pad(lax.top_k(a, 2)[0], (1, 1)))
+    f = lambda a: lax.scan(lambda c, x: (jnp.where(x > 0, largest(c), x), None), a, a)[0].sum()
+    points = jnp.array([[-0.5, 1e-9, 0.5, 1.0], [1.0, 0.5, 1e-9, -0.5]])
+    found, expected = jax.vmap(jax.grad(pg.double_where(f)))(points), jax.vmap(jax.grad(f))(points)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -257,11 +257,8 @@ def _jvp_of(
     """From operands and the tangents of some to results, of given shapes, and the tangents of the floating ones."""
 
     def derivative(*operands: Any) -> Operands:
-        def of_moving(*moved: Any) -> Operands:
-            at = dict(zip(moving, moved, strict=True))
-            return function(*(at.get(number, operand) for number, operand in enumerate(operands[:count])))
-
-        values, rates = jax.jvp(of_moving, [operands[i] for i in moving], list(operands[count:]))
+        of_moving, start = along(lambda given: function(*given), moving, operands[:count])
+        values, rates = jax.jvp(of_moving, start, list(operands[count:]))
         return [*values, *(rate for rate, aval in zip(rates, outs, strict=True) if is_floating(aval))]
 
     return derivative

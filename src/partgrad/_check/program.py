@@ -30,8 +30,10 @@ from .._programs import (
     EquationRule,
     Operands,
     any_equation,
+    as_closed,
     bind,
     by_value,
+    cut,
     differentiably,
     inner_jaxprs,
     is_floating,
@@ -40,13 +42,13 @@ from .._programs import (
     of_cotangents,
     of_draws,
     primal_jaxpr,
+    read,
     run,
     shown,
     union,
     with_constants_as_inputs,
     without_references,
 )
-from .._trees import is_reference
 
 Array = np.ndarray[Any, Any]
 
@@ -288,8 +290,8 @@ def _without_references(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     pure, _ = without_references(own)
     if pure is own:
         return jaxpr
-    values = [const[...] if is_reference(const) else const for const in consts]
-    return ClosedJaxpr(pure.replace(constvars=pure.invars[: len(values)], invars=pure.invars[len(values) :]), values)
+    values = list(map(read, consts))
+    return as_closed(cut(pure, pure.invars, pure.outvars[: len(body.outvars)], pure.eqns), values)
 
 
 def _with_open_wrappers(jaxpr: ClosedJaxpr, leaves: Operands) -> ClosedJaxpr:

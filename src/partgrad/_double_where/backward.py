@@ -18,6 +18,7 @@ from .._programs import (
     CUSTOM_JVPS,
     Operands,
     adds_a_constant,
+    along,
     any_equation,
     as_closed,
     bind,
@@ -29,6 +30,7 @@ from .._programs import (
     jaxpr_and_consts,
     parted,
     pulling,
+    replaced,
     with_constants_as_inputs,
     without_calls,
     zeros_like_aval,
@@ -58,17 +60,12 @@ def _(*_: Any, jaxpr: ClosedJaxpr, residuals: int) -> Any:
 
 def marked_pass(function: Callable[..., Any], residuals: int, given: Sequence[Any]) -> Any:
     """What a backward pass returns for residuals and cotangents; what is not traced it gets as it is."""
-    traced = [isinstance(value, jax.core.Tracer) for value in given]
-
-    def backward(*arrays: Any) -> Any:
-        rest = iter(arrays)
-        return function(*(next(rest) if is_traced else v for v, is_traced in zip(given, traced, strict=True)))
-
-    arrays = [value for value, is_traced in zip(given, traced, strict=True) if is_traced]
+    traced = [number for number, value in enumerate(given) if isinstance(value, jax.core.Tracer)]
+    backward, arrays = along(lambda given: function(*given), traced, given)
     closed, shapes = jax.make_jaxpr(backward, return_shape=True)(*arrays)
     jaxpr, consts = jaxpr_and_consts(closed)
     own = ClosedJaxpr(with_constants_as_inputs(jaxpr), [])
-    results = backward_p.bind(*consts, *arrays, jaxpr=own, residuals=len(consts) + sum(traced[:residuals]))
+    results = backward_p.bind(*consts, *arrays, jaxpr=own, residuals=len(consts) + sum(n < residuals for n in traced))
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
@@ -111,8 +108,8 @@ def forward_of(equation: JaxprEqn, items: Sequence[Masked], through: Through) ->
     run = lambda *cotangents: evaluate(jaxpr, consts, list(cotangents))
     push = lambda *tangents: jax.linear_transpose(run, *(v.aval for v in jaxpr.invars))(list(tangents))
     found = through(*jaxpr_and_consts(jax.make_jaxpr(push)(*step.tangents)), step.of_tangents(items))
-    at = dict(zip(live, map(_as_tangent, found), strict=True))
-    return [at.get(n, Masked(zeros_like_aval(aval), False)) for n, aval in enumerate(step.results)]
+    dead = (Masked(zeros_like_aval(aval), False) for aval in step.results)
+    return replaced(dead, live, map(_as_tangent, found))
 
 
 def _as_tangent(item: Masked) -> Masked:
@@ -166,8 +163,7 @@ def vjp_in_one(
 
         at_zero = lambda ct: zeros_like_aval(ct.aval) if isinstance(ct, SymbolicZero) else ct
         given = [*residuals, *(at_zero(cotangents[number]) for number in floating)]
-        at = dict(zip(moving, marked_pass(run, len(residuals), given), strict=True))
-        return tuple(at.get(number) for number in range(total))
+        return tuple(replaced([None] * total, moving, marked_pass(run, len(residuals), given)))
 
     ruled.defvjp(forward, pulled, symbolic_zeros=True)
     return lambda *operands: list(ruled(*operands))

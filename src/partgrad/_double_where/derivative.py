@@ -9,12 +9,12 @@ to be differentiated, it starts from the operands again, as one program.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .._compat import cached_property, transposed_program
 from .._programs import (
@@ -28,7 +28,9 @@ from .._programs import (
     evaluate,
     inlined,
     jaxpr_and_consts,
+    made_once,
     parted,
+    replaced,
     varying_like,
     with_constants_as_inputs,
     without_calls,
@@ -84,7 +86,6 @@ class Derivative:
         entering, leaving = [v.aval for v in linear.invars[len(places) :]], [v.aval for v in linear.outvars]
         self.tangents, self.rates = (leaving, entering) if is_pull else (entering, leaving)
         self._walk, self._is_pull, self.live = walk, is_pull, live
-        self._made: dict[Hashable, Any] = {}
 
     @classmethod
     def of(cls, whole: ClosedJaxpr, moving: int, floating: Sequence[int], numbers: Sequence[Any]) -> "Derivative":
@@ -127,12 +128,6 @@ class Derivative:
         every = tuple(range(len(self.tangents)))
         return jaxpr_and_consts(transposed_program(self._given, len(self._places), every))[0]
 
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What was made of this derivative for a key, or is made now."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
     def parted(self, given: Sequence[Any]) -> tuple[Operands, Operands, Operands]:
         """Operands, tangents, and computed residuals."""
         first, last = len(self.avals), len(self.avals) + len(self.tangents)
@@ -148,24 +143,25 @@ class Derivative:
         """From operands and the cotangents of some outputs that are reached to those of what moves."""
         return functools.partial(self._anew, self._transpose(live))
 
+    @made_once
     def fast_push(self) -> ClosedJaxpr:
         """The push, at residuals."""
-        return self.once("push", lambda: self._fast(as_closed(self._linear), self.tangents))
+        return self._fast(as_closed(self._linear), self.tangents)
 
     def fast_pull(self, live: tuple[int, ...]) -> ClosedJaxpr:
         """The pull, at residuals."""
         return self._fast(self._transpose(live), [self.rates[number] for number in live])
 
+    @made_once
     def _transpose(self, live: tuple[int, ...]) -> ClosedJaxpr:
         make = self._some_of_pull if self._is_pull else functools.partial(transposed_program, self._given)
-        return self.once(("transpose", live), lambda: make(len(self._places), live))
+        return make(len(self._places), live)
 
     def _some_of_pull(self, count: int, live: tuple[int, ...]) -> ClosedJaxpr:
         """The pull of residuals, which are so many, and of some cotangents."""
 
         def pulled(*given: Any) -> Operands:
-            at = dict(zip(live, given[count:], strict=True))
-            cotangents = [at.get(number, zeros_like_aval(aval)) for number, aval in enumerate(self.rates)]
+            cotangents = replaced(map(zeros_like_aval, self.rates), live, given[count:])
             return evaluate(self._given, [], [*given[:count], *cotangents])
 
         residuals = [variable.aval for variable in self._given.invars[:count]]
@@ -198,14 +194,20 @@ class Derivative:
         found = self._walk.through(jaxpr, consts, items)
         return [as_array(clean(item), atom.aval) for item, atom in zip(found, jaxpr.outvars, strict=True)]
 
+    @cached_property
+    def _flat_values(self) -> tuple[Jaxpr, Operands]:
+        return without_calls(self.values)
+
     def _tell(self, residuals: Operands) -> None:
         """Remember what the program that computes operands and residuals knows of them.
 
         That is their numbers, and that a value is a selection, finite outside of its predicate.
         """
-        jaxpr, consts = self.once("values", lambda: without_calls(self.values))
+        jaxpr, consts = self._flat_values
         found = stand_ins(jaxpr, [*map(captured, consts), *self.numbers])
-        stands = [found.get(atom) for atom in (*jaxpr.invars[len(consts) :], *jaxpr.outvars[self._count :])]
+        atoms = [*jaxpr.invars[len(consts) :], *jaxpr.outvars[self._count :]]
+        # JAX may compute a residual while it traces.
+        stands = [None if isinstance(atom, Literal) else found.get(atom) for atom in atoms]
         place = {id(stand): residual for stand, residual in zip(stands, residuals, strict=True) if stand is not None}
         for stand, residual in zip(stands, residuals, strict=True):
             remember(residual, fact(stand).numbers)
@@ -220,15 +222,13 @@ class Derivative:
 
     # --- `vmap` -------------------------------------------------------------------------------------------------------
 
+    @made_once
     def batched(self, axes: Axes, vmap: Vmap) -> "tuple[Derivative, Sequence[bool]]":
         """The derivative batched, before it is transposed, and which outputs of its push have the axis."""
-        return self.once((axes, vmap.key), lambda: self._batched(axes, vmap))
-
-    def _batched(self, axes: Axes, vmap: Vmap) -> "tuple[Derivative, Sequence[bool]]":
         of_operands, of_tangents, of_computed = map(tuple, self.parted(axes))
-        kept = [*batched_outputs(self.values, of_operands)[: self._count], *(axis is not None for axis in of_computed)]
+        own = [*batched_outputs(self.values, of_operands)[: self._count], *(axis is not None for axis in of_computed)]
         is_batched = any(axis is not None for axis in of_operands)
-        values = vmap.of_jaxpr(self.values, of_operands, kept)[0] if is_batched else self.values
+        values = vmap.of_jaxpr(self.values, of_operands, own)[0] if is_batched else self.values
         is_of_user = any_equation(self._linear, lambda e: e.primitive.name in CUSTOM_LINEAR | HIGH_LINEAR)
         # JAX cannot batch the backward pass of a user; it can what a walk makes of it.
         linear = self._walked_push() if is_of_user else as_closed(self._linear)

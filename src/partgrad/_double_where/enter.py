@@ -12,11 +12,11 @@ from .._programs import (
     Again,
     Operands,
     Recent,
+    Referring,
     Run,
     any_equation,
     as_array,
     as_closed,
-    cut,
     evaluate,
     holds_tracers,
     is_mutating,
@@ -24,10 +24,8 @@ from .._programs import (
     jaxpr_and_consts,
     keyed_jaxpr,
     named,
-    refers,
     with_constants_as_inputs,
     without_dead_code,
-    without_references,
 )
 from .known import captured
 from .live import Live
@@ -50,8 +48,9 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     plain = without_dead_code(with_constants_as_inputs(jaxpr))
     opened, found = jaxpr_and_consts(without_double_where(as_closed(plain)))
     stateful = with_constants_as_inputs(opened)
-    inner, written = _without_references(stateful)
-    has_references = any(map(refers, stateful.invars))
+    # A rule that holds a traced value is run again, with the references.
+    referring = Referring(stateful, keep=holds_tracers(stateful))
+    inner = referring.jaxpr
     # Only JAX can follow what a custom rule does to a mutable reference, and no mask is a sum.
     is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
     is_live, keyed = holds_tracers(inner), keyed_jaxpr(inner, exact=True)
@@ -69,17 +68,9 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
         return own[key]
 
     def along(consts: Operands, operands: Operands, again: Again) -> Operands:
-        consts = [*found, *consts]
-        if not has_references:
-            return along_values(consts, operands, again)
-        given = [*consts, *operands]
-        if _are_alike(given):
-            return evaluate(stateful, [], given)
-        values = list(map(_read, given, inner.invars))
-        results = along_values(values[: len(consts)], values[len(consts) :], again)
-        for number, value in zip(written, results[len(results) - len(written) :], strict=True):
-            given[number][...] = value
-        return results[: len(results) - len(written)]
+        count = len(found) + len(consts)
+        run = lambda values: along_values(values[:count], values[count:], again)
+        return referring.run([*found, *consts, *operands], run)
 
     def along_values(consts: Operands, operands: Operands, again: Again) -> Operands:
         given = [*map(_unfolded, consts), *operands]
@@ -103,25 +94,6 @@ def _is_jitted(jaxpr: Jaxpr) -> bool:
     """Whether all that rounds in a function is one call of a function under `jit`, which JAX runs compiled."""
     rest = [equation for equation in jaxpr.eqns if equation.primitive.name not in _EXACT]
     return len(rest) == 1 and rest[0].primitive.name == "jit" and not jaxpr.effects
-
-
-def _without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, list[int]]:
-    """The same with values for references, and the numbers of those inputs whose last values come after its outputs."""
-    # A rule that holds a traced value is run again, with the references.
-    pure, written = (jaxpr, {}) if holds_tracers(jaxpr) else without_references(jaxpr)
-    whole = cut(pure, pure.invars, [*pure.outvars, *written.values()], pure.eqns) if written else pure
-    return whole, list(written)
-
-
-def _are_alike(operands: Operands) -> bool:
-    """Whether a reference is there twice, so that what is written to one is read from the other."""
-    references = [id(operand) for operand in operands if isinstance(operand, jax.Ref)]
-    return len(set(references)) < len(references)
-
-
-def _read(operand: Any, variable: Any) -> Any:
-    """What is given for a variable, which may be the value of a reference."""
-    return operand[...] if isinstance(operand, jax.Ref) and not refers(variable) else operand
 
 
 def _unfolded(const: Any) -> Any:

@@ -31,7 +31,7 @@ from .products import convolution_fed, coupled_axes, dot_fed, scaled_fed
 Fed = Callable[[Step, Sequence[Mask]], list[Mask]]
 
 # Elementwise primitives that are not linear.
-_POINTWISE = (KINDS["elementwise"] | KINDS["test"] | KINDS["flat"] | named("clamp max min")) - named(
+_POINTWISE = (KINDS["elementwise"] | KINDS["test"] | KINDS["flat"] | named("clamp max min mul div")) - named(
     "polynomial stop_gradient"
 )
 
@@ -107,7 +107,6 @@ FED: dict[str, Fed] = {
     **dict.fromkeys(of_kind("lanes", "sum"), lanes_fed),
     **dict.fromkeys(of_kind("move"), moved),
     **dict.fromkeys(of_kind("each"), lambda step, masks: list(masks)),
-    **dict.fromkeys(("mul", "div"), lanes_fed),
     "scatter-mul": scaled_fed,
     "dot_general": dot_fed,
     "conv_general_dilated": convolution_fed,

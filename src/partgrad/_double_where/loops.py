@@ -155,15 +155,8 @@ def _final(
     outputs: Sequence[State], states: Sequence[State], masks: Sequence[Any], used: Sequence[bool]
 ) -> list[Mask | None]:
     """The masks of the last carry; everything where none was carried."""
-    rest, is_used, final = iter(masks), iter(used), list[Mask | None]()
-    for output, state in zip(outputs, states, strict=True):
-        array = next(rest) if isinstance(state, tuple) else None
-        kept = isinstance(state, tuple) and next(is_used)
-        if output is None or isinstance(output, bool):
-            final.append(output)
-        else:
-            final.append(array if kept else True)
-    return final
+    carried = restored(states, [mask if is_used else True for mask, is_used in zip(masks, used, strict=True)])
+    return [mask if isinstance(output, tuple) else output for output, mask in zip(outputs, carried, strict=True)]
 
 
 def while_loop(equation: JaxprEqn, items: Sequence[Masked], through: Through) -> list[Masked]:

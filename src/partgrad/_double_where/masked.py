@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from .._programs import explicit_sharding, varying_axes, varying_like
-from .masks import Mask, full_like, spelled_out
+from .._programs import varying_like
+from .masks import Mask, full_like
 
 
 class Masked:
@@ -103,17 +103,5 @@ def fitted(masks: Sequence[Mask | None], states: Sequence[State], avals: Sequenc
     for mask, state, aval in zip(masks, states, avals, strict=True):
         if isinstance(state, tuple):
             shape = tuple(1 if size == 1 else whole for size, whole in zip(state, aval.shape, strict=True))
-            is_known = mask is None or isinstance(mask, bool)
-            found.append(_like(lax.full(shape, bool(mask)) if is_known else spelled_out(mask, shape), aval))
+            found.append(full_like(False if mask is None else mask, aval, shape))
     return found
-
-
-def _like(mask: Any, aval: Any) -> Any:
-    """A mask, which may be of size one along some axes, that is spread over devices as its value is."""
-    missing = tuple(sorted(varying_axes(aval) - varying_axes(jax.typeof(mask))))
-    mask = lax.pcast(mask, missing, to="varying") if missing else mask
-    sharding = explicit_sharding(aval)
-    if sharding is None:
-        return mask
-    spec = PartitionSpec(*(name if size != 1 else None for name, size in zip(sharding.spec, mask.shape, strict=True)))
-    return jax.sharding.reshard(mask, spec)

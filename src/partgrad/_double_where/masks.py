@@ -96,9 +96,9 @@ def anywhere(masks: Iterable[Mask], keep: int = 0) -> Mask:
     return either(*reduced)
 
 
-def full_like(mask: Mask, aval: Any) -> jax.Array:
-    """A mask as an array that is spread over devices like a tangent."""
-    shape = tuple(aval.shape)
+def full_like(mask: Mask, aval: Any, shape: Shape | None = None) -> jax.Array:
+    """A mask as an array of the shape of a tangent, or of another shape, that is spread over devices like it."""
+    shape = tuple(aval.shape) if shape is None else shape
     return varying_like(jax.lax.full(shape, mask) if isinstance(mask, bool) else spelled_out(mask, shape), aval)
 
 

@@ -11,10 +11,12 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 
 from .._programs import (
     Operands,
+    along,
     as_closed,
     evaluate,
     is_floating,
     jaxpr_and_consts,
+    replaced,
     with_constants_as_inputs,
     zeros_like_aval,
 )
@@ -85,16 +87,10 @@ def _call_transpose(cotangents: Any, *operands: Any, program: Program, hints: in
         at = parts.parted(cotangents)[1]
         own = [at.get(n, ad.Zero(aval)) for n, aval in zip(derivative.reached, derivative.rates, strict=True)]
         return _linear_transpose(own, *given, *operands[count:], *computed, derivative=derivative)[: len(operands)]
-
-    def function(*moved: Any) -> Operands:
-        at = dict(zip(free, moved, strict=True))
-        return evaluate(*jaxpr_and_consts(jaxpr), [at.get(number, operand) for number, operand in enumerate(operands)])
-
-    zeros = [zeros_like_aval(operands[number].aval) for number in free]
-    pull = jax.linear_transpose(function, *zeros)
+    function, undefined = along(functools.partial(evaluate, *jaxpr_and_consts(jaxpr)), free, operands)
+    pull = jax.linear_transpose(function, *(zeros_like_aval(operand.aval) for operand in undefined))
     found = pull([zeros_like_aval(ct.aval) if type(ct) is ad.Zero else ct for ct in cotangents])
-    at = dict(zip(free, found, strict=True))
-    return [at.get(number) for number in range(len(operands))]
+    return replaced([None] * len(operands), free, found)
 
 
 def _call_partly_known(trace: Any, *tracers: Any, program: Program, hints: int, jaxpr: Any) -> Any:
@@ -144,12 +140,8 @@ def _linear_jvp(given: Any, rates: Any, derivative: Derivative) -> Any:
     moving = _moving(operands, of_operands)
     if moving:
         # Residuals do not move: the push starts from the operands again.
-        def function(*moved: Any) -> Operands:
-            at = dict(zip(moving, moved, strict=True))
-            return push_of(derivative).run([*(at.get(n, o) for n, o in enumerate(operands)), *tangents])
-
-        start = [operands[number] for number in moving], [ad.instantiate_zeros(of_operands[n]) for n in moving]
-        parts.append(jax.jvp(function, *start)[1])
+        function, start = along(push_of(derivative).run, moving, [*operands, *tangents])
+        parts.append(jax.jvp(function, start, [ad.instantiate_zeros(of_operands[n]) for n in moving])[1])
     if not parts:
         return outputs, list(map(_zero, outputs))
     return outputs, [functools.reduce(jnp.add, each) for each in zip(*parts, strict=True)]
@@ -174,15 +166,15 @@ def _batched(primitive: Any, axis_data: Any, operands: Any, dims: Any, **params:
         return results, [None] * len(results)
     moved = [o if dim is None else jnp.moveaxis(o, dim, 0) for o, dim in zip(operands, dims, strict=True)]
     if primitive is call_p:
-        program, kept = params["program"].batched(axes, Vmap(axis_data))
+        program, kept = params["program"].batched(axes, Vmap.given(axis_data))
         results = call_p.bind(*moved, program=program, hints=params["hints"], jaxpr=program.shown(len(moved)))
     elif primitive is backward_p:
-        batch, kept = Vmap(axis_data).of_jaxpr(params["jaxpr"], axes)
+        batch, kept = Vmap.given(axis_data).of_jaxpr(params["jaxpr"], axes)
         jaxpr, consts = jaxpr_and_consts(batch)
         changed = {"jaxpr": as_closed(with_constants_as_inputs(jaxpr)), "residuals": len(consts) + params["residuals"]}
         results = backward_p.bind(*consts, *moved, **changed)
     else:
-        derivative, kept = params["derivative"].batched(axes, Vmap(axis_data))
+        derivative, kept = params["derivative"].batched(axes, Vmap.given(axis_data))
         results = linear_p.bind(*moved, derivative=derivative)
     return results, [0 if is_kept else None for is_kept in kept]
 

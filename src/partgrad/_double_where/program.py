@@ -5,7 +5,7 @@ pull. What JAX does with them is in `primitives`.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from .._programs import (
     holds_tracers,
     is_floating,
     jaxpr_and_consts,
+    made_once,
     named,
     pushing,
     with_constants_as_inputs,
@@ -75,7 +76,6 @@ class Program:
     ):
         self._trace, self._numbers, self._count, self._fast = trace, list(numbers), count, fast
         self._live, self.parts = live, parts
-        self._made: dict[Hashable, Any] = {}
 
     @cached_property
     def _traced(self) -> tuple[Jaxpr, Operands]:
@@ -126,11 +126,9 @@ class Program:
         traced = jax.make_jaxpr(lambda *operands: run(jaxpr, consts, list(operands)))(*operands)
         return Program(lambda: traced, self._numbers, self._count)
 
+    @made_once
     def keeping(self, used: tuple[bool, ...]) -> "Program":
         """The same function without the outputs that nobody reads."""
-        return self._once(("keeping", used), lambda: self._keeping(used))
-
-    def _keeping(self, used: tuple[bool, ...]) -> "Program":
         own, fast = (None if closed is None else with_outputs(closed, used) for closed in (self._own, self._fast))
         count = None if self._count is None else sum(used[: self._count])
         return Program(lambda: own, self._numbers, count, fast, self._live and self._live.keeping(used))
@@ -140,11 +138,9 @@ class Program:
         """Whether the function has to be run again, because a rule holds a value of its trace."""
         return self._live is not None and holds_tracers(self._traced[0])
 
+    @made_once
     def derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
         """The values with residuals, as a program, and the linear part along some operands."""
-        return self._once(moving, lambda: self._derivative(moving))
-
-    def _derivative(self, moving: tuple[int, ...]) -> "tuple[Program, Derivative]":
         if self._live is not None and self._holds and min(moving) >= self._live.held:
             derivative = self._live.derivative(self._traced[0], self.avals, moving, self._floating)
         else:
@@ -153,12 +149,13 @@ class Program:
         live = self._live and self._live.saving(derivative.values, self.count)
         return Program(lambda: derivative.values, self._numbers, self.count, live=live), derivative
 
+    @made_once
     def _jvp(self, moving: tuple[int, ...]) -> ClosedJaxpr:
         """From operands and tangents to outputs and their tangents; competitions select."""
         jaxpr, consts = self._traced
         function = lambda operands: selecting(jaxpr, [*consts, *operands])
         trace = jax.make_jaxpr(pushing(function, moving, self._floating))
-        return self._once(("jvp", moving), lambda: trace(self.avals, [self.avals[number] for number in moving]))
+        return trace(self.avals, [self.avals[number] for number in moving])
 
     @property
     def _floating(self) -> list[int]:
@@ -173,11 +170,9 @@ class Program:
         """
         return not self._holds and any_equation(self._traced[0], lambda e: e.primitive.name in LOOPS)
 
+    @made_once
     def forward(self, moving: tuple[int, ...]) -> "tuple[Program, Parts]":
         """From operands and tangents to outputs, tangents and residuals, and how that is taken apart."""
-        return self._once(("forward", moving), lambda: self._forward(moving))
-
-    def _forward(self, moving: tuple[int, ...]) -> "tuple[Program, Parts]":
         reached, first, count = list[int](), len(self.avals), self.count
         whole = self._jvp(moving)
 
@@ -198,51 +193,45 @@ class Program:
         """How many outputs have derivatives."""
         return len(self._traced[0].outvars) if self._count is None else self._count
 
-    def batched(self, axes: Axes, vmap: Vmap) -> tuple["Program", list[bool]]:
+    @made_once
+    def batched(self, axes: Axes, vmap: Vmap) -> "tuple[Program, list[bool]]":
         """The same function, batched, and which of its outputs have the axis; `axes` may include those of hints."""
-        return self._once((axes, vmap.key), lambda: self._batched(axes, vmap))
-
-    def _batched(self, axes: Axes, vmap: Vmap) -> tuple["Program", list[bool]]:
         count = len(axes)
         is_fast = self.shown(count) is self._fast
         of_operands = axes[: len(self.avals)] if is_fast else axes
         fast = vmap.of_jaxpr(self._fast, axes)[0] if is_fast else None
         numbers = [None if axis is not None else known for known, axis in zip(self._numbers, axes, strict=False)]
-        trace, kept = lambda: vmap.of_jaxpr(self._own, of_operands)[0], batched_outputs(self.shown(count), axes)
+        trace, outs = lambda: vmap.of_jaxpr(self._own, of_operands)[0], batched_outputs(self.shown(count), axes)
         parts = None
         if self.parts is not None:
             make = functools.partial(self._batched_parts, self.parts, axes, vmap)
             parts = Parts(self.parts.operands, self.parts.count, self.parts.reached, make)
-        live = self._live and self._live.batched(of_operands, kept, vmap)
-        return Program(trace, numbers, self._count, fast, live, parts), kept
+        live = self._live and self._live.batched(of_operands, outs, vmap)
+        return Program(trace, numbers, self._count, fast, live, parts), outs
 
     @staticmethod
     def _batched_parts(parts: Parts, axes: Axes, vmap: Vmap) -> "tuple[Program, Derivative]":
         values, derivative = parts.make()
-        batched, kept = values.batched(axes[: parts.operands], vmap)
-        computed = [0 if is_kept else None for is_kept in kept[len(kept) - len(derivative.computed) :]]
+        batched, outs = values.batched(axes[: parts.operands], vmap)
+        computed = [0 if is_batched else None for is_batched in outs[len(outs) - len(derivative.computed) :]]
         return batched, derivative.batched((*axes, *computed), vmap)[0]
 
-    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
 
-
+@made_once
 def push_of(derivative: Derivative) -> Program:
     """From operands and tangents to the tangents of the outputs."""
     trace = lambda: jax.make_jaxpr(derivative.push())(*derivative.avals, *derivative.tangents)
     live = derivative.live and derivative.live(None)
-    return derivative.once("push program", lambda: Program(trace, derivative.numbers, live=live))
+    return Program(trace, derivative.numbers, live=live)
 
 
+@made_once
 def pull_of(derivative: Derivative, live: tuple[int, ...]) -> Program:
     """From operands and the cotangents of some outputs (and computed residuals) to the cotangents of the inputs."""
     avals = [*derivative.avals, *(derivative.rates[number] for number in live)]
     trace = lambda: jax.make_jaxpr(derivative.pull(live))(*avals)
     again = derivative.live and derivative.live([derivative.reached[number] for number in live])
-    make = lambda: Program(trace, derivative.numbers, fast=derivative.fast_pull(live), live=again)
-    return derivative.once(("pull program", live), make)
+    return Program(trace, derivative.numbers, fast=derivative.fast_pull(live), live=again)
 
 
 def _is_plain(jaxpr: Jaxpr) -> bool:

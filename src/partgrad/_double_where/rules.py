@@ -28,6 +28,7 @@ from .._programs import (
     jaxpr_and_consts,
     primal_jaxpr,
     pushing,
+    replaced,
     rule_file,
     varying_like,
     with_constants_as_inputs,
@@ -143,8 +144,7 @@ def _pushed(
     rule = jax.make_jaxpr(lambda p, t: [pushed(p, t)[1][number] for number in floating])(primals, tangents)
     if not has_competition(rule.jaxpr):
         return results, found
-    at = dict(zip(floating, selecting_shares(rule)([*primals, *tangents]), strict=True))
-    return results, [at.get(number, rate) for number, rate in enumerate(found)]
+    return results, replaced(found, floating, selecting_shares(rule)([*primals, *tangents]))
 
 
 def _with_vjp(function: Callable[..., Operands]) -> Callable[..., Operands]:  # JAX 0.10
@@ -175,8 +175,8 @@ def _sources_of_tangents(equation: JaxprEqn, moving: tuple[int, ...]) -> list[in
     rates = jax.make_jaxpr(lambda *given: pushed(*given)[1])(avals, [avals[number] for number in moving])
     jaxpr, consts = jaxpr_and_consts(rates)
     sources = [CONSTANT] * (len(consts) + len(avals)) + [2 * CONSTANT] * len(moving)
-    at = dict(zip(floating, dependencies(with_constants_as_inputs(jaxpr), sources), strict=True))
-    return [at.get(number) for number in range(len(equation.outvars))]
+    found = dependencies(with_constants_as_inputs(jaxpr), sources)
+    return replaced([None] * len(equation.outvars), floating, found)
 
 
 def _is_linearized(equation: JaxprEqn) -> bool:

@@ -1,7 +1,7 @@
 """`vmap` batches the linear program, before that is transposed: weights that all examples share keep one product."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -13,33 +13,39 @@ from .linear import linear_outputs
 Axes = tuple[int | None, ...]
 
 
-class Vmap:
+class Vmap(NamedTuple):
     """What `jax.vmap` was given."""
 
-    def __init__(self, data: Any):
-        self._size, self._spmd, self._explicit = data.size, data.spmd_name, data.explicit_mesh_axis
-        self._name = None if type(data.name).__name__ == "_TempAxisName" else data.name
-        self.key = self._size, self._name, self._spmd, self._explicit
+    size: int
+    name: Any
+    spmd_name: Any
+    explicit_axis: Any
+
+    @classmethod
+    def given(cls, data: Any) -> "Vmap":
+        """What a batching rule of JAX is told of it."""
+        name = None if type(data.name).__name__ == "_TempAxisName" else data.name
+        return cls(data.size, name, data.spmd_name, data.explicit_mesh_axis)
 
     def wide(self, aval: Any, axis: int | None) -> Any:
         """A shape with the axis of the batch in front, if there is one, sharded over the axes of an explicit mesh."""
         if axis is None:
             return aval
-        shape, sharding = (self._size, *aval.shape), getattr(aval, "sharding", None)
-        if sharding is None or not any((self._explicit, *sharding.spec)):
+        shape, sharding = (self.size, *aval.shape), getattr(aval, "sharding", None)
+        if sharding is None or not any((self.explicit_axis, *sharding.spec)):
             return aval.update(shape=shape)
-        spec = jax.sharding.PartitionSpec(self._explicit, *sharding.spec)
+        spec = jax.sharding.PartitionSpec(self.explicit_axis, *sharding.spec)
         return aval.update(shape=shape, sharding=jax.sharding.NamedSharding(sharding.mesh, spec))
 
     def of(self, function: Callable[..., Any], axes: Sequence[int | None], kept: Sequence[bool]) -> Callable[..., Any]:
         """A function batched; a result that depends on nothing batched has no axis for it."""
-        names = {"axis_size": self._size, "axis_name": self._name, "spmd_axis_name": self._spmd}
+        names = {"axis_size": self.size, "axis_name": self.name, "spmd_axis_name": self.spmd_name}
         mapped = jax.vmap(function, tuple(axes), 0, **names)
         return lambda *o: [r if k else self._one(r) for r, k in zip(mapped(*o), kept, strict=True)]
 
     def _one(self, result: Any) -> Any:
         """The result of one example, where that of all is the same."""
-        if self._explicit:
+        if self.explicit_axis:
             # JAX slices no axis that is split among devices.
             sharding = jax.typeof(result).sharding
             spec = jax.sharding.PartitionSpec(None, *sharding.spec[1:])

@@ -21,6 +21,7 @@ from .._programs import (
     OWN,
     STEERED,
     Operands,
+    along,
     bind,
     inner_jaxprs,
     is_custom_rule,
@@ -236,18 +237,13 @@ def _live(step: Step, masks: list[Mask], given: Operands, results: Operands) -> 
         return masks
     # A predicate where nothing is fed is that of zeros.
     masks = [either(mask, r != 0) if is_floating(r) else mask for mask, r in zip(masks, results, strict=True)]
-    is_data = [is_floating(jax.typeof(value)) and numbers_of(value) is None for value in step.fixed]
-    if step.name in _FACTORS or not any(is_data):
+    fixed = enumerate(step.fixed)
+    moving = [n for n, value in fixed if is_floating(jax.typeof(value)) and numbers_of(value) is None]
+    if step.name in _FACTORS or not moving:
         return masks
     if any(inner_jaxprs(step.equation)) or step.equation.primitive not in ad.primitive_jvps:
         return [True] * len(masks)
-    data = [value for value, moves in zip(step.fixed, is_data, strict=True) if moves]
-
-    def of_data(*data: Any) -> Operands:
-        rest = iter(data)
-        fixed = [next(rest) if moves else v for v, moves in zip(step.fixed, is_data, strict=True)]
-        return step.with_fixed(fixed).run(given)
-
+    of_data, data = along(lambda fixed: step.with_fixed(fixed).run(given), moving, step.fixed)
     ones = [varying_like(jax.lax.full_like(value, 1), jax.typeof(value)) for value in data]
     _, changes = jax.jvp(of_data, data, ones)
     pairs = zip(masks, changes, strict=True)

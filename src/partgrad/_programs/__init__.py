@@ -4,6 +4,7 @@ from .along import (
     along as along,
     pulling as pulling,
     pushing as pushing,
+    replaced as replaced,
 )
 from .dependence import (
     CONSTANT as CONSTANT,
@@ -99,7 +100,6 @@ from .jaxprs import (
     with_outputs as with_outputs,
     without_calls as without_calls,
     without_dead_code as without_dead_code,
-    without_references as without_references,
 )
 from .lines import (
     has_rule_outside_jax as has_rule_outside_jax,
@@ -148,7 +148,8 @@ from .primitives import (
     named as named,
 )
 from .quick import kept as kept, quick_jit as quick_jit
-from .recorded import Recorded as Recorded, host_copies as host_copies, read as read
+from .recorded import Recorded as Recorded, host_copies as host_copies
+from .references import Referring as Referring, read as read, without_references as without_references
 from .rules import (
     LINEAR as LINEAR,
     STEERED as STEERED,
@@ -156,7 +157,13 @@ from .rules import (
     is_linear_in as is_linear_in,
     of_kind as of_kind,
 )
-from .same import Recent as Recent, keyed_jaxpr as keyed_jaxpr, lasts as lasts, operation_of as operation_of
+from .same import (
+    Recent as Recent,
+    keyed_jaxpr as keyed_jaxpr,
+    lasts as lasts,
+    made_once as made_once,
+    operation_of as operation_of,
+)
 from .stacking import Selected as Selected, stacking as stacking
 from .trace import (
     Again as Again,

@@ -1,6 +1,6 @@
 """A function of operands along some of them, and JAX's derivatives of it there, with the outputs beside them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -15,12 +15,16 @@ def along(
     function: Callable[[Operands], Operands], moving: Sequence[int], operands: Sequence[Any]
 ) -> tuple[Callable[..., Operands], Operands]:
     """A function of operands as one of some of them, together with these."""
+    return (
+        lambda *moved: function(replaced(operands, moving, moved)),
+        [operands[number] for number in moving],
+    )
 
-    def of_moving(*moved: Any) -> Operands:
-        at = dict(zip(moving, moved, strict=True))
-        return function([at.get(number, operand) for number, operand in enumerate(operands)])
 
-    return of_moving, [operands[number] for number in moving]
+def replaced(values: Iterable[Any], numbers: Iterable[int], by: Iterable[Any]) -> Operands:
+    """Values, with others in place of those that have given numbers."""
+    at = dict(zip(numbers, by, strict=True))
+    return [at.get(number, value) for number, value in enumerate(values)]
 
 
 def _some_beside_all(function: Callable[..., Operands], numbers: Sequence[int]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._compat import expansion_of, foreign_implementation, is_staging, ordinary_checkpoint
 from .equations import (
@@ -410,13 +411,20 @@ def zeros_like_aval(aval: Any) -> Any:
 
 
 def varying_like(value: Any, aval: Any) -> Any:
-    """A value that varies over the same mesh axes as another inside `shard_map`, or is sharded like it."""
+    """A value that varies over the same mesh axes as another inside `shard_map`, or is sharded like it.
+
+    It may be of size one along axes where the other is not: these are not sharded.
+    """
     missing = varying_axes(aval) - varying_axes(jax.typeof(value))
     if missing:
         return lax.pcast(value, tuple(sorted(missing)), to="varying")
     sharding = explicit_sharding(aval)
-    is_placed = sharding is None or jax.typeof(value).sharding.spec == sharding.spec
-    return value if is_placed else jax.sharding.reshard(value, sharding)
+    if sharding is None:
+        return value
+    axes = zip(sharding.spec, value.shape, aval.shape, strict=True)
+    spec = PartitionSpec(*(name if size == whole else None for name, size, whole in axes))
+    is_placed = jax.typeof(value).sharding.spec == spec
+    return value if is_placed else jax.sharding.reshard(value, NamedSharding(sharding.mesh, spec))
 
 
 def float0_zeros(value: Any) -> np.ndarray[Any, Any]:

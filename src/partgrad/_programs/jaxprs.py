@@ -6,8 +6,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from .._compat import discharged, has_side_effects, is_forward_pass, is_written, parted_program
-from .equations import Operands, any_equation, inner_jaxprs, is_mutating, jaxpr_and_consts, primal_jaxpr, refers
+from .._compat import has_side_effects, is_forward_pass, parted_program
+from .equations import Operands, inner_jaxprs, jaxpr_and_consts, primal_jaxpr
 from .interpreter import expanded, step_through, with_constants_as_inputs
 from .lines import has_line
 from .primitives import CALLS, FORWARD_PASSES
@@ -124,28 +124,6 @@ def parted(jaxpr: Jaxpr, moving: int) -> tuple[Jaxpr, Operands, Jaxpr, list[bool
         rest.replace(invars=[*residuals, *tangents]),
         [is_unknown for _, is_unknown in outputs],
     )
-
-
-def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[int, Any]]:
-    """A jaxpr without constants that takes and has values in place of mutable references: then all can be followed.
-
-    It is the same jaxpr if it has none, or if a custom rule works on one.
-
-    Returns:
-        The jaxpr, and by the numbers of those inputs to whose references it writes what is left there.
-    """
-    if not any_equation(jaxpr, is_mutating):
-        return jaxpr, {}
-    try:
-        pure, consts = jaxpr_and_consts(discharged(as_closed(jaxpr)))
-    except NotImplementedError:
-        return jaxpr, {}
-    if consts:
-        return jaxpr, {}
-    references = [number for number, variable in enumerate(jaxpr.invars) if refers(variable)]
-    left = zip(references, pure.outvars[len(jaxpr.outvars) :], strict=True)
-    written = {number: last for number, last in left if is_written(jaxpr, jaxpr.invars[number])}
-    return pure.replace(outvars=pure.outvars[: len(jaxpr.outvars)], debug_info=_unnamed(pure)), written
 
 
 def as_closed(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> ClosedJaxpr:

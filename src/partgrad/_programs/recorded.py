@@ -19,6 +19,7 @@ from .equations import (
     size_of,
 )
 from .interpreter import as_array, run
+from .references import read
 from .same import keyed_jaxpr
 
 
@@ -166,11 +167,6 @@ class Recorded:
 
 def _is_pvary(equation: JaxprEqn) -> bool:
     return equation.primitive.name == "pvary"
-
-
-def read(value: Any) -> Any:
-    """The array that a reference refers to now, and any other value itself."""
-    return value[...] if isinstance(value, jax.Ref) else value
 
 
 def host_copies(operands: Sequence[Any]) -> Operands:

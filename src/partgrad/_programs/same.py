@@ -7,7 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -26,7 +26,9 @@ from .primitives import (
     HIGH,
 )
 
+P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 _LARGEST_LITERAL = 64
 # Functions of JAX whose custom rules read only the operands: each call makes its rule anew, but it is the same rule.
 _PLAIN_RULES = frozenset({"relu", "relu6", "logaddexp", "logaddexp2", "xlogy", "xlog1py", "_xlogx"})
@@ -87,6 +89,23 @@ class Recent(OrderedDict[Hashable, R]):
             if len(self) > self._size:
                 self.popitem(last=False)
         return found
+
+
+def made_once(make: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """A method, or a function of an object and more, that makes its result once for each set of arguments.
+
+    The object holds what was made of it, so that both end together.
+    """
+
+    @functools.wraps(make)
+    def of(self: T, *args: P.args, **named: P.kwargs) -> R:
+        made: dict[Hashable, R] = vars(self).setdefault("_made", {})
+        key = make, *args, *named.items()
+        if key not in made:
+            made[key] = make(self, *args, **named)
+        return made[key]
+
+    return of
 
 
 def lasts(closed: Any) -> bool:
