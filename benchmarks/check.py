@@ -19,6 +19,7 @@ from jax.test_util import check_grads
 
 import partgrad as pg
 
+from . import check_public
 from .timing import environment, example
 
 RANDOM = np.random.default_rng(0)
@@ -135,12 +136,15 @@ def report(case: Callable[[], tuple[Callable[..., Any], Any]]) -> None:
             jax.clear_caches()
             took, result = timed(run)
             verdict = "" if way != "check" or result is None else f"  {str(result).partition(chr(10))[0]}"
-            print(f"{case.__name__:15} {way:12} {took}{verdict}", flush=True)
+            print(f"{case.__name__:18} {way:12} {took}{verdict}", flush=True)
 
 
 def main(names: list[str]) -> None:
     """Measure the cases of these names, or all."""
     print(environment())
-    for each in CASES:
+    for each in (*CASES, *check_public.CASES):
         if not names or each.__name__ in names:
-            report(each)
+            try:
+                report(each)
+            except ImportError as error:
+                print(f"{each.__name__:18} left out: {error}")

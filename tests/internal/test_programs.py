@@ -27,6 +27,7 @@ from partgrad._programs import (
     last_of,
     line,
     primal_jaxpr,
+    quick_jit,
     reenter,
     rewritten,
     run,
@@ -390,3 +391,32 @@ def test_a_rule_of_jax_that_reads_only_its_operands_has_a_key(exact):
 def test_bind_runs_an_equation_with_other_parameters():
     (equation,) = jax.make_jaxpr(lambda x: jnp.sum(x, 0))(jnp.ones((2, 3))).eqns
     np.testing.assert_array_equal(bind(equation, [jnp.ones((2, 3))], axes=(1,))[0], [3.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("function", "level"),
+    [
+        (lambda x: jnp.convolve(x, x), 1),
+        (lambda x: jnp.sin(x), 0),
+        (lambda x: lax.map(lambda y: jnp.convolve(x, x) * y, x), 1),
+    ],
+)
+def test_convolutions_are_compiled_at_the_next_level(monkeypatch, function, level):
+    """At the lowest level, XLA runs one of float64 ten times as long."""
+    levels, jit = [], jax.jit
+
+    class Recording:
+        def __init__(self, function, compiler_options):
+            self._jitted = jit(function, compiler_options=compiler_options)
+            self._level, self.trace = compiler_options["xla_backend_optimization_level"], self._jitted.trace
+
+        def __call__(self, *args):
+            levels.append(self._level)
+            return self._jitted(*args)
+
+    monkeypatch.setattr(jax, "jit", Recording)
+    quick = quick_jit(function)
+    monkeypatch.undo()
+    x = np.ones(3, np.float32)
+    np.testing.assert_allclose(quick(x), function(x), rtol=1e-6)
+    assert levels == [level]
