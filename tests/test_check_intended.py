@@ -131,3 +131,16 @@ def test_not_finite_is_never_intended():
     report, found = severities(lambda p: jnp.sqrt(p["x"]), {"x": 0.0}, intended=["['x']", jnp.sqrt])
     assert found["nan"] == "error"
     assert report.verdict == "error"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "verdict"),
+    [((), "error"), ((twice,), "stopped"), ((lax.stop_gradient,), "error"), ((twice, lax.stop_gradient), "ok")],
+    ids=["nothing", "rule", "stop", "both"],
+)
+def test_of_a_wrong_rule_and_a_stop_beside_it_each_is_meant_on_its_own(what, verdict):
+    report = pg.check(lambda x: twice(x) + lax.stop_gradient(x) * x, intended=what)(1.3)
+    assert report.verdict == verdict
+    assert [finding.kind for finding in report.findings] == ["mismatch", "mismatch"]
+    assert sum(finding.intended for finding in report.findings) == len(what)

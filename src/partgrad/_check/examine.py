@@ -39,7 +39,7 @@ from .rules import Rules
 from .smoothing import MENDED, Smoothing
 from .surrogates import declared
 from .values import CONCRETIZATION, Values, untraceable, with_open_marks
-from .verdict import ERROR, INCONCLUSIVE, OK, worst
+from .verdict import ERROR, INCONCLUSIVE, OK, STOPPED, worst
 from .zeros import zeros
 
 # What JAX adds to its errors.
@@ -317,9 +317,12 @@ class _Examination:
         told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise", "oob")] + undecided
         # A zero may stand for the mismatch that it explains; one that is meant excuses it.
         told += [finding for finding in own if finding.kind == "zero" and finding.intended]
-        is_excused = bool(told) and all(finding.intended for finding in told)
-        if is_excused:
+        left = [finding for finding in told if not finding.intended]
+        if told and not left:
             return OK
+        if len(left) < len(told) and all(finding.reason == "stop beside" for finding in left):
+            # The wrong rule is meant; the stop, which it hid, is not.
+            return STOPPED
         # What was compared with noise says nothing.
         is_noise = any(finding.kind == "growth" for finding in own)
         return worst([OK if is_noise else compared.row.verdict, *([INCONCLUSIVE] if undecided else [])])
