@@ -29,7 +29,7 @@ def pytest_addoption(parser: Any) -> None:
     )
     flag("-search", "also search for bad points near the given ones")
     group.addoption("--gradients-seconds", type=float, default=20.0, help="the most for one function (20)")
-    group.addoption("--gradients-total", type=float, default=300.0, help="the most for all functions (300)")
+    group.addoption("--gradients-total", type=float, help="the most for all functions (3 for each, and at least 300)")
     group.addoption("--gradients-json", metavar="FILE", help="write the findings as JSON")
     group.addoption("--gradients-html", metavar="FILE", help="write the findings as a page")
 

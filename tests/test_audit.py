@@ -351,6 +351,13 @@ def test_time_is_bounded(tmp_path, options, which):
     assert f"time for {which}" in result.left[0].reason
 
 
+@pytest.mark.parametrize(
+    ("total", "count", "seconds"), [(None, 10, 300), (None, 400, 1200), (60.0, 400, 60), (0.0, 1, 0)]
+)
+def test_the_time_for_all_grows_with_what_was_recorded_unless_somebody_says(tmp_path, total, count, seconds):
+    assert from_project(tmp_path, total=total).time_for(count) == seconds
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_up", [True, False], ids=["no time to search", "time to search"])
 def test_a_search_does_not_take_the_time_of_the_checks(tmp_path, monkeypatch, is_up):

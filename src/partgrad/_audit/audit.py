@@ -103,7 +103,8 @@ class _OutOfTime(Exception):
 
 def audited(recorder: Recorder, settings: Settings, show: Callable[[str], object] = lambda line: None) -> Audited:
     """Check every function that was recorded, and then search near their points, as long as there is time."""
-    audit, places = _Audit(settings, show), recorder.places
+    places = recorder.places
+    audit = _Audit(settings, show, settings.time_for(len(places)))
     places = audit.look(places)
     audit.check(places)
     if settings.search:
@@ -134,9 +135,9 @@ def _in_part(left: list[Left], causes: list[Cause]) -> list[Left]:
 class _Audit:
     """What was checked so far, what was found, and what is left."""
 
-    def __init__(self, settings: Settings, show: Callable[[str], object]):
+    def __init__(self, settings: Settings, show: Callable[[str], object], seconds: float):
         self._settings, self._show = settings, show
-        self._end = time.monotonic() + settings.total
+        self._end = time.monotonic() + seconds
         self.functions: dict[tuple[str, str], float] = {}
         self.found: list[Found] = []
         self.left: list[Left] = []

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     strict = "what makes the exit status 1: errors, or a gradient that is cut too (%(default)s)"
     audit.add_argument("--strict", choices=("errors", "stopped"), default="errors", help=strict)
     audit.add_argument("--seconds", type=float, default=20.0, help="the most for one function (%(default)s)")
-    audit.add_argument("--total", type=float, default=300.0, help="the most for all functions (%(default)s)")
+    audit.add_argument("--total", type=float, help="the most for all functions (3 for each, and at least 300)")
     audit.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     audit.add_argument("--html", type=Path, metavar="FILE", help="write the findings as a page")
     audit.add_argument("--verbose", action="store_true", help="print notes too")
@@ -164,8 +164,7 @@ def _run_in_steps(source: Source, recorder: Recorder) -> None:
         for statement in tree.body:
             step = ast.Module([statement], [])
             exec(compile(step, source.file, "exec", flags, dont_inherit=True), vars(module))
-            if not isinstance(statement, ast.Expr):
-                recorder.swapped.extend([module])
+            recorder.swapped.extend([module])
     finally:
         sys.modules["__main__"] = before
 

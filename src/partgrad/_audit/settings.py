@@ -21,6 +21,8 @@ _EXAMPLES = {
     "wrt": '"params.**"',
 }
 _KEYS = tuple(_EXAMPLES)
+# How many seconds there are for all functions, if nobody says: so many for each, and at least so many.
+_EACH, _LEAST = 3.0, 300.0
 _TABLES = ("tool", "partgrad", "audit")
 
 
@@ -33,7 +35,7 @@ class Settings:
         everything: Whether functions of other libraries are audited too.
         search: Whether bad points near the given ones are searched for.
         seconds: The most seconds for one function.
-        total: The most seconds for all.
+        total: The most seconds for all; None for what depends on how many there are.
         intended: What findings are intended: `file.py:42`, the qualified name of a rule or of a function, or the path
             of a leaf.
         skip: Globs of the qualified names or files of functions that are not audited.
@@ -46,7 +48,7 @@ class Settings:
     everything: bool = False
     search: bool = False
     seconds: float = 20.0
-    total: float = 300.0
+    total: float | None = None
     intended: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
@@ -56,6 +58,10 @@ class Settings:
     matched: set[str] = dataclasses.field(default_factory=set, init=False, compare=False, repr=False)
     # The user's functions that are written elsewhere, with their files.
     elsewhere: dict[str, str] = dataclasses.field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def time_for(self, count: int) -> float:
+        """The most seconds for so many functions, each with arguments of one structure."""
+        return max(_EACH * count, _LEAST) if self.total is None else self.total
 
     def line(self, file: str, line: int) -> str:
         """A line of code, as seen from the root of the project; empty if there is none."""
