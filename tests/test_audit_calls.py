@@ -565,3 +565,241 @@ def test_a_function_takes_whatever_it_took(tmp_path, model):
     given = []
     recorded(tmp_path, lambda: given.extend(model.identity(*odd, key=odd[0])[0]))
     assert all(one is other for one, other in zip(given, odd, strict=True))
+
+
+# --- what the program does ------------------------------------------------------------------------------------------
+
+
+INVISIBLE = """
+import jax.tree_util
+
+
+def in_order(d):
+    return jnp.stack([jnp.sqrt(value) for value in d.values()])
+
+
+def in_order_of_keywords(**d):
+    return in_order(d)
+
+
+def of_pair(pair):
+    return in_order(pair[1])
+
+
+def written(d, x):
+    d["new"] = x * d["b"]
+    d["b"] = x + d["b"]
+
+
+def moved(d):
+    d["z"] = d.pop("b")
+    return d["z"] * 2.0
+
+
+def appended(xs):
+    xs.append(2.0 * xs.pop(0))
+
+
+class Counter:
+    def __init__(self, w, n):
+        self.w, self.n = w, n
+
+    def count(self, x):
+        self.n, self.last = self.n + x, 3.0
+        return self.w * x
+
+
+class Slotted:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+    def double(self):
+        self.w = 2.0 * self.w
+        return self.w
+
+
+for cls, of in ((Counter, lambda c: (c.w, c.n)), (Slotted, lambda c: (c.w,))):
+    jax.tree_util.register_pytree_node(cls, lambda c, of=of: (of(c), None), lambda _, parts, cls=cls: cls(*parts))
+raised = []
+
+
+def failing(d):
+    raised.append(d)
+    raise ValueError(d["b"])
+"""
+
+
+@pytest.fixture
+def invisible(model):
+    exec(INVISIBLE, model.__dict__)
+    for name in (
+        "in_order",
+        "in_order_of_keywords",
+        "of_pair",
+        "written",
+        "moved",
+        "appended",
+        "failing",
+        "Counter",
+        "Slotted",
+    ):
+        getattr(model, name).__module__ = "physics_model"
+    return model
+
+
+def _all_of(m, x):
+    """Everything that a program can see of what it calls."""
+    d, xs, counter, slotted = {"b": x, "a": 4.0 * x}, [x, 3.0 * x], m.Counter(x, x), m.Slotted(x)
+    inner = {"b": x, "a": x + 1.0}
+    outer = {"inner": inner, "pair": (inner, x)}
+    out = {
+        "order": m.in_order(d),
+        "keywords": m.in_order_of_keywords(b=x, a=4.0 * x),
+        "pair": m.of_pair((x, d)),
+        "keys": m.moved({"b": x, "a": x}),
+    }
+    m.written(d, x)
+    m.written(outer["inner"], x)
+    m.appended(xs)
+    counter.count(x)
+    slotted.double()
+    failed = {"b": x, "a": x}
+    try:
+        m.failing(failed)
+    except ValueError as error:
+        out["raised"] = error.args[0]
+    assert m.raised.pop() is failed
+    assert failed["b"] is x
+    assert outer["pair"][0] is inner
+    assert list(d) == ["b", "a", "new"]
+    return {**out, "d": d, "xs": xs, "outer": outer, "counter": [counter.n, counter.last], "slotted": slotted.w}
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.vmap, lambda f: lambda x: jax.lax.map(f, x), jax.jacfwd])
+def test_what_a_function_writes_and_reads_is_as_before(tmp_path, invisible, around):
+    x = jnp.array([1.0, 2.0])
+    expected = around(lambda x: _all_of(invisible, x))(x)
+    found = []
+    result, _ = recorded(tmp_path, lambda: found.append(around(lambda x: _all_of(invisible, x))(x)))
+    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(*found), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert checked(result) >= {"in_order", "in_order_of_keywords", "of_pair", "Counter.count", "Slotted.double"}
+    # One only fails, and one returns nothing.
+    assert {left.function for left in listed(result)} <= {"physics_model.failing", "physics_model.appended"}
+
+
+def test_a_function_that_reads_the_order_of_keys_has_it_again(tmp_path, invisible):
+    result, _ = recorded(tmp_path, lambda: invisible.in_order({"b": jnp.array(1.0), "a": jnp.array(0.0)}))
+    assert errors_of(result)
+    assert not listed(result)
+
+
+def test_objects_of_flax_keep_what_a_method_writes(tmp_path, model):
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Mod(nnx.Module):
+        def __init__(self):
+            self.w, self.n = nnx.Param(jnp.ones(2)), nnx.Variable(jnp.zeros(()))
+
+        def __call__(self, x):
+            self.n[...] = self.n[...] + 1.0
+            return self.w[...] * x
+
+    Mod.__module__ = Mod.__call__.__module__ = "physics_model"
+    model.Mod, made = Mod, Mod()
+
+    def run():
+        step = nnx.jit(lambda m, x: m(x))
+        step(made, jnp.ones(2))
+        nnx.jit(nnx.grad(lambda m: m(jnp.ones(2)).sum()))(made)
+
+    result, _ = recorded(tmp_path, run)
+    assert float(made.n[...]) == 2.0
+    assert not result.errors
+
+
+RULES = """
+@jax.custom_jvp
+def by_jvp(x):
+    return x**3
+
+
+by_jvp.defjvp(lambda primals, tangents: (primals[0] ** 3, 2 * primals[0] ** 2 * tangents[0]))
+
+
+@jax.custom_jvp
+def by_jvps(x):
+    return x**3
+
+
+by_jvps.defjvps(lambda tangent, result, x: 2 * x**2 * tangent)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def by_held(x, n):
+    return x**n
+
+
+by_held.defjvp(lambda n, primals, tangents: (primals[0] ** n, primals[0] ** (n - 1) * tangents[0]))
+
+
+@jax.custom_vjp
+def by_vjp(x):
+    return x**3
+
+
+by_vjp.defvjp(lambda x: (x**3, x), lambda x, g: (2 * x**2 * g,))
+
+
+@jax.custom_vjp
+def by_itself(x):
+    return x**3
+
+
+by_itself.defvjp(lambda x: (by_itself(x), x), lambda x, g: (2 * x**2 * g,))
+"""
+
+
+@table(
+    "around, called",
+    in_turn(
+        [lambda f: f(2.0), lambda f: jax.jit(f)(2.0), lambda f: jax.lax.scan(lambda c, x: (c, f(x)), 0.0, jnp.ones(2))],
+        [
+            lambda m, x: m.by_jvp(x),
+            lambda m, x: m.by_jvps(x),
+            lambda m, x: m.by_held(x, 3),
+            lambda m, x: m.by_vjp(x),
+            lambda m, x: m.by_itself(x),
+        ],
+    ),
+    quick=0,
+)
+def test_a_rule_that_runs_in_the_place_of_its_function(tmp_path, model, around, called):
+    exec(RULES, model.__dict__)
+    rules = [name for name in vars(model) if name.startswith("by_")]
+    for name in rules:
+        vars(model)[name].__wrapped__.__module__ = "physics_model"
+    before = [model.by_vjp.fwd.__code__, model.by_jvp.jvp.__code__]
+    run = lambda: jax.block_until_ready(around(jax.grad(lambda x: called(model, x) * 2.0)))
+    result, _ = recorded(tmp_path, run)
+    assert not listed(result)
+    assert any(set(cause.functions) & {f"physics_model.{name}" for name in rules} for cause in result.causes)
+    assert result.errors
+    assert [model.by_vjp.fwd.__code__, model.by_jvp.jvp.__code__] == before
+
+
+def test_an_object_that_is_called_is_seen_by_its_class(tmp_path, model):
+    model.net = model.Net(ZERO)
+    result, _ = recorded(tmp_path, lambda: model.net(ZERO), "physics_model.net")
+    assert checked(result) == {"Net.__call__"}
+    assert not result.unmatched
+
+
+def test_a_function_that_raises_is_listed_as_such(tmp_path, invisible):
+    def run():
+        with pytest.raises(ValueError, match="1"):
+            invisible.failing({"b": jnp.ones(())})
+
+    assert [left.reason for left in listed(recorded(tmp_path, run)[0])] == ["it raised an error"]

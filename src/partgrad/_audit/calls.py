@@ -15,6 +15,7 @@ from .._programs import Operands, Recorded, host_copies
 from .._selection import Target as Selected, path
 from .._trees import is_differentiable
 from ..errors import PartgradError
+from .arguments import Exchange, Orders, orders_of, put_in_order
 from .origin import Origin, written
 from .place import MOST, Place, Point, is_looked_at, last_line
 from .program import named_leaf
@@ -38,11 +39,13 @@ class State(NamedTuple):
     Attributes:
         leaves: The leaves.
         of_jax: Which of them were arrays of JAX, among those that Python may need as values.
+        orders: The order of keys in the arguments.
         returned: What the call returned; None if it was traced.
     """
 
     leaves: list[Any]
     of_jax: frozenset[int]
+    orders: Orders
     returned: list[Any] | None
 
 
@@ -61,7 +64,7 @@ class CalledPlace(Place):
         super().__init__(origin_of_target(target), *rest)
         self.target, self.treedef, self.defaulted = target, treedef, defaulted
         self.met: States[State] = States(MOST)
-        self._calls = 0
+        self._calls, self._is_traced = 0, False
         self._points: list[Point] = []
 
     @property
@@ -69,27 +72,35 @@ class CalledPlace(Place):
         """The states that are kept, the first one first."""
         return self._points
 
-    def before(self, leaves: Sequence[Any], arrays: Sequence[int]) -> Callable[[Any], None] | None:
-        """What keeps a state once the call has returned; None if it is none of the few."""
+    def before(self, given: "Arguments", *, returns: bool = True) -> Callable[[Any], None] | None:
+        """What keeps a state once the call has returned; None if it is none of the few.
+
+        Args:
+            given: The arguments.
+            returns: Whether what the call returns is what the function returns.
+        """
+        leaves, arrays = given.leaves, given.arrays
         with self._lock:
             self._calls += 1
             here = self.met.look([leaves[i] for i in arrays]) if is_looked_at(self._calls) else None
         if here is None:
             return None
-        copies = _copied(leaves, arrays)
+        copies, orders = _copied(leaves, arrays), self._orders(given)
         of_jax = frozenset(i for i in arrays if _may_be_constant(leaves[i]) and isinstance(leaves[i], jax.Array))
 
         def after(returned: Any) -> None:
             outputs = _floating(returned)
-            is_concrete = not any(isinstance(output, jax.core.Tracer) for output in outputs)
-            state = State(copies, of_jax, host_copies(outputs) if is_concrete else None)
+            is_concrete = returns and not any(isinstance(output, jax.core.Tracer) for output in outputs)
+            state = State(copies, of_jax, orders, host_copies(outputs) if is_concrete else None)
             with self._lock:
                 self.met.keep(here, state)
 
         return after
 
-    def tap(self, leaves: Sequence[Any], arrays: Sequence[int]) -> list[Any]:
-        """The leaves of a call that is traced, passed through a tap that keeps their values when the program runs."""
+    def tap(self, given: "Arguments") -> Exchange:
+        """What a tap passes on for the leaves of a call that is traced; it keeps their values when the program runs."""
+        leaves, arrays, orders = given.leaves, given.arrays, self._orders(given)
+        self._is_traced = True
         traced = [i for i in arrays if isinstance(leaves[i], jax.core.Tracer)]
         held = _copied([None if i in traced else leaf for i, leaf in enumerate(leaves)], arrays)
         weak = [jax.typeof(leaves[i]).weak_type and jnp.issubdtype(leaves[i].dtype, jnp.inexact) for i in traced]
@@ -99,16 +110,21 @@ class CalledPlace(Place):
                 with self._lock:
                     if self.is_closed:
                         return
-                    self._show(held, arrays, dict(zip(traced, values, strict=True)), weak)
+                    self._show(held, arrays, dict(zip(traced, values, strict=True)), weak, orders)
             except Exception as error:
                 # In a callback an error would stop the program, which does not know of it.
                 self.reason = f"its state cannot be kept: {last_line(error)}"
 
-        given = [leaves[i] for i in traced]
-        passed = dict(zip(traced, tapped(show, given, given), strict=True))
-        return [passed.get(i, leaf) for i, leaf in enumerate(leaves)]
+        operands = [leaves[i] for i in traced]
+        passed = tapped(show, operands, operands)
+        return Exchange({id(old): new for old, new in zip(operands, passed, strict=True)})
 
-    def _show(self, held: list[Any], arrays: Sequence[int], values: dict[int, Any], weak: list[bool]) -> None:
+    def _orders(self, given: "Arguments") -> Orders:
+        return orders_of(dict(inspect.signature(self.target.function).bind(*given.args, **given.kwargs).arguments))
+
+    def _show(
+        self, held: list[Any], arrays: Sequence[int], values: dict[int, Any], weak: list[bool], orders: Orders
+    ) -> None:
         self._calls += 1
         if not is_looked_at(self._calls):
             return
@@ -119,7 +135,7 @@ class CalledPlace(Place):
                 (copy,) = host_copies([value])
                 # A number of Python has a weak type. Inside of `grad`, what JAX passes on for it has no `ndim`.
                 leaves[i] = np.asarray(copy).item() if is_weak and not np.ndim(copy) else copy
-            self.met.keep(here, State(leaves, frozenset(), None))
+            self.met.keep(here, State(leaves, frozenset(), orders, None))
 
     # --- when the program has run ------------------------------------------------------------------------------------
 
@@ -129,7 +145,7 @@ class CalledPlace(Place):
         for state in self.met:
             leaves = [jnp.asarray(x) if i in state.of_jax else x for i, x in enumerate(state.leaves)]
             args, kwargs = self.treedef.unflatten(leaves)
-            call = _Call(self.target, args, kwargs, self.defaulted)
+            call = _Call(self.target, args, kwargs, self.defaulted, state.orders)
             chosen = call.chosen(wrt, matched)
             if not any(chosen):
                 return False
@@ -144,7 +160,8 @@ class CalledPlace(Place):
             if all(map(_is_finite, program.point(operands).values)):
                 self._points.append(Point(program, operands, state.returned))
         if not self._points and not self.reason:
-            self.reason = "its arguments are not finite" if len(self.met) else "it was traced and did not run"
+            did_not_run = "it was traced and did not run" if self._is_traced else "it raised an error"
+            self.reason = "its arguments are not finite" if len(self.met) else did_not_run
         return True
 
     def _program(self, call: "_Call", chosen: list[bool], programs: dict[Any, Recorded]) -> tuple[Recorded, Operands]:
@@ -174,7 +191,7 @@ class CalledPlace(Place):
             for i, (leaf, is_one) in enumerate(zip(jax.tree.leaves(tree), chosen, strict=True))
             if not is_one and (isinstance(leaf, _Constant) or _is_number(leaf))
         )
-        key = tuple(chosen), held
+        key = tuple(chosen), held, call.orders
         if key not in programs:
             programs[key] = Recorded(call.function, (tree,), {}, chosen, call.paths(chosen), stands_for=passed_on)
         return programs[key], programs[key].at((tree,), {})
@@ -192,15 +209,23 @@ class _Constant:
 class _Call:
     """A call with its arguments by name, as a function of these."""
 
-    def __init__(self, target: Target, args: Sequence[Any], kwargs: dict[str, Any], defaulted: frozenset[str]):
+    def __init__(
+        self,
+        target: Target,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        defaulted: frozenset[str],
+        orders: Orders,
+    ):
         self._signature = inspect.signature(target.function)
-        self._whole, self._defaulted = target.whole, defaulted
+        self._whole, self._defaulted, self.orders = target.whole, defaulted, orders
         self.tree = dict(self._signature.bind(*args, **kwargs).arguments)
         self.keyed, self._treedef = jax.tree_util.tree_flatten_with_path(self.tree)
         self.leaves = [leaf for _, leaf in self.keyed]
 
         def function(tree: dict[str, Any]) -> list[Any]:
             tree = jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, _Constant) else leaf, tree)
+            put_in_order(tree, orders)
             bound = inspect.BoundArguments(self._signature, tree)
             return _floating(self._whole(*bound.args, **bound.kwargs))
 
@@ -257,6 +282,8 @@ class _Call:
 class Arguments(NamedTuple):
     """The leaves of a call's arguments, and which of them are arrays or numbers that vary."""
 
+    args: Any
+    kwargs: Any
     leaves: list[Any]
     treedef: Any
     arrays: list[int]
@@ -287,7 +314,7 @@ class Arguments(NamedTuple):
                 is_floating = True
             else:
                 kinds.append((type(leaf), leaf) if type(leaf) in _PLAIN else id(leaf))
-        return cls(leaves, treedef, arrays, tuple(kinds), is_traced) if is_floating else None
+        return cls(args, kwargs, leaves, treedef, arrays, tuple(kinds), is_traced) if is_floating else None
 
 
 def defaults_of(target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> frozenset[str]:

@@ -21,13 +21,14 @@ from typing import Any
 import jax
 
 from .._programs import is_users
+from .arguments import Exchange
 from .calls import STRUCTURES, Arguments, CalledPlace, defaults_of, origin_of_target
 from .origin import caller, name_of, origin_of
 from .place import Place, last_line
 from .program import recorded
 from .settings import Settings
 from .stand_ins import WRAPPERS, is_python, starting
-from .swapped import Swapped, Target, loaded
+from .swapped import Given, Swapped, Target, loaded
 from .tap import tapped
 
 # How many seconds a thread waits for another one that traces: what is traced may itself wait for this thread.
@@ -203,26 +204,33 @@ class Recorder:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def _call(self, target: Target, args: Any, kwargs: dict[str, Any], own: Callable[..., Any]) -> Any:
-        """Run a function in the place of which this is called, and keep the state that it met."""
+    def _call(
+        self, target: Target, args: Any, kwargs: dict[str, Any], own: Callable[..., Any], given_in: Given | None
+    ) -> Any:
+        """Run a function in the place of which this is called, or its rule, and keep the state that it met."""
         if self._is_busy or not self._originals:
             return own(*args, **kwargs)
         after: Callable[[Any], None] | None = None
+        exchange = Exchange({})
         self._is_busy = True
         try:
-            given = Arguments.of(args, kwargs)
-            place = None if given is None else self._called_place(target, args, kwargs, given)
+            given = Arguments.of(args, kwargs) if given_in is None else Arguments.of(given_in(args), {})
+            place = None if given is None else self._called_place(target, given)
             if given is not None and place is not None:
                 if given.is_traced:
-                    args, kwargs = given.treedef.unflatten(place.tap(given.leaves, given.arrays))
+                    exchange = place.tap(given)
+                    args, kwargs = exchange.put_in((args, kwargs))
                 else:
-                    after = place.before(given.leaves, given.arrays)
+                    after = place.before(given, returns=given_in is None)
         except Exception as error:
             # Whatever the arguments are, the function takes them.
             self._left(target, f"a call cannot be kept: {last_line(error)}")
         finally:
             self._is_busy = False
-        result = own(*args, **kwargs)
+        try:
+            result = own(*args, **kwargs)
+        finally:
+            exchange.take_out()
         if after is not None:
             self._is_busy = True
             try:
@@ -234,8 +242,8 @@ class Recorder:
                 self._is_busy = False
         return result
 
-    def _called_place(self, target: Target, args: Any, kwargs: Any, given: Arguments) -> CalledPlace | None:
-        defaulted = defaults_of(target, args, kwargs)
+    def _called_place(self, target: Target, given: Arguments) -> CalledPlace | None:
+        defaulted = defaults_of(target, given.args, given.kwargs)
         key = target.function, given.treedef, given.kinds, defaulted, jax.config.jax_enable_x64
         place = self._known.get(key)
         if place is None:

@@ -19,8 +19,11 @@ import jax
 
 from .._trees import held_by
 
-# From a function and its call to what the call returns; the last one runs the function itself.
-See = Callable[["Target", tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any]
+# From the arguments of a rule to those of the function that it belongs to.
+Given = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+# From a function and its call to what the call returns; the last but one runs the function itself, or the rule of it
+# that JAX calls in its place, whose arguments are then to be converted.
+See = Callable[["Target", tuple[Any, ...], dict[str, Any], Callable[..., Any], Given | None], Any]
 
 _WAITING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _STARRED = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
@@ -65,6 +68,7 @@ class Swapped:
     def __init__(self, globs: Iterable[str], see: See):
         self._globs, self._see = tuple(globs), see
         self.targets: dict[Any, Target] = {}
+        self._codes: dict[Any, types.CodeType] = {}
         self.left: dict[str, str] = {}
         self.matched: set[str] = set()
 
@@ -82,25 +86,25 @@ class Swapped:
                 self._take(_home(module.__name__), name, value, found)
         for function, whole in found.items():
             if function not in self.targets:
-                self.targets[function] = target = Target(function, whole, function.__code__)
-                function.__code__ = _calling(function, functools.partial(self._see, target), self._own(target))
+                self.targets[function] = Target(function, whole, function.__code__)
+                self._swap(function, self.targets[function], None)
+        # Where a function is differentiated, JAX runs its rule, and the function only if the rule calls it.
+        for target in [target for function, target in self.targets.items() if function in found]:
+            for rule, given in _rules_of(target.whole):
+                if rule not in self._codes:
+                    self._swap(rule, target, given)
+
+    def _swap(self, function: types.FunctionType, target: Target, given: Given | None) -> None:
+        self._codes[function] = function.__code__
+        own = _own(function)
+        see = lambda args, kwargs: self._see(target, args, kwargs, own, given)
+        function.__code__ = _calling(function, see)
 
     def restore(self) -> None:
         """Give all functions their own code again, and look for no more."""
         self._globs = ()
-        for target in self.targets.values():
-            target.function.__code__ = target.code
-
-    @staticmethod
-    def _own(target: Target) -> types.FunctionType:
-        """The function as it was."""
-        function = target.function
-        own = types.FunctionType(
-            target.code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-        )
-        own.__kwdefaults__, own.__module__ = function.__kwdefaults__, function.__module__
-        own.__qualname__ = function.__qualname__
-        return own
+        for function, code in self._codes.items():
+            function.__code__ = code
 
     # --- names -------------------------------------------------------------------------------------------------------
 
@@ -135,6 +139,10 @@ class Swapped:
 
     def _take(self, home: str, name: str, value: Any, found: dict[Any, Any]) -> None:
         function, whole = _inside(value)
+        if function is None and callable(value) and not isinstance(value, type):
+            # An object is called by a method of its class, which may be the package's own.
+            method, _ = _inside(type(value).__call__)
+            function = whole = method if method is not None and _home(method.__module__) == home else None
         if function is None:
             is_imported = isinstance(value, types.BuiltinFunctionType) and _home(value.__module__) != home
             if callable(value) and not is_imported and _home(type(value).__module__) not in _TYPES:
@@ -211,7 +219,33 @@ def _wrapped_by(value: Any) -> Any:
 # --- code ------------------------------------------------------------------------------------------------------------
 
 
-def _calling(function: types.FunctionType, see: Callable[..., Any], own: Callable[..., Any]) -> types.CodeType:
+def _rules_of(whole: Any) -> Iterator[tuple[types.FunctionType, Given]]:
+    """The functions that JAX calls in the place of one with a custom rule, and how to find its arguments in theirs."""
+    if isinstance(whole, jax.custom_vjp) and isinstance(whole.fwd, types.FunctionType):
+        yield whole.fwd, lambda args: args
+    if isinstance(whole, jax.custom_jvp) and isinstance(whole.jvp, types.FunctionType):
+        numbers = sorted(whole.nondiff_argnums)
+
+        def given(args: tuple[Any, ...]) -> tuple[Any, ...]:
+            found = list(args[-2])
+            for number, held in zip(numbers, args[:-2], strict=True):
+                found.insert(number, held)
+            return tuple(found)
+
+        yield whole.jvp, given
+
+
+def _own(function: types.FunctionType) -> types.FunctionType:
+    """A function as it is now."""
+    own = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    own.__kwdefaults__, own.__module__ = function.__kwdefaults__, function.__module__
+    own.__qualname__ = function.__qualname__
+    return own
+
+
+def _calling(function: types.FunctionType, see: Callable[..., Any]) -> types.CodeType:
     """Code with the parameters, name and line of a function, which hands its arguments over."""
     code = function.__code__
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
@@ -230,9 +264,8 @@ def _calling(function: types.FunctionType, see: Callable[..., Any], own: Callabl
         warnings.simplefilter("ignore")
         compiled = compile(text, code.co_filename, "exec")
     inner = next(const for const in compiled.co_consts if isinstance(const, types.CodeType))
-    calls = lambda args, kwargs: see(args, kwargs, own)
     return inner.replace(
-        co_consts=tuple(calls if const == _PLACEHOLDER else const for const in inner.co_consts),
+        co_consts=tuple(see if const == _PLACEHOLDER else const for const in inner.co_consts),
         co_freevars=code.co_freevars,
         co_name=code.co_name,
         co_qualname=code.co_qualname,

@@ -48,6 +48,7 @@ from .reach import (
     held_by as held_by,
     reaches as reaches,
     reaches_array as reaches_array,
+    slots_of as slots_of,
 )
 from .steps import Steps as Steps, steps_of as steps_of
 from .writes import (

@@ -78,11 +78,15 @@ def held_by(value: Any) -> Iterator[tuple[str, Any]]:
         yield from value.__dict__.items()
     elif not isinstance(value, type | types.ModuleType):
         yield from getattr(value, "__dict__", {}).items()
-        for cls in type(value).__mro__:
-            yield from ((name, getattr(value, name, None)) for name in _slots(cls))
+        yield from ((name, getattr(value, name, None)) for name in slots_of(type(value)))
 
 
-def _slots(cls: type) -> tuple[str, ...]:
+def slots_of(cls: type) -> list[str]:
+    """The names of the attributes for which a class has slots."""
+    return [name for one in cls.__mro__ for name in _own_slots(one)]
+
+
+def _own_slots(cls: type) -> tuple[str, ...]:
     slots = cls.__dict__.get("__slots__", ())
     names = (slots,) if isinstance(slots, str) else tuple(slots)
     private = f"_{cls.__name__.lstrip('_')}"
