@@ -1,6 +1,7 @@
 """survey: the gradients at many states are those of `grad` at each, and what is said of them is what `check` says."""
 
 import builtins
+import functools
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import partgrad as pg
+from helpers.tables import in_turn, table
 from partgrad._survey.patterns import _outliers
 
 pytestmark = pytest.mark.slow
@@ -36,19 +38,24 @@ STATES = {
 
 def sizes_by_grad(f, params, states, count):
     """The size of each gradient at each state, one after another."""
-    found = []
+    found, gradient = [], jax.jit(jax.grad(f))
     for i in range(count):
-        gradients = jax.tree.leaves(jax.grad(f)(params, jax.tree.map(lambda leaf: leaf[i], states)))
+        gradients = jax.tree.leaves(gradient(params, jax.tree.map(lambda leaf: leaf[i], states)))
         found.append(
             [np.sqrt(np.mean(np.asarray(g, float) ** 2)) if np.isfinite(g).all() else np.nan for g in gradients]
         )
     return np.array(found).T
 
 
+@functools.cache
+def sizes_of_the_valve():
+    return sizes_by_grad(valve, PARAMS, STATES, 100)
+
+
 @pytest.mark.parametrize("chunk_size", [None, 1, 7, 1000])
 def test_the_numbers_are_those_of_grad(chunk_size):
     report = pg.survey(valve, in_axes=(None, 0), chunk_size=chunk_size, progress=False)(PARAMS, STATES)
-    expected = sizes_by_grad(valve, PARAMS, STATES, 100)
+    expected = sizes_of_the_valve()
     np.testing.assert_allclose(report.sizes, expected, rtol=1e-4)
     assert report.paths == ("['at']", "['gain']", "['threshold']", "['unused']", "['w']")
     rows = {row.path: row for row in report.rows}
@@ -90,21 +97,21 @@ def test_each_pattern_is_checked_and_names_its_cause():
 
 
 def test_it_prints_in_eighty_columns_and_as_html_and_json():
-    params = {f"a_parameter_with_a_long_name_{i}" * 2: 1.0 for i in range(30)}
+    params = {f"a_parameter_with_a_long_name_{i}" * 2: 1.0 for i in range(14)}
 
     def f(params, state):
         return sum(jnp.sqrt(jnp.maximum(state - i, 0.0)) * p for i, p in enumerate(params.values()))
 
-    report = pg.survey(f, in_axes=(None, 0), progress=False)(params, jnp.linspace(0.0, 30.0, 200))
+    report = pg.survey(f, in_axes=(None, 0), progress=False)(params, jnp.linspace(0.0, 14.0, 100))
     for text in (str(report), repr(report)):
         assert max(map(len, text.splitlines())) <= 80
-        assert "... 19 more patterns" in text
+        assert "... 3 more patterns" in text
         assert "patterns not checked" in text
     html = report._repr_html_()
     assert html.count("<table") == 2
     assert "a_parameter" in html
     data = json.loads(json.dumps(report.to_dict()))
-    assert (data["states"], len(data["rows"]), data["verdict"]) == (200, 30, report.verdict)
+    assert (data["states"], len(data["rows"]), data["verdict"]) == (100, 14, report.verdict)
 
 
 def test_a_single_number_and_nothing_to_say():
@@ -256,8 +263,7 @@ def test_models():
     assert net.calls[...] == 0
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("chunk_size", [None, 3])
+@table("kind, chunk_size", in_turn([AxisType.Auto, AxisType.Explicit], [None, 3]))
 def test_on_a_mesh(kind, chunk_size):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(kind,))
     states = jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, PartitionSpec("data"))), STATES)
