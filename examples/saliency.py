@@ -29,8 +29,9 @@ import partgrad as pg
 
 parser = argparse.ArgumentParser(description="Where a network looks, by derivatives inside it.")
 parser.add_argument("--out", type=Path, default=Path("saliency.png"), help="where the picture goes")
+parser.add_argument("--steps", type=int, default=300, help="steps of training")
 # A notebook has arguments of its own.
-OUT = parser.parse_known_args()[0].out
+ARGUMENTS = parser.parse_known_args()[0]
 
 PIXELS, DIGITS = load_digits(return_X_y=True)
 PIXELS, DIGITS = jnp.asarray(PIXELS.reshape(-1, 1, 8, 8) / 16, jnp.float32), jnp.asarray(DIGITS)
@@ -73,7 +74,7 @@ def loss(model: Reader, images: jax.Array, digits: jax.Array) -> jax.Array:
 
 
 @eqx.filter_jit
-def train(model: Reader, steps: int = 300) -> Reader:
+def train(model: Reader, steps: int) -> Reader:
     """Train with Adam on batches of 128."""
     adam = optax.adam(3e-3)
 
@@ -89,7 +90,7 @@ def train(model: Reader, steps: int = 300) -> Reader:
     return pg.combine(part, rest)
 
 
-model = train(Reader(jax.random.key(0)))
+model = train(Reader(jax.random.key(0)), ARGUMENTS.steps)
 accuracy = float((jax.vmap(model)(PIXELS[TRAINING:]).argmax(axis=1) == DIGITS[TRAINING:]).mean())
 print(f"accuracy on {len(DIGITS) - TRAINING} unseen images: {accuracy:.1%}")
 
@@ -167,7 +168,7 @@ def draw(count: int = 8) -> Figure:
     return figure
 
 
-draw().savefig(OUT, dpi=200)
-print(f"\nPicture: {OUT}")
+draw().savefig(ARGUMENTS.out, dpi=200)
+print(f"\nPicture: {ARGUMENTS.out}")
 if not agree:
     raise SystemExit("A conclusion does not hold.")

@@ -16,7 +16,7 @@ SCRIPTS = {
     "frozen_digits": (("--seeds", "4"), 4),
     "adapters": (("--steps", "16"), 6),
     "hare_and_lynx": ((), 4),
-    "saliency": ((), 1),
+    "saliency": (("--steps", "60"), 1),
     "cotangents": ((), 6),
     # Its tables say ok too.
     "transits": ((), None),

@@ -26,14 +26,6 @@ def double_precision():
         yield
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The script as a user runs it, once, from a directory of its own."""
-    directory = tmp_path_factory.mktemp("mauna_loa")
-    command = [sys.executable, "-W", "error", str(SCRIPT), "--out", "picture.png"]
-    return directory, subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=600)
-
-
 def data(every=1):
     t, co2_ppm = mauna_loa.load_co2()
     return t[::every], (co2_ppm - co2_ppm.mean())[::every]
@@ -162,10 +154,11 @@ def test_components_add_up_to_the_signal():
     np.testing.assert_allclose(signal, y, atol=4 * 0.19)
 
 
-# These tests share one run of the script.
 @pytest.mark.slow
-def test_script_reproduces_every_published_number(finished):
-    _, run = finished
+def test_script_reproduces_every_published_number(tmp_path):
+    """As a user runs it, once for everything that it has to show, since it takes long."""
+    command = [sys.executable, "-W", "error", str(SCRIPT), "--out", "picture.png"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     # A check that takes long says so.
     assert [line for line in run.stderr.splitlines() if not line.startswith("check: ")] == []
     assert run.returncode == 0
@@ -174,21 +167,13 @@ def test_script_reproduces_every_published_number(finished):
     assert len(checks) == 4 + 11
     for number in ("-116.98344547", "-115.05029767", "-114.16557611", "0.99957"):
         assert any(number in line for line in checks)
-
-
-@pytest.mark.slow
-def test_script_reports_every_parameter(finished):
-    _, run = finished
+    # It reports every parameter.
     rows = dict(re.findall(r"^(terms\S+) +(?:ppm|yr|-) +(free|held) ", run.stdout, re.MULTILINE))
     assert len(rows) == 12
     assert [path for path, mark in rows.items() if mark == "held"] == ["terms[1].factors[1].period"]
     assert "Fitting 11 parameters" in run.stdout
     assert "Fitting 12 parameters" in run.stdout
-
-
-@pytest.mark.slow
-def test_script_checks_its_gradient_first(finished):
-    _, run = finished
+    # It checks its gradient first.
     report = run.stdout.partition("\nFitting ")[0]
     assert report.startswith("log_marginal_likelihood: ok")
     verdicts = dict(re.findall(r"^(terms\S+) +float +(.*?)(?:  |$)", report, re.MULTILINE))
@@ -196,13 +181,9 @@ def test_script_checks_its_gradient_first(finished):
     assert len(verdicts) == 12
     assert [path for path, verdict in verdicts.items() if verdict != "ok"] == [held]
     assert re.search(rf"^{re.escape(held)} +float +held by a mark$", report, re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_script_draws_its_picture(finished):
-    directory, _ = finished
-    assert [path.name for path in directory.iterdir()] == ["picture.png"]
-    assert (directory / "picture.png").read_bytes().startswith(b"\x89PNG")
+    # It draws its picture, and leaves nothing else.
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_script_fails_where_a_number_is_missed(capsys):
