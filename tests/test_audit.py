@@ -250,6 +250,19 @@ def broken(x):
     return jnp.sum(jnp.sqrt(x))
 
 
+@jax.custom_jvp
+def ruled(x):
+    return x**3
+
+
+ruled.defjvp(lambda primals, tangents: (ruled(*primals), 2 * primals[0] ** 2 * tangents[0]))
+
+
+def wrong(x):
+    """What is sooner blamed than `broken`: there is no remedy to try."""
+    return jnp.sum(ruled(x))
+
+
 TRANSFORMS = {
     "grad": lambda f, x: jax.grad(f)(x),
     "value_and_grad": lambda f, x: jax.value_and_grad(f)(x),
@@ -274,7 +287,7 @@ AROUND = {
 @table("transform, around", TRANSFORMS, AROUND, most=1, quick=0, kind=lambda transform, around: transform)
 def test_every_transform_is_seen(tmp_path, transform, around):
     result, _ = recorded(
-        tmp_path, lambda: AROUND[around](lambda x: jax.tree.leaves(TRANSFORMS[transform](broken, x)), jnp.zeros(2))
+        tmp_path, lambda: AROUND[around](lambda x: jax.tree.leaves(TRANSFORMS[transform](wrong, x)), jnp.ones(2))
     )
     assert result.errors >= 1
     assert all(cause.finding["file"] == __file__ for cause in result.causes)
@@ -558,7 +571,7 @@ def test_transforms_that_a_module_has_imported(tmp_path, monkeypatch):
     module = types.ModuleType("early")
     module.__file__, module.derivative, original = str(tmp_path / "early.py"), jax.grad, jax.grad
     monkeypatch.setitem(sys.modules, "early", module)
-    result, _ = recorded(tmp_path, lambda: module.derivative(broken)(jnp.zeros(2)))
+    result, _ = recorded(tmp_path, lambda: module.derivative(wrong)(jnp.ones(2)))
     assert result.errors == 1
     assert module.derivative is jax.grad is original
 

@@ -59,15 +59,14 @@ def test_the_rate_of_the_logistic_map(x64, steps):
 def test_the_rate_of_the_lorenz_system():
     """Its largest exponent is 0.906 a unit of time: D. Viswanath, Lyapunov exponents from random Fibonacci sequences to
     the Lorenz equations, thesis, Cornell (1998)."""
-    finding = grown(pg.check(lorenz(100_000, 0.01))(jnp.ones(3)))
+    finding = grown(pg.check(lorenz(50_000, 0.01))(jnp.ones(3)))
     assert finding.details["rate"] / 0.01 == pytest.approx(0.906, abs=0.01)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dt", "steps", "x64"), [(0.01, 6000, True), (0.01, 3000, False)])
-def test_a_gradient_of_the_lorenz_system_is_not_ok(dt, steps, x64):
-    with jax.enable_x64(x64):
-        grown(pg.check(lorenz(steps, dt))(jnp.ones(3)))
+def test_a_gradient_of_the_lorenz_system_is_not_ok_in_float64():
+    with jax.enable_x64(True):
+        grown(pg.check(lorenz(6000, 0.01))(jnp.ones(3)))
 
 
 LOOPS = {
@@ -135,13 +134,14 @@ def test_a_gradient_that_vanishes_along_a_loop_is_not_called_wrong():
 @pytest.mark.slow
 def test_intended_excuses_it():
     f = logistic(3.9, 100)
-    assert not pg.check(f)(jnp.float32(0.3)).ok
-    (finding,) = pg.check(f)(jnp.float32(0.3)).findings
+    report = pg.check(f)(jnp.float32(0.3))
+    assert not report.ok
+    (finding,) = report.findings
     assert pg.check(f, intended=finding.where)(jnp.float32(0.3)).ok
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(25))
 @given(r=st.floats(3.4, 4.0), start=st.floats(0.05, 0.95), steps=st.integers(10, 400), wide=st.booleans())
 @example(r=3.633, start=0.5, steps=337, wide=False)
 def test_ok_only_if_two_digits_are_right(r, start, steps, wide):

@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import partgrad as pg
+from helpers.tables import in_turn, table
 
 pytestmark = pytest.mark.slow
 
@@ -119,10 +120,10 @@ def test_a_right_one_is_a_note(gate, use):
     assert not [f for f in report.findings if f.severity == "warning" and f.kind != "zero"], report
 
 
-@pytest.mark.parametrize("use", [USES[name] for name in ("not linear", "loop")], ids=["not linear", "loop"])
-@pytest.mark.parametrize(("gate", "reason"), WRONG.values(), ids=WRONG)
-def test_a_wrong_one_is_an_error(gate, reason, use):
-    report = pg.check(use(gate), progress=False)(POINT)
+@table("name, use", in_turn(WRONG, ["not linear", "loop"]))
+def test_a_wrong_one_is_an_error(name, use):
+    gate, reason = WRONG[name]
+    report = pg.check(USES[use](gate), progress=False)(POINT)
     assert report.verdict == "error"
     assert {row.path: row.verdict for row in report.rows}["['x']"] == "error", report
     errors = [f for f in report.findings if f.severity == "error"]
@@ -300,14 +301,13 @@ def by_vjp(exact, smooth):
     return ruled
 
 
-@pytest.mark.parametrize("use", [USES[name] for name in ("plain", "loop")], ids=["plain", "loop"])
-@pytest.mark.parametrize("make", [by_jvp, by_vjp])
+@table("make, use", in_turn([by_jvp, by_vjp], ["plain", "loop"]))
 def test_a_rule_that_is_intended_does_not_excuse_a_wrong_rule_that_it_uses(make, use):
     right, wrong = make(step, soft), make(step, lambda x, at: soft(half(x), at))
-    report = pg.check(use(right), intended=right, progress=False)(POINT)
+    report = pg.check(USES[use](right), intended=right, progress=False)(POINT)
     assert report.ok, report
     assert "Declared by `partgrad.surrogate(exact, smooth=...)`" in report.findings[0].message
-    report = pg.check(use(wrong), intended=wrong, progress=False)(POINT)
+    report = pg.check(USES[use](wrong), intended=wrong, progress=False)(POINT)
     assert report.verdict == "error", report
     (error,) = [f for f in report.findings if f.severity == "error"]
     assert error.rule.name.endswith("test_check_surrogate.half")

@@ -73,7 +73,9 @@ def test_the_time_of_an_event():
         ).ts[-1]
 
     with jax.enable_x64(True):
-        np.testing.assert_allclose(jax.grad(pg.double_where(lands))(5.0), 1 / np.sqrt(2 * 9.8 * 5.0), rtol=1e-6)
+        np.testing.assert_allclose(
+            jax.jit(jax.grad(pg.double_where(lands)))(5.0), 1 / np.sqrt(2 * 9.8 * 5.0), rtol=1e-6
+        )
 
 
 def test_a_stochastic_differential_equation():
@@ -87,4 +89,4 @@ def test_a_stochastic_differential_equation():
         start = jnp.float32(1.0)
         return diffrax.diffeqsolve(terms, diffrax.Euler(), 0.0, 1.0, 0.5, start, rate, max_steps=4).ys[-1]
 
-    np.testing.assert_allclose(jax.grad(pg.double_where(end))(np.float32(0.0)), -1.0, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(pg.double_where(end)))(np.float32(0.0)), -1.0, rtol=1e-6)

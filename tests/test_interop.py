@@ -83,13 +83,13 @@ def test_tied_arrays_are_selected_one_by_one():
 
 @pytest.mark.slow
 def test_a_large_tree():
-    tree = {"layers": [{"w": np.float32(1.0), "b": np.zeros(2, np.float32), "n": 1} for _ in range(33_334)]}
+    tree = {"layers": [{"w": np.float32(1.0), "b": np.zeros(2, np.float32), "n": 1} for _ in range(3_334)]}
     selected, rest = pg.partition(tree, "layers[*].w")
-    assert len(jax.tree.leaves(selected)) == 33_334
-    assert len(jax.tree.leaves(rest)) == 66_668
+    assert len(jax.tree.leaves(selected)) == 3_334
+    assert len(jax.tree.leaves(rest)) == 6_668
     assert pg.select(tree, lambda t: t["layers"][-1]["b"][1]) == 0.0
     assert pg.is_nondiff(pg.freeze(tree, "layers[7]"), "layers[7]")
-    assert "['layers'][0..33333]['b']" in str(pg.summary(tree))
+    assert "['layers'][0..3333]['b']" in str(pg.summary(tree))
 
 
 @table("transform", [jax.jit, jax.checkpoint, lambda f: lambda m: jax.vmap(f)(stacked(m))[0]])

@@ -64,10 +64,11 @@ def last():
 @table("transform, is_jitted", in_turn(TRANSFORMS, [False, True]), quick=0)
 def test_every_transform_reports(transform, is_jitted, tmp_path):
     call = TRANSFORMS[transform]
+    expected = jax.tree.leaves(call(GOOD))
     for nonfinite in ("report", pg.KeepCalls(tmp_path, last=3)):
         run = (jax.jit if is_jitted else lambda f: f)(lambda x, nonfinite=nonfinite: call(x, nonfinite=nonfinite))
-        for found, expected in zip(jax.tree.leaves(run(GOOD)), jax.tree.leaves(call(GOOD)), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-6)
+        for one, other in zip(jax.tree.leaves(run(GOOD)), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
         read = (lambda: last()) if nonfinite == "report" else (lambda: pg.last_nonfinite(tmp_path))
         assert read() is None
         run(BAD)
