@@ -122,15 +122,15 @@ def errors(report):
 
 
 @pytest.mark.slow
-@table("name", PLANTED, quick=2, most=10)
+@table("name", PLANTED, quick=2, most=8)
 def test_bad_points_are_found(name):
     f, point, operation = PLANTED[name]
-    if name != "while":
-        assert not errors(pg.check(f)(point))
     report = pg.check(f, search=True)(point)
     assert not report.ok
     found = [finding for finding in errors(report) if finding.details.get("moved")]
     assert found
+    # At the given point nothing is wrong, except that a loop has no gradient.
+    assert name == "while" or found == errors(report)
     assert operation is None or operation in {finding.operation for finding in found}
     assert "point nearby" in found[0].message
 
@@ -162,15 +162,21 @@ def test_it_says_what_was_moved():
     assert after == [0.0, 0.0]
 
 
+def bounded(p):
+    return jnp.sum(jnp.where(p["a"] > 0, jnp.sqrt(p["a"]) * p["a"], 0.0)) * p["b"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "bounds", [(0.1, None), ({"a": 0.1, "b": None}, None), (0.1, 5.0), (0.1, {"a": 3.0, "b": 3.0})]
 )
 def test_points_stay_within_bounds(bounds):
-    f = lambda p: jnp.sum(jnp.where(p["a"] > 0, jnp.sqrt(p["a"]) * p["a"], 0.0)) * p["b"]
-    model = {"a": W, "b": 2.0}
-    assert errors(pg.check(f, search=True)(model))
-    assert not errors(pg.check(f, search=True, bounds=bounds)(model))
+    assert not errors(pg.check(bounded, search=True, bounds=bounds)({"a": W, "b": 2.0}))
+
+
+@pytest.mark.slow
+def test_without_bounds_points_are_anywhere():
+    assert errors(pg.check(bounded, search=True)({"a": W, "b": 2.0}))
 
 
 @pytest.mark.parametrize(

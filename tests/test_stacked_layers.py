@@ -201,13 +201,11 @@ SELECTED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SELECTED)
-@pytest.mark.parametrize("double_where", [False, True])
+@table("name, double_where", in_turn(SELECTED, [False, True]), quick=0)
 def test_any_selection_within_some_steps(name, double_where):
     wrt = SELECTED[name]
     gradient = pg.grad(loss, wrt=wrt, double_where=double_where)
-    close(gradient(LAYERS, X), wrt(jax.grad(loss)(LAYERS, X)))
+    close(gradient(LAYERS, X), wrt(jax.jit(jax.grad(loss))(LAYERS, X)))
     assert scans(gradient, LAYERS, X) > 2
 
 
@@ -258,14 +256,12 @@ class OfPartgrad:
         return lax.scan(lambda h, layer: (jnp.tanh(h @ layer.w + layer.b), None), x, self)[0].sum()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [OfEquinox, OfNnx, OfPartgrad])
-@pytest.mark.parametrize("double_where", [False, True])
-@pytest.mark.parametrize("name", ["w", "b"])
+@table("kind, double_where, name", [OfEquinox, OfNnx, OfPartgrad], [False, True], ["w", "b"], quick=0, most=6)
 def test_modules(kind, double_where, name):
     model, function = kind(**LAYERS), lambda model, x: model(x)
     gradient = pg.grad(function, wrt=lambda m: getattr(m, name)[4:], double_where=double_where)
-    expected = jax.grad(lambda layers, x: lax.scan(step, x, layers)[0].sum())(LAYERS, X)[name][4:]
+    by_hand = lambda layers, x: lax.scan(step, x, layers)[0].sum()
+    expected = jax.jit(jax.grad(by_hand))(LAYERS, X)[name][4:]
     close(gradient(model, X), expected)
     assert scans(gradient, model, X) == 3
     if kind is OfNnx:
@@ -279,7 +275,7 @@ def test_modules(kind, double_where, name):
 @pytest.mark.parametrize("double_where", [False, True])
 def test_transforms(double_where):
     options = {"wrt": "w[4:]", "double_where": double_where}
-    expected = jax.grad(loss)(LAYERS, X)["w"][4:]
+    expected = jax.jit(jax.grad(loss))(LAYERS, X)["w"][4:]
     value, gradient = pg.value_and_grad(loss, **options)(LAYERS, X)
     close((value, gradient), (loss(LAYERS, X), expected))
     value, pull = pg.vjp(loss, LAYERS, X, **options)
@@ -289,7 +285,7 @@ def test_transforms(double_where):
     close(pg.jvp(loss, (LAYERS, X), (along,), **options)[1], expected.sum(), 1e-5)
     rows = lambda f, **own: pg.hessian(f, **own)(LAYERS, X)
     at = lambda w: loss({**LAYERS, "w": LAYERS["w"].at[5, 0].set(w)}, X)
-    close(rows(loss, wrt="w[5,0]", double_where=double_where), jax.hessian(at)(LAYERS["w"][5, 0]), 1e-5)
+    close(rows(loss, wrt="w[5,0]", double_where=double_where), jax.jit(jax.hessian(at))(LAYERS["w"][5, 0]), 1e-5)
 
 
 @pytest.mark.slow
@@ -297,14 +293,14 @@ def test_a_derivative_of_the_gradient_with_respect_to_all_layers():
     of_some = lambda layers: (pg.grad(loss, wrt="w[4:]")(layers, X) ** 2).sum()
     of_all = lambda layers: (jax.grad(loss)(layers, X)["w"][4:] ** 2).sum()
     for wrapped in (lambda f: f, jax.jit):
-        close(jax.grad(wrapped(of_some))(LAYERS), jax.grad(of_all)(LAYERS), 1e-5)
+        close(jax.grad(wrapped(of_some))(LAYERS), jax.jit(jax.grad(of_all))(LAYERS), 1e-5)
 
 
 @pytest.mark.slow
 def test_a_gradient_of_some_layers_inside():
     of_some = lambda layers: (pg.grad(loss, wrt="w[5]")(layers, X) ** 2).sum()
     of_all = lambda layers: (jax.grad(loss)(layers, X)["w"][5] ** 2).sum()
-    close(pg.grad(of_some, wrt="**[4:]")(LAYERS), cut(jax.grad(of_all)(LAYERS)), 1e-5)
+    close(pg.grad(of_some, wrt="**[4:]")(LAYERS), cut(jax.jit(jax.grad(of_all))(LAYERS)), 1e-5)
 
 
 @pytest.mark.slow

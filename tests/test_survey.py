@@ -48,6 +48,11 @@ def sizes_by_grad(f, params, states, count):
 
 
 @functools.cache
+def surveyed():
+    return pg.survey(valve, in_axes=(None, 0), progress=False)(PARAMS, STATES)
+
+
+@functools.cache
 def sizes_of_the_valve():
     return sizes_by_grad(valve, PARAMS, STATES, 100)
 
@@ -70,7 +75,7 @@ def test_the_numbers_are_those_of_grad(chunk_size):
 
 
 def test_each_pattern_is_checked_and_names_its_cause():
-    report = pg.survey(valve, in_axes=(None, 0), progress=False)(PARAMS, STATES)
+    report = surveyed()
     assert report.verdict == "error"
     assert [(p.zero, p.not_finite, p.states) for p in report.patterns] == [
         (("['at']", "['unused']"), (), 75),
@@ -269,7 +274,7 @@ def test_on_a_mesh(kind, chunk_size):
     states = jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, PartitionSpec("data"))), STATES)
     with jax.set_mesh(mesh):
         report = pg.survey(valve, in_axes=(None, 0), chunk_size=chunk_size, progress=False)(PARAMS, states)
-    plain = pg.survey(valve, in_axes=(None, 0), progress=False)(PARAMS, STATES)
+    plain = surveyed()
     np.testing.assert_allclose(report.sizes, plain.sizes, rtol=1e-5)
     assert report.patterns == plain.patterns
 
@@ -322,7 +327,7 @@ def test_a_plot(tmp_path, monkeypatch):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    report = pg.survey(valve, in_axes=(None, 0), progress=False)(PARAMS, STATES)
+    report = surveyed()
     axes = report.plot()
     assert [label.get_text() for label in axes.get_yticklabels()] == list(report.paths)
     assert {text.get_text() for text in axes.get_legend().get_texts()} == {"zero", "not finite"}

@@ -82,6 +82,13 @@ def positive(size, seed=0):
 # --- Gaussian processes ------------------------------------------------------------------------------------------
 
 
+@lazy(x64=None)
+def small_gaussian_process():
+    t = np.linspace(0, 3, 12, dtype=np.float32)
+    kernel = RBF(1.5, 0.8) * Periodic(1.2) + White(0.3)
+    return Clean("", mauna_loa.log_marginal_likelihood, (kernel, t, np.sin(3 * t)), quiet=False)
+
+
 @lazy(x64=True)
 def mauna_loa_likelihood():
     t, co2 = mauna_loa.load_co2()
@@ -90,13 +97,6 @@ def mauna_loa_likelihood():
     arguments = (mauna_loa.book_kernel(), t[::8], y[::8])
     # The slope of one leaf is 1e-4 of the others', little more than the noise of the solve.
     return Clean("", likelihood, arguments, x64=True)
-
-
-@lazy(x64=None)
-def small_gaussian_process():
-    t = np.linspace(0, 3, 12, dtype=np.float32)
-    kernel = RBF(1.5, 0.8) * Periodic(1.2) + White(0.3)
-    return Clean("", mauna_loa.log_marginal_likelihood, (kernel, t, np.sin(3 * t)), quiet=False)
 
 
 # --- networks ----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def adaptive_ode_solve():
         term = diffrax.ODETerm(lambda t, y, args: -args["rate"] * y)
         control = diffrax.PIDController(rtol=1e-3, atol=1e-5)
         return diffrax.diffeqsolve(
-            term, diffrax.Dopri5(), 0.0, 1.0, 0.1, p["start"], args=p, stepsize_controller=control, max_steps=64
+            term, diffrax.Bosh3(), 0.0, 1.0, 0.1, p["start"], args=p, stepsize_controller=control, max_steps=64
         ).ys
 
     return Clean("", final, ({"rate": F(0.7)[0], "start": F(1.2)[0]},), quiet=False)

@@ -172,7 +172,8 @@ table("optax", LOSSES, lambda f: (lambda x: f(optax.losses, x), X))
 
 # --- diffrax -----------------------------------------------------------------------------------------------------
 
-ADJOINTS = {"recursive": "RecursiveCheckpointAdjoint", "direct": "DirectAdjoint", "backsolve": "BacksolveAdjoint"}
+# Its default, `RecursiveCheckpointAdjoint`, is in `adaptive_ode_solve` of `helpers/clean.py`.
+ADJOINTS = {"direct": "DirectAdjoint", "backsolve": "BacksolveAdjoint"}
 
 
 def solve(adjoint):
@@ -184,11 +185,11 @@ def solve(adjoint):
             term,
             diffrax.Tsit5(),
             0.0,
-            1.0,
+            0.3,
             0.1,
             p["start"],
             args={"rate": p["rate"], "drive": p["drive"]},
-            max_steps=32,
+            max_steps=16,
             stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-6),
             adjoint=getattr(diffrax, adjoint)(),
         ).ys
