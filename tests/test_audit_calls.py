@@ -208,11 +208,7 @@ AROUND = {
 }
 
 
-# Each by itself, and in a jit or in a scan.
-CALLED = [(how, around) for n, how in enumerate(WRONG) for around in ("by itself", ("jit", "scan")[n % 2])]
-
-
-@pytest.mark.parametrize(("how", "around"), CALLED)
+@table("how, around", in_turn(WRONG, list(AROUND)))
 def test_what_is_wrong_in_a_function_that_is_only_called(tmp_path, model, how, around):
     call, written = WRONG[how]
     result, _ = recorded(tmp_path, lambda: AROUND[around](lambda: call(model)))

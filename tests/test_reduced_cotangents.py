@@ -129,10 +129,10 @@ def test_it_may_be_differentiated_and_may_use_what_is_differentiated():
     f, square = wrapped("scan", "checkpoint"), lambda cotangent: jnp.sum(cotangent**2)
     by_hand = lambda x, s: s * jnp.sum(pg.grad(f, wrt=pg.intermediate("h"))(x) ** 2)
     reduced = lambda x, s: jnp.sum(pg.grad(f, wrt=pg.intermediate("h", reduce=lambda c: s * square(c)))(x))
-    for transform in (jax.grad, jax.jacfwd, lambda f, argnums: jax.jit(jax.hessian(f, argnums))):
-        for argnum in (0, 1):
-            found, expected = (transform(own, argnum)(X, 1.5) for own in (reduced, by_hand))
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    for transform in (jax.grad, jax.jacfwd, jax.hessian):
+        every = lambda own, *args, of=transform: [of(own, argnum)(*args) for argnum in (0, 1)]
+        both = jax.jit(lambda *args, every=every: [every(own, *args) for own in (reduced, by_hand)])
+        jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-4), *both(X, 1.5))
 
 
 def test_explicit_shardings():

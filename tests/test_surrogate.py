@@ -96,7 +96,7 @@ START = np.float32(0.3)
 def test_loops_and_transformations_see_the_same_derivative(mode, around):
     """JAX 0.10 forgets a `custom_jvp` in a loop at second order: there the two would differ."""
     expected, without_a_loop = of_the_unrolled_loop(mode)
-    found = MODES[mode](AROUND[around](functools.partial(looped, gate)))(START)
+    found = jax.jit(MODES[mode](AROUND[around](functools.partial(looped, gate))))(START)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     np.testing.assert_allclose(without_a_loop, expected, rtol=1e-4)
 

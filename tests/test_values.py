@@ -187,7 +187,7 @@ def test_options_of_the_wrong_kind(case):
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
 def test_the_derivative_of_a_matrix_function_has_its_dtype(dtype, x64):
     a = jnp.array([[2.0, 0.0], [0.0, 2.0]], dtype if x64 or dtype != "float64" else "float32")
-    gradient = jax.grad(lambda a: jnp.trace(safe.matrix_function(jnp.exp, a)).real)(a)
+    gradient = jax.jit(jax.grad(lambda a: jnp.trace(safe.matrix_function(jnp.exp, a)).real))(a)
     assert gradient.dtype == a.dtype
     np.testing.assert_allclose(gradient, np.exp(2.0) * np.eye(2), rtol=1e-5)
 
