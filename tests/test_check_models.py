@@ -5,7 +5,7 @@ from helpers.ordinary_models import MODELS
 from helpers.tables import table
 
 
-@table("make", MODELS, quick=0, most=7, ids=lambda make: make.__name__)
+@table("make", MODELS, quick=0, most=10, ids=lambda make: make.__name__)
 def test_an_ordinary_model_is_ok(make):
     loss, model = make()
     report = pg.check(loss, progress=False)(model)
