@@ -18,7 +18,7 @@ Orders = tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
 class Exchange:
     """Puts values in the place of others, in the very containers and objects, and takes them out again.
 
-    Tuples are made anew. Where an object has computed what is a leaf of it, there is no place to put another.
+    Tuples are rebuilt. A leaf that an object computes when JAX flattens it is stored nowhere, so it is not exchanged.
 
     Args:
         others: The values to put in, by the `id` of those that they stand for, which somebody else keeps alive.

@@ -49,11 +49,12 @@ def along_taken_paths(jaxpr: Jaxpr) -> Run:
     opened, found = jaxpr_and_consts(without_double_where(as_closed(plain)))
     stateful = with_constants_as_inputs(opened)
     # A rule that holds a traced value is run again, with the references.
-    referring = Referring(stateful, keep=holds_tracers(stateful))
+    is_live = holds_tracers(stateful)
+    referring = Referring(stateful, keep=is_live)
     inner = referring.jaxpr
     # Only JAX can follow what a custom rule does to a mutable reference, and no mask is a sum.
     is_left = any_equation(inner, lambda equation: is_mutating(equation) or is_unreduced(equation))
-    is_live, keyed = holds_tracers(inner), keyed_jaxpr(inner, exact=True)
+    keyed = keyed_jaxpr(inner, exact=True)
     is_jitted = keyed is not None and _is_jitted(plain)
     own: dict[Hashable, _Runs] = {}
 

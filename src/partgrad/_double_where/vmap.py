@@ -23,7 +23,7 @@ class Vmap(NamedTuple):
 
     @classmethod
     def given(cls, data: Any) -> "Vmap":
-        """What a batching rule of JAX is told of it."""
+        """The same, from the axis data that JAX passes to a batching rule."""
         name = None if type(data.name).__name__ == "_TempAxisName" else data.name
         return cls(data.size, name, data.spmd_name, data.explicit_mesh_axis)
 
