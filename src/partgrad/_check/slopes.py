@@ -31,6 +31,8 @@ _AIM_IN_ROUNDING = 30.0
 _WORST_IN_ROUNDING = 1000.0
 # The same, relative to the slope of the first step, if that of the others vanishes.
 _WORST_OF_FIRST = 1e-6
+# How nearly a slope grows by the same at each step, if it grows without bound.
+_STEADY = 0.95
 # How far apart the estimates of two windows of steps may lie, in units of their errors.
 _APART = 3.0
 # How many outputs are judged together, which bounds the memory.
@@ -293,7 +295,7 @@ def _unsmooth(levels: list[_Level], windows: list[_Window]) -> tuple[Array, _Sid
     is_kink &= np.abs(best.gap - last.gap) <= 5 * (best.gap_error + last.gap_error)
     is_kink &= np.abs(last.gap - before.gap) <= 0.2 * gap
     (right, right_error), (left, left_error) = (_side(levels, side) for side in (0.5, -0.5))
-    steep_right, steep_left = (_is_steep(levels[-4:], side) for side in (0.5, -0.5))
+    steep_right, steep_left = (_is_steep(levels[-5:], side) for side in (0.5, -0.5))
     of_level = lambda side: levels[-1].central + side * levels[-1].gap
     is_cusp = steep_right ^ steep_left
     right = np.where(steep_right, np.copysign(np.inf, of_level(0.5)), np.where(is_cusp, of_level(0.5), right))
@@ -322,13 +324,18 @@ def _side(levels: list[_Level], side: float) -> tuple[Array, Array]:
 
 
 def _is_steep(levels: list[_Level], side: float) -> Array:
-    """Whether the slope on a side grows without bound although the value does not jump, as that of a root at zero."""
+    """Whether the slope on a side grows without bound although the value does not jump, as that of a root at zero.
+
+    It grows by no less at each step than at the one before, as a logarithm does; what has a limit comes nearer to it.
+    """
     other = [level.central - side * level.gap for level in levels]
     slopes = [level.central + side * level.gap for level in levels]
     grows = np.ones(slopes[0].shape, bool)
     for (coarse, fine), level in zip(itertools.pairwise(slopes), levels[1:], strict=True):
-        ratio = np.abs(fine) / np.abs(coarse)
-        grows &= (ratio > 1.3) & (ratio < 0.9 * _RATIO) & (np.abs(fine) > 1000 * level.rounding)
+        grown = np.abs(fine) - np.abs(coarse)
+        grows &= (grown > 1000 * level.rounding) & (np.abs(fine) < 0.9 * _RATIO * np.abs(coarse))
+    growths = [np.abs(fine - coarse) for coarse, fine in itertools.pairwise(slopes)]
+    grows &= np.logical_and.reduce([fine >= _STEADY * coarse for coarse, fine in itertools.pairwise(growths)])
     calm = np.abs(other[-1] - other[-2]) <= 0.1 * np.abs(other[-1]) + 10 * levels[-1].rounding
     return grows & calm
 
