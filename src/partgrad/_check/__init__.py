@@ -14,18 +14,16 @@ from .._programs import Operands
 from .._transforms import Arguments, Call
 from .._trees import Indexed, describe, flatten, refuse_non_bools, refuse_uncallable
 from ..errors import ArgumentError, NotDifferentiableError
-from .evaluation import cotangents_of as cotangents_of, weights_of as weights_of
 from .examine import (
     Options,
     examine,
-    is_rounding_products,
-    paths_of as paths_of,
     refuse_tracers as refuse_tracers,
     with_new_arguments as with_new_arguments,
 )
 from .finding import SEVERITIES as SEVERITIES, Finding as Finding, located as located, plain as plain
 from .glance import Glance as Glance, glance
 from .intended import Meant as Meant
+from .own import cotangents_of as cotangents_of, weights_of as weights_of
 from .printed import (
     Entry as Entry,
     counted as counted,
@@ -37,6 +35,7 @@ from .program import differentiable as differentiable
 from .progress import Progress as Progress
 from .references import with_own_references
 from .report import GradientReport as GradientReport, LeafRow as LeafRow, Report as Report
+from .rows import is_rounding_products, paths_of as paths_of
 from .values import CONCRETIZATION as CONCRETIZATION
 from .verdict import ERROR as ERROR, INCONCLUSIVE as INCONCLUSIVE, OK as OK, STOPPED as STOPPED, worst as worst
 

@@ -15,45 +15,35 @@ from .._programs import (
     name_of,
     placed,
 )
-from .draws import is_scored
-from .evaluation import Exact, Own, compiled, is_finite
+from .agreement import ROUNDING
+from .exact import Exact
+from .excuses import SLIGHT, Excuses, is_score
 from .finding import Figures, Finding
 from .float64 import widened
 from .indices import written_twice
 from .names import element_of, finding, operation_of, rule_of, steps_of
 from .outcomes import Crossing, is_discrete
+from .own import Own, compiled, is_finite
+from .point import Point
 from .program import Program
 from .questions import Answer, Search, Seen
-from .reading import ROUNDING, Point
 from .rules import Blame, Rules
 from .stops import (
     agrees,
-    explaining_factorization,
-    explaining_loops,
     explaining_stops,
     holding,
     is_fixed_draw,
-    is_of_partgrad,
-    is_solver,
     mark_of,
-    solvers_of,
     stops_of,
 )
-from .verdict import OK, STOPPED, row_of
+from .verdict import OK, STOPPED
 
-# The relative mismatch that a stop of a library may leave without consequences, and an iteration that has converged.
-_SLIGHT = 1e-3
 # Of so many selections that change at the point it is tried whether they decide: each takes a compilation.
 _MOST_CROSSINGS = 4
 # Decompositions that put numbers in order.
 _SPECTRAL = frozenset({"eigh", "svd"})
 # What has a derivative that the user promises, and no function to compare it with.
 _BY_HAND = {"custom_linear_solve": "solve", "linear_call": "transpose"}
-# How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
-_OF_SOLVERS = 3e-2
-_OF_LIBRARIES = 0.2
-
-
 # How far a gradient that exists in its own precision only may be off.
 _OF_OWN = 1e-3
 
@@ -89,8 +79,8 @@ class Comparison:
     def __init__(self, own: Own, search: Search, rules: Rules, answers: dict[int, Answer]):
         self._own, self._search, self._rules = own, search, rules
         self._program: Program = own.program
-        self._excuses: dict[int, tuple[Chain, ...]] = {}
-        self.answers = {leaf: self._excused(leaf, answer) for leaf, answer in answers.items()}
+        self._excuses = Excuses(search, rules)
+        self.answers = {leaf: self._excuses.excused(leaf, answer) for leaf, answer in answers.items()}
 
     def verdict(self, leaf: int) -> str:
         """The verdict on a leaf that was compared."""
@@ -119,7 +109,7 @@ class Comparison:
                 case "stopped" | "declared":
                     yield self._of_stop(leaf, answer)
                 case "symmetric":
-                    (chain,), figures = self._excuses[leaf], self._figures(leaf, answer)
+                    (chain,), figures = self._excuses.chains[leaf], self._figures(leaf, answer)
                     yield finding("mismatch", "warning", "symmetric", [self._path(leaf)], chain, figures=figures)
                 case "kink":
                     yield self._of_kink(leaf, answer)
@@ -131,75 +121,21 @@ class Comparison:
                 figures = self._figures(leaf, answer)
                 yield finding("precision", "info", "constants", [self._path(leaf)], figures=figures)
 
-    # --- excuses -----------------------------------------------------------------------------------------------------
-
-    def _excused(self, leaf: int, answer: Answer) -> Answer:
-        """The answer, with what explains it."""
-        seen, name = answer.seen, answer.row.name
-        if seen is None or (answer.row.verdict == OK or name == "not finite"):
-            return answer
-        place = self._search.point if answer.is_here or name in ("jump", "noise") else self._search.near
-        direction = self._search.direction([(leaf, seen.indices)], seen.toward)
-        slack = max(self._search.slack, 0.0)
-        excuse, chains = "none", tuple[Chain, ...]()
-        if (solver := explaining_loops(place, leaf, direction, slack)) is not None or (
-            name in ("wrong", "modes") and (solver := self._approximate(leaf, seen)) is not None
-        ):
-            excuse, chains = "solver", (solver,)
-        elif name in ("wrong", "modes") and (chains := explaining_stops(place, direction, slack)):
-            excuse = self._excuse_of(leaf, chains, seen.reading.telling.relative)
-        elif name == "wrong" and not seen.reading.kinks and (blamed := self._stopping_rules(leaf)):
-            excuse, chains = "stop", (blamed[0].chain,)
-        elif name == "wrong" and (chain := explaining_factorization(place, leaf, direction, slack)) is not None:
-            excuse, chains = "symmetric", (chain,)
-        self._excuses[leaf] = chains
-        evidence = answer.evidence._replace(excuse=excuse)
-        return answer._replace(evidence=evidence, row=row_of(evidence))
-
-    def _approximate(self, leaf: int, seen: Seen) -> Chain | None:
-        """The solver whose rule is exact in the limit only, if all that is off is little and of such rules."""
-        blamed = self._rules.to_blame_for(leaf)
-        solvers = [b.chain for b in blamed if not b.of_value and is_solver(b.chain)]
-        if len(solvers) < len(blamed):
-            return None
-        solvers = solvers or solvers_of(self._program, leaf)
-        most = _OF_LIBRARIES if solvers and all(map(is_in_library, solvers)) else _OF_SOLVERS
-        return solvers[0] if solvers and seen.reading.telling.relative <= most else None
+    # --- what is explained ----------------------------------------------------------------------------------------
 
     def _of_solver(self, leaf: int, answer: Answer) -> Finding:
-        figures, chain = self._figures(leaf, answer), self._excuses[leaf][0]
-        severity = "info" if figures is None or figures.relative <= _SLIGHT else "warning"
+        figures, chain = self._figures(leaf, answer), self._excuses.chains[leaf][0]
+        severity = "info" if figures is None or figures.relative <= SLIGHT else "warning"
         return finding("precision", severity, "unconverged", [self._path(leaf)], chain, figures=figures, rule=None)
 
-    def _stopping_rules(self, leaf: int) -> list[Blame]:
-        """The rules to blame for a leaf, if none of them gives a derivative at all."""
-        blamed = list(self._rules.to_blame_for(leaf))
-        return blamed if all(blame.stops for blame in blamed) else []
-
-    def _excuse_of(self, leaf: int, stops: tuple[Chain, ...], relative: float) -> str:
-        """What stops are that explain how far a derivative is off."""
-        if all(map(is_fixed_draw, stops)) or self._is_score(leaf, stops):
-            return "declared"
-        # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
-        return "negligible" if relative <= _SLIGHT and all(map(is_in_library, stops)) else "stop"
-
-    def _is_score(self, leaf: int, stops: tuple[Chain, ...]) -> bool:
-        """Whether stops make an estimator by the score: partgrad's, or one by hand, of a draw whose probability counts.
-
-        A random number in what is stopped, as in a target with noise, makes none.
-        """
-        drawn = [stop for stop in stops if not is_of_partgrad(stop)]
-        is_drawn = all(any(self._program.drawn.into(stop)) and mark_of(stop) is None for stop in drawn)
-        return is_drawn and (not drawn or is_scored(self._program, leaf, drawn))
-
     def _of_stop(self, leaf: int, answer: Answer) -> Finding:
-        path, figures, chains = self._path(leaf), self._figures(leaf, answer), self._excuses[leaf]
+        path, figures, chains = self._path(leaf), self._figures(leaf, answer), self._excuses.chains[leaf]
         severity = "warning" if answer.row.verdict == STOPPED else "info"
         if is_custom_rule(chains[0][-1]):
             return finding("mismatch", severity, "rule stop", [path], chains[0], figures=figures)
         if all(map(is_fixed_draw, chains)):
             return finding("mismatch", severity, "fixed draw", [path], chains[0], figures=figures)
-        if self._is_score(leaf, chains):
+        if is_score(self._program, leaf, chains):
             return finding("draw", severity, "score", [path], chains[0], figures=figures)
         if (mark := mark_of(chains[0])) is not None:
             return finding("mismatch", severity, "mark", [path], chains[0], figures=figures, mark=mark)

@@ -19,8 +19,8 @@ from .._programs import (
     primal_jaxpr,
     scan_of,
 )
-from .evaluation import Own
 from .float64 import exact, exactly, widened
+from .own import Own
 from .program import Program
 from .questions import relative_error
 

@@ -10,17 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat import cached_property, is_staging
-from .._display import status_of, tie_in_words, tied_paths
-from .._marks import Layout
 from .._programs import FOREIGN, Operands, raised_at
-from .._selection import Target
-from .._transforms import INSIDE, Call, first_of_pair
-from .._trees import describe
+from .._transforms import Call, first_of_pair
 from ..errors import ArgumentError
 from .compare import Comparison, compared_eagerly
 from .draws import draws, has_implicit_draw
 from .eager import may_differ_eagerly
-from .evaluation import Exact, Own, cotangents_of, weights_of
+from .exact import Exact
 from .finding import Finding, merged
 from .float64 import widened
 from .growth import Growth, growths, may_be_growth
@@ -29,12 +25,14 @@ from .intended import Meant, intended
 from .names import finding
 from .nonfinite import nonfinite
 from .outcomes import Outcomes
+from .own import Own, cotangents_of, weights_of
+from .point import Point
 from .program import Program, differentiable
 from .progress import Progress
 from .questions import Search, least
-from .reading import Point
-from .report import GradientReport, LeafRow
+from .report import GradientReport
 from .rounding import is_undecided, rounding
+from .rows import paths_of, report_of
 from .rules import Rules
 from .smoothing import MENDED, Smoothing
 from .surrogates import declared
@@ -77,7 +75,7 @@ def examine(call: Call, options: Options, progress: Progress) -> GradientReport:
     leaves = list(map(jnp.asarray, call.selected))
     progress.expect(_STEPS)
     generator = np.random.default_rng(options.seed)
-    report = lambda gradient, findings, verdicts, **cost: _report(
+    report = lambda gradient, findings, verdicts, **cost: report_of(
         options.name, call, gradient, findings, verdicts, {"function": evaluated, **cost}
     )
     try:
@@ -380,51 +378,3 @@ def _eager_gradient(outputs: Callable[[Operands], Operands], leaves: Operands, c
         return list(jax.vjp(outputs, leaves)[1](cotangents)[0])
     except Exception:  # It is the user's code; that it cannot be traced has its own finding, whatever is raised here.
         return []
-
-
-def paths_of(call: Call) -> list[str]:
-    """The paths of the differentiated leaves; with several arguments, each begins with the argument."""
-    return [_begun(call, target, i) for target in call.targets for i in target.plan.indices]
-
-
-def _begun(call: Call, target: Target, number: int) -> str:
-    path = call.path(target, number)
-    if target.position == INSIDE or sum(one.position != INSIDE for one in call.targets) == 1:
-        return path
-    position = target.position if isinstance(target.position, str) else f"args[{target.position}]"
-    return f"{position}{'' if not path or path.startswith('[') else '.'}{path}"
-
-
-def _report(
-    name: str,
-    call: Call,
-    gradient: list[Any],
-    findings: list[Finding],
-    verdicts: list[str],
-    cost: dict[str, int],
-) -> GradientReport:
-    rows, number = [], 0
-    for target in call.targets:
-        chosen = frozenset(target.plan.indices)
-        for index, (place, leaf) in enumerate(zip(Layout(target.tree).leaves, target.leaves, strict=True)):
-            path = _begun(call, target, index)
-            if index not in chosen:
-                rows.append(LeafRow(path, describe(leaf), status_of(place, leaf), None))
-                continue
-            own, verdict = gradient[number] if gradient else None, verdicts[number]
-            size, dead = (None, None) if own is None else (_rms(own), int(np.sum(np.asarray(own) == 0)))
-            status = "inconclusive" if verdict == INCONCLUSIVE else "checked"
-            rows.append(LeafRow(path, describe(leaf), status, size, dead, verdict))
-            number += 1
-    ties = (tie_in_words(paths) for target in call.targets for paths in tied_paths(target))
-    notes = (*["matrix products at the highest precision"] * is_rounding_products(), *ties)
-    return GradientReport(name, tuple(rows), tuple(findings), cost, notes)
-
-
-def is_rounding_products() -> bool:
-    """Whether matrix products have fewer digits than their dtype by default."""
-    return jax.default_backend() != "cpu"
-
-
-def _rms(gradient: Any) -> float:
-    return float(np.sqrt(np.mean(np.abs(widened(gradient)) ** 2))) if np.size(gradient) else 0.0

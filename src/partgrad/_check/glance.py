@@ -9,7 +9,7 @@ import numpy as np
 
 from .._compat import silent_callbacks
 from .._programs import Operands, quick_jit
-from .evaluation import cotangents_of, is_finite, weights_of
+from .own import cotangents_of, is_finite, weights_of
 from .program import differentiable
 
 

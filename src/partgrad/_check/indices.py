@@ -23,9 +23,9 @@ from .._programs import (
     line,
     written_window,
 )
-from .evaluation import Own, tried
 from .finding import Finding
 from .names import finding, steps_of
+from .own import Own, tried
 from .probe import Answer
 from .program import Program
 

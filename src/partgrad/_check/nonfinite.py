@@ -26,12 +26,12 @@ from .._programs import (
     of_cotangents,
     quick_jit,
 )
-from .evaluation import Own, is_finite, pulled
 from .finding import Finding
 from .names import element_of, finding, steps_of
+from .own import Own, is_finite, pulled
+from .point import Point
 from .probe import Answer, probe
 from .program import Program
-from .reading import Point
 from .remedies import Cause, Derivative, Remedies, lost_in
 
 

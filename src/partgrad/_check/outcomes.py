@@ -15,7 +15,7 @@ from jax import lax
 from .._compat import cached_property, silent_callbacks
 from .._programs import CHOOSING, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
 from .._surrogate import is_surrogate
-from .evaluation import Leaves
+from .exact import Leaves
 from .float64 import promoted
 from .probe import Answer, probing
 from .program import Program

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat import cached_property
-from .evaluation import Leaves, size_of
+from .agreement import ABSENT, AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Reading, coarsely
+from .exact import Leaves, size_of
 from .float64 import wide_dtype, widened
 from .outcomes import Crossing
+from .point import Point
 from .program import Array, Program
-from .reading import ABSENT, AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Point, Reading, coarsely
 from .verdict import Evidence, Row, row_of
 
 # Each leaf is moved by itself. With more leaves than this, further directions move some together, in so many groups.

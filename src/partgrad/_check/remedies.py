@@ -15,14 +15,16 @@ from jax import lax
 from .. import safe
 from .._double_where import double_where
 from .._programs import Chain, Operands, bind, has_rule_outside_jax, is_custom_rule, is_floating, is_in_library, line
+from .agreement import Agreement
 from .digits import first_losing
-from .evaluation import Exact, Own, is_finite, tried
+from .exact import Exact
 from .finding import Fix
 from .names import operation_of
+from .own import Own, is_finite, tried
+from .point import Point
 from .probe import Answer
 from .program import Array, Program
 from .questions import Answer as Found, Search
-from .reading import Agreement, Point
 from .verdict import OK
 
 # By primitive: the function to call instead, and its name.

@@ -10,11 +10,11 @@ from .._programs import (
     reaching,
 )
 from .digits import LOST_ANYHOW, losing
-from .evaluation import Own
 from .finding import Finding
 from .float64 import widened
 from .names import finding
 from .outcomes import selects
+from .own import Own
 from .program import Program
 from .questions import Answer
 

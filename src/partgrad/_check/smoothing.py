@@ -27,14 +27,15 @@ from .._programs import (
     step_through,
 )
 from .._surrogate import surrogate
-from .evaluation import Exact, Own, is_finite, pulled, tried
+from .exact import Exact
 from .finding import Finding, Fix
 from .float64 import UNSUPPORTED
 from .names import operation_of
 from .outcomes import Outcomes
+from .own import Own, is_finite, pulled, tried
+from .point import Point
 from .program import Program
 from .questions import Search
-from .reading import Point
 from .remedies import fix_of, is_confirmed
 
 # The reasons of zeros that a surrogate mends.

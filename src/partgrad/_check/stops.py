@@ -32,9 +32,10 @@ from .._programs import (
     union,
     while_of,
 )
-from .evaluation import Exact, Leaves
+from .agreement import AGREE, ROUNDING
+from .exact import Exact, Leaves
+from .point import Point
 from .program import Program
-from .reading import AGREE, ROUNDING, Point
 
 # How many are tried one by one.
 _MOST_TRIED = 24

@@ -10,11 +10,11 @@ from jax.extend.core import ClosedJaxpr
 from .._compat import cached_property
 from .._programs import FOREIGN, Chain, Operands, any_equation, arriving, line, raised_at
 from .eager import is_same
-from .evaluation import Own, compiled
 from .finding import Finding
 from .float64 import widened
 from .names import finding
 from .noise import REFUSALS, Disagreement, disagreeing, gap_between, rounding_noise
+from .own import Own, compiled
 from .program import Array
 from .rules import Rules
 from .stops import is_until

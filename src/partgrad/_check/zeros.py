@@ -28,9 +28,9 @@ from .._programs import (
     union,
 )
 from .._surrogate import is_surrogate
-from .evaluation import Own
 from .finding import Finding
 from .names import finding, operation_of, steps_of
+from .own import Own
 from .probe import Answer, Question, probe, probing
 from .program import Program
 from .stops import is_fixed_draw, is_of_surrogate, mark_of

@@ -1,7 +1,7 @@
-"""A program and its derivatives, compiled: in its own precision, and in float64.
+"""A program and its derivatives in float64: one compiled program computes the value, the forward or the reverse one.
 
-There are two compilations: the value together with the gradient, as the program has them, and one float64 program that
-computes the value, the forward or the reverse derivative. Both are kept for the next check of the same program.
+It is kept for the next check of the same program. Variants hold some operations fixed, let loops run on, or take the
+reverse derivative of another program.
 """
 
 import copy
@@ -16,14 +16,11 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._compat import cached_property, silent_callbacks
+from .._compat import silent_callbacks
 from .._programs import (
     Chain,
     Operands,
-    any_equation,
-    evaluate,
     explicit_sharding,
-    has_rule_outside_jax,
     inner_jaxprs,
     is_floating,
     jaxpr_and_consts,
@@ -31,9 +28,8 @@ from .._programs import (
     quick_jit,
     reclosing,
 )
-from .float64 import Rule, exactly, leaves_jax, promoted, widened
+from .float64 import Rule, exactly, leaves_jax, promoted
 from .noise import REFUSALS, rounding_noise
-from .probe import Answer, Question, probe
 from .program import Array, Program
 from .surrogates import has_surrogates, here, moving_along, smooth_instead
 
@@ -46,136 +42,6 @@ _REJECTIONS = (jax.errors.JaxRuntimeError, TypeError, ValueError, NotImplemented
 _VALUE, _FORWARD, _REVERSE = range(3)
 # How many runs with other rounding errors tell how far these move the results.
 _SAMPLES = 4
-
-
-class Own:
-    """A program as the user runs it: its value and its gradient, in its own precision.
-
-    Args:
-        program: The program.
-        weights: One for each element of the outputs; the gradient is that of the weighted sum.
-        eager: The outputs of runs as the user wrote it; none if they are those of the program.
-    """
-
-    def __init__(self, program: Program, weights: Array, eager: Sequence[Operands] = ()):
-        self.program, self.weights, self.eager = program, weights, list(eager)
-        self.cotangents = cotangents_of(weights, program.out_avals)
-        # Why there is no gradient; None if there is one.
-        self.missing = program.missing.get("reverse")
-        # Whether the gradient could be traced; if not, it was computed eagerly.
-        self.is_traced = True
-        self._answers: dict[str, list[Answer]] = {}
-
-    def run(self, questions: dict[str, Question]) -> None:
-        """Run the program twice, compiled, and ask the questions both times: they are part of the program."""
-        jaxpr, operands = self.program.value_and_cotangent, [*self.program.leaves, *self.cotangents]
-        if jaxpr is None:
-            jaxpr, operands = self.program.numbered, self.program.leaves
-        try:
-            self.runs = [self._run(jaxpr, operands, questions) for _ in range(2)]
-        except jax.errors.UnexpectedTracerError as error:
-            self._run_eagerly(error)
-
-    def _run_eagerly(self, error: Exception) -> None:
-        """Run a program whose rule closes over what is traced: JAX can differentiate it only as it goes."""
-        program = self.program
-        program.forget_derivatives(error)
-        try:
-            outputs, pull = jax.vjp(program.outputs, program.leaves)
-            self.runs = [jax.device_get([*outputs, *pull(self.cotangents)[0]])] * 2
-            self.eager = self.eager or [outputs]
-            self.missing, self.is_traced = None, False
-        except jax.errors.UnexpectedTracerError as own:
-            self.missing = own
-            self.runs = [self._run(program.numbered, program.leaves, {})] * 2
-
-    def _run(self, jaxpr: ClosedJaxpr, operands: Operands, questions: dict[str, Question]) -> Operands:
-        if not questions:
-            return self._evaluated(jaxpr, operands)
-        ((name, question),) = questions.items()
-        outputs, answers = probe(jaxpr, operands, question, purpose=name)
-        self._answers[name] = answers
-        return jax.device_get(outputs)
-
-    def _evaluated(self, jaxpr: ClosedJaxpr, operands: Operands) -> Operands:
-        outputs: Operands = jax.device_get(compiled(jaxpr)(jaxpr_and_consts(jaxpr)[1], operands))
-        return outputs
-
-    def answers(self, name: str) -> list[Answer]:
-        """The answers to a question that was asked while the program ran."""
-        return self._answers.get(name, [])
-
-    @cached_property
-    def plain(self) -> Operands:
-        """The outputs without differentiation, where only a custom rule could compute others."""
-        if self.eager:
-            return self.eager[0]
-        if self.missing is not None or not any_equation(self.program.jaxpr.jaxpr, has_rule_outside_jax):
-            return self.values[0]
-        return self._evaluated(self.program.numbered, self.program.leaves)
-
-    @property
-    def values(self) -> list[Operands]:
-        """The outputs of both runs."""
-        return [run[: len(self.program.out_avals)] for run in self.runs]
-
-    @cached_property
-    def gradients(self) -> list[Array]:
-        """The gradient for each leaf; empty if there is no reverse derivative."""
-        return [np.asarray(gradient) for gradient in self.runs[0][len(self.program.out_avals) :]]
-
-    @cached_property
-    def is_finite(self) -> bool:
-        """Whether the value is finite."""
-        return all(map(is_finite, self.plain))
-
-    def gradients_of(self, function: Any) -> list[Array] | None:
-        """The gradients of another function of the leaves; None if it has none."""
-        return tried(pulled(function), self.program.leaves, self.cotangents)
-
-
-def pulled(function: Any) -> Callable[[Operands, Operands], Operands]:
-    """The gradients of a function of some leaves, as a function of these and of cotangents."""
-    return lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0]
-
-
-def compiled(jaxpr: ClosedJaxpr) -> Callable[[Operands, Operands], Operands]:
-    """A function of the constants and operands of a jaxpr without custom rules."""
-    closed = reclosing(jaxpr_and_consts(jaxpr)[0])
-    run = lambda consts, operands: evaluate(*jaxpr_and_consts(closed(consts)), operands)
-    return kept("run", [jaxpr], lambda: quick_jit(run))
-
-
-def tried(function: Callable[..., Any], *operands: Any) -> list[Array] | None:
-    """The result of a remedy, or None if it fails in any way."""
-    try:
-        with silent_callbacks():
-            return [np.asarray(result) for result in quick_jit(function)(*operands)]
-    except Exception:  # It contains the user's code, which may raise anything: then nothing is said of the remedy.
-        return None
-
-
-def weights_of(outputs: Sequence[Any], generator: np.random.Generator) -> Array:
-    """1 for a single real number; else random weights that every precision holds exactly and that seldom cancel."""
-    is_complex = any(jnp.issubdtype(value.dtype, jnp.complexfloating) for value in outputs)
-    size = sum(value.size for value in outputs)
-    if size == 1 and not is_complex:
-        return np.ones(1)
-    draw_some = lambda: generator.choice([-1, 1], size) * generator.integers(4, 8, size) / 4.0
-    return draw_some() + 1j * draw_some() if is_complex else draw_some()
-
-
-def cotangents_of(weights: Array, outputs: Sequence[Any]) -> Operands:
-    """Weights, one per element, in the shapes and dtypes of the outputs."""
-    ends = np.cumsum([value.size for value in outputs], dtype=int)
-    parts = [weights[end - value.size : end].reshape(value.shape) for end, value in zip(ends, outputs, strict=True)]
-    real = lambda part, value: part if jnp.issubdtype(value.dtype, jnp.complexfloating) else part.real
-    return [real(*pair).astype(pair[1].dtype) for pair in zip(parts, outputs, strict=True)]
-
-
-def is_finite(value: Any) -> bool:
-    """Whether every element of an array is finite."""
-    return bool(np.isfinite(widened(value)).all())
 
 
 class Exact:

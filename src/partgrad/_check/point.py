@@ -1,4 +1,4 @@
-"""Derivatives compared with finite differences along one direction, in float64.
+"""Derivatives compared with finite differences at a point, along one direction, in float64.
 
 Slopes by differences are judged before they are compared: where the sides differ, the derivative must lie between them;
 where the value jumps or the differences do not settle, there is nothing to compare with.
@@ -6,102 +6,26 @@ where the value jumps or the differences do not settle, there is nothing to comp
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .._compat import cached_property
-from .evaluation import Exact, Leaves, Vector, size_of
+from .agreement import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, Agreement, Reading, agreement
+from .exact import Exact, Leaves, Vector, size_of
 from .float64 import wide_dtype
 from .outcomes import Outcomes
 from .slopes import JUMP, KINK, SMOOTH, UNSURE, Slope, slope
 
-AGREE, ROUNDING, INCONCLUSIVE, MISMATCH, ABSENT = "agree", "rounding", "inconclusive", "mismatch", "absent"
-
-# Relative disagreements: one that counts as none, and the largest that is no error if finite differences cannot tell.
-_AIM = 1e-8
-_WORST = 1e-4
 # Steps that change only the last digits of a number: where digits cancel, more of them have to.
 _DIGITS = (1e-15, 2e-15, 3e-15, 5e-15, 3e-11, 1e-9)
 _LAST_DIGITS = _DIGITS[:4]
 # Of so many steps a jump is the same, up to this factor.
 _FEW, _STEADY = 4, 1.05
-# In units of the error of the differences: what still counts as agreement, and what is a mismatch.
-_WITHIN, _BEYOND = 3.0, 10.0
-# How much of a derivative may be its own rounding errors, if it is to agree.
-_MOST_NOISE = 1e-2
 # How far rounding moves an output, relative to its size, and if it is zero: more is the noise of what cancels.
 _USUAL, _USUAL_OF_ZERO = 1e-10, 1e-12
-# How exact a slope must be that noise hides, if a derivative is to agree with it.
-COARSE = 0.05
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
-
-
-class Agreement(NamedTuple):
-    """Whether a derivative agrees with finite differences, and the numbers where the agreement is worst.
-
-    The status `rounding` means that constants of low precision may explain the difference; `relative` is the
-    difference relative to the sum of the magnitudes.
-    """
-
-    status: str
-    got: Any = 0.0
-    expected: Any = 0.0
-    relative: float = 0.0
-
-
-NOTHING = Agreement(INCONCLUSIVE)
-
-
-class Reading(NamedTuple):
-    """Both derivatives compared with finite differences along one direction and, in `modes`, with each other.
-
-    The reverse derivative is that of a weighted sum of the outputs that have slopes; `right` and `left` are the slopes
-    of that sum, `pushed` and `pulled` those by forward and reverse mode, and the numbers of kinks, jumps and unsettled
-    outputs are counted.
-    """
-
-    forward: Agreement
-    reverse: Agreement
-    modes: Agreement
-    kinks: int
-    jumps: int
-    unsure: int
-    right: float
-    left: float
-    noise: float
-    steps: tuple[float, ...]
-    pushed: float | None
-    pulled: float | None
-
-    @property
-    def status(self) -> str:
-        """A mismatch if there is any, or else the worse status of the two."""
-        known = [self.forward.status, self.reverse.status]
-        if MISMATCH in (*known, self.modes.status):
-            return MISMATCH
-        # If the two agree with each other, a status that one of them earned holds for both.
-        order = (
-            [ROUNDING, INCONCLUSIVE, AGREE] if self.modes.status == INCONCLUSIVE else [ROUNDING, AGREE, INCONCLUSIVE]
-        )
-        return next((status for status in order if status in known), ABSENT)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether every output is smooth and both derivatives agree with the differences."""
-        return self.status in (AGREE, ROUNDING, ABSENT) and not (self.kinks or self.jumps or self.unsure)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether every output has slopes, and the derivatives agree with them."""
-        return self.status in (AGREE, ROUNDING, ABSENT) and not (self.jumps or self.unsure)
-
-    @property
-    def telling(self) -> Agreement:
-        """The most telling agreement."""
-        order = (MISMATCH, ROUNDING, AGREE, INCONCLUSIVE, ABSENT)
-        return min((self.forward, self.reverse, self.modes), key=lambda a: (order.index(a.status), -a.relative))
 
 
 class Point:
@@ -217,9 +141,9 @@ class Point:
             )
 
         each = agreements((0.0, 0.0))
-        if any(agreement.status == MISMATCH for agreement in each):
+        if any(one.status == MISMATCH for one in each):
             excused = agreements(self._noise_of_derivatives(direction))
-            is_excused = all(agreement.status != MISMATCH for agreement in excused)
+            is_excused = all(one.status != MISMATCH for one in excused)
             # Beside a selection that changes at once, the last digits say nothing of the point itself.
             each = (*each[:2], excused[2]) if is_excused and self._is_isolated() else excused
         if each[2].status == MISMATCH:
@@ -282,7 +206,7 @@ class Point:
         magnitude = np.maximum(finite, _NOTHING * largest)
         rounding = np.broadcast_to(off, settled.shape)
         given = (tangents, found.left, found.right, found.error, magnitude, rounding)
-        return _agreement(slack, *(values[settled] for values in given), hides=self._is_noise_hiding())
+        return agreement(slack, *(values[settled] for values in given), hides=self._is_noise_hiding())
 
     def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
@@ -303,7 +227,7 @@ class Point:
         size = np.maximum(size_of(low), size_of(high))
         magnitude = max(magnitude, size_of(low.sum()), size_of(high.sum()), _NOTHING * size.sum())
         given = (got, low.sum(), high.sum(), noise, magnitude, off)
-        return _agreement(slack, *map(np.atleast_1d, given), hides=self._is_noise_hiding())
+        return agreement(slack, *map(np.atleast_1d, given), hides=self._is_noise_hiding())
 
     def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
         if tangents is None or self.gradient is None:
@@ -315,54 +239,7 @@ class Point:
             return Agreement(INCONCLUSIVE, got, products.sum())
         error = np.linalg.norm(self.weights * off[0]) + off[1]
         pushed = products.sum()
-        return _agreement(slack, *(np.atleast_1d(v) for v in (got, pushed, pushed, error, magnitude, error)))
-
-
-def _agreement(
-    slack: float,
-    got: Vector,
-    left: Vector,
-    right: Vector,
-    noise: Vector,
-    magnitude: Vector,
-    off: Vector,
-    *,
-    hides: bool = False,
-) -> Agreement:
-    """Whether numbers lie between others, which have a noise, and they themselves are off by rounding.
-
-    Numbers that are less than the noise agree as zeros, unless the noise is so large that it hides slopes.
-    """
-    if not got.size:
-        return Agreement(INCONCLUSIVE)
-    error = noise + off
-    with np.errstate(all="ignore"):
-        middle = np.where(np.isfinite(left), np.where(np.isfinite(right), (left + right) / 2, left), right)
-        beyond = np.maximum(np.minimum(left, right) - got, got - np.maximum(left, right))
-        if np.iscomplexobj(left):
-            beyond = np.abs(got - middle) - np.abs(right - left) / 2
-        difference = np.where(np.isfinite(got), np.maximum(beyond, 0.0), np.inf)
-        # The error of a finite difference may only explain away so much.
-        agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
-        if not hides:
-            # Both are zero up to the noise of the differences.
-            agrees |= (magnitude <= _WITHIN * noise) & np.isfinite(noise)
-        # The derivative itself has lost digits, in float64.
-        agrees |= (difference <= _WITHIN * off) & (off <= _MOST_NOISE * magnitude)
-        differs = ~agrees & (difference > _BEYOND * error)
-        is_slight = difference <= slack * magnitude
-        relative = np.where(difference > 0, difference / np.maximum(magnitude, np.finfo(float).tiny), 0.0)
-    by_status = {
-        MISMATCH: differs & ~is_slight,
-        ROUNDING: differs & is_slight,
-        AGREE: agrees,
-        INCONCLUSIVE: np.ones(got.shape, bool),
-    }
-    status, of_status = next(item for item in by_status.items() if item[1].any())
-    worst = int(np.argmax(np.where(of_status, relative, -1.0)))
-    # No negative zeros.
-    numbers = got[worst].item() + 0.0, middle[worst].item() + 0.0
-    return Agreement(status, *numbers, float(relative[worst]))
+        return agreement(slack, *(np.atleast_1d(v) for v in (got, pushed, pushed, error, magnitude, error)))
 
 
 def _joined(arrays: Leaves) -> Vector:
@@ -387,17 +264,3 @@ def _product(gradient: Leaves, direction: Leaves) -> tuple[float, float]:
     terms = [np.zeros(1), *((g[v != 0] * v[v != 0]).real for g, v in moved)]
     joined = np.concatenate(terms)
     return float(joined.sum()), float(np.abs(joined).sum())
-
-
-def coarsely(reading: Reading) -> Reading:
-    """The reading; if all that is known of the slope is a digit or two, that is what the derivative may agree with."""
-    confirms = lambda a: (
-        a.status == INCONCLUSIVE
-        and np.isfinite(reading.noise)
-        and abs(a.got - a.expected) <= _WITHIN * reading.noise
-        and reading.noise <= COARSE * abs(a.expected)
-    )
-    agreed = {
-        name: a._replace(status=AGREE) for name in ("forward", "reverse") if confirms(a := getattr(reading, name))
-    }
-    return reading._replace(**agreed)

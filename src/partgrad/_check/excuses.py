@@ -1,0 +1,124 @@
+"""What explains that a derivative differs from the slopes: a solver that stops early, a stop, symmetric matrices."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .._programs import Chain, is_in_library
+from .draws import is_scored
+from .exact import Leaves
+from .point import Point
+from .program import Program
+from .questions import Answer, Search, Seen
+from .rules import Rules
+from .stops import (
+    explaining_factorization,
+    explaining_loops,
+    explaining_stops,
+    is_fixed_draw,
+    is_of_partgrad,
+    is_solver,
+    mark_of,
+    solvers_of,
+)
+from .verdict import OK, row_of
+
+# The relative mismatch that a stop of a library may leave without consequences, and an iteration that has converged.
+SLIGHT = 1e-3
+# How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
+_OF_SOLVERS = 3e-2
+_OF_LIBRARIES = 0.2
+
+# What it is called in the table of verdicts, and the operations that explain; None if they do not.
+Excuse = tuple[str, tuple[Chain, ...]] | None
+
+
+class _Case(NamedTuple):
+    """A disagreement to be explained: what was read of a leaf, where and along which direction."""
+
+    leaf: int
+    seen: Seen
+    place: Point
+    direction: Leaves
+    slack: float
+
+
+class Excuses:
+    """What explains the disagreements of a program.
+
+    Attributes:
+        chains: The operations that explain that of a leaf.
+    """
+
+    def __init__(self, search: Search, rules: Rules):
+        self._search, self._rules, self._program = search, rules, search.program
+        self.chains: dict[int, tuple[Chain, ...]] = {}
+
+    def excused(self, leaf: int, answer: Answer) -> Answer:
+        """The answer, with the first explanation that holds."""
+        seen, name = answer.seen, answer.row.name
+        if seen is None or answer.row.verdict == OK or name == "not finite":
+            return answer
+        place = self._search.point if answer.is_here or name in ("jump", "noise") else self._search.near
+        direction = self._search.direction([(leaf, seen.indices)], seen.toward)
+        case = _Case(leaf, seen, place, direction, max(self._search.slack, 0.0))
+        tried = (explain(self, case) for rows, explain in _EXPLANATIONS if not rows or name in rows)
+        excuse, self.chains[leaf] = next(filter(None, tried), ("none", ()))
+        evidence = answer.evidence._replace(excuse=excuse)
+        return answer._replace(evidence=evidence, row=row_of(evidence))
+
+    def loops(self, case: _Case) -> Excuse:
+        """The differences agree once the loops of a solver run on."""
+        chain = explaining_loops(case.place, case.leaf, case.direction, case.slack)
+        return None if chain is None else ("solver", (chain,))
+
+    def approximate_rule(self, case: _Case) -> Excuse:
+        """All that is off is little, and of rules that are exact only in the limit of an iteration."""
+        blamed = self._rules.to_blame_for(case.leaf)
+        solvers = [b.chain for b in blamed if not b.of_value and is_solver(b.chain)]
+        if len(solvers) < len(blamed):
+            return None
+        solvers = solvers or solvers_of(self._program, case.leaf)
+        most = _OF_LIBRARIES if solvers and all(map(is_in_library, solvers)) else _OF_SOLVERS
+        return ("solver", (solvers[0],)) if solvers and case.seen.reading.telling.relative <= most else None
+
+    def stops(self, case: _Case) -> Excuse:
+        """The differences agree if the results of some stops stay as they are."""
+        stops = explaining_stops(case.place, case.direction, case.slack)
+        if not stops:
+            return None
+        if all(map(is_fixed_draw, stops)) or is_score(self._program, case.leaf, stops):
+            return "declared", stops
+        # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
+        is_little = case.seen.reading.telling.relative <= SLIGHT
+        return "negligible" if is_little and all(map(is_in_library, stops)) else "stop", stops
+
+    def stopping_rule(self, case: _Case) -> Excuse:
+        """None of the rules to blame gives a derivative at all."""
+        blamed = list(self._rules.to_blame_for(case.leaf))
+        is_stopped = bool(blamed) and all(blame.stops for blame in blamed) and not case.seen.reading.kinks
+        return ("stop", (blamed[0].chain,)) if is_stopped else None
+
+    def factorization(self, case: _Case) -> Excuse:
+        """The differences agree if matrices move symmetrically."""
+        chain = explaining_factorization(case.place, case.leaf, case.direction, case.slack)
+        return None if chain is None else ("symmetric", (chain,))
+
+
+# In which order, for which rows of the table of verdicts (all if none is named), and how it is tried.
+_EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]], ...] = (
+    ((), Excuses.loops),
+    (("wrong", "modes"), Excuses.approximate_rule),
+    (("wrong", "modes"), Excuses.stops),
+    (("wrong",), Excuses.stopping_rule),
+    (("wrong",), Excuses.factorization),
+)
+
+
+def is_score(program: Program, leaf: int, stops: tuple[Chain, ...]) -> bool:
+    """Whether stops make an estimator by the score: partgrad's, or one by hand, of a draw whose probability counts.
+
+    A random number in what is stopped, as in a target with noise, makes none.
+    """
+    drawn = [stop for stop in stops if not is_of_partgrad(stop)]
+    is_drawn = all(any(program.drawn.into(stop)) and mark_of(stop) is None for stop in drawn)
+    return is_drawn and (not drawn or is_scored(program, leaf, drawn))
