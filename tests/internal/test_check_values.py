@@ -12,8 +12,8 @@ from jax import lax
 
 from helpers.tables import examples, table
 from partgrad._check import values as values_module
-from partgrad._check.own import Own
 from partgrad._check.noise import disagreeing, rounding_noise
+from partgrad._check.own import Own
 from partgrad._check.program import Program
 from partgrad._check.values import Values
 

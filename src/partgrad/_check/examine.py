@@ -17,6 +17,7 @@ from .compare import Comparison, compared_eagerly
 from .draws import draws, has_implicit_draw
 from .eager import may_differ_eagerly
 from .exact import Exact
+from .explained import told_once
 from .finding import Finding, merged
 from .float64 import widened
 from .growth import Growth, growths, may_be_growth
@@ -44,8 +45,6 @@ from .zeros import zeros
 _BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JAX transformations require")
 # How far beside the point a function that is flat there is looked at, relative to the size of a leaf.
 _BESIDE = 1e-2
-# The reasons of zeros that a stop explains: where something changes, rounding is not why nothing arrives.
-_CUT = frozenset({"not chosen", "left out", "rounded", "compared", "cast", "integers"})
 # The steps of progress before and after finite differences.
 _STEPS = 4
 
@@ -151,7 +150,7 @@ class _Examination:
         if is_stable:
             self._compare()
         self._explain_by_growth()
-        self._add_zeros()
+        self.findings = [self._with_surrogate(found) for found in told_once([*self.findings, *self._zeros()])]
         verdict = lambda leaf: self._verdict(leaf, self._program.paths[leaf], self.findings)
         self.findings += list(declared(self._program, verdict))
         self._progress.tick("zeros")
@@ -185,22 +184,6 @@ class _Examination:
         for leaf, answer in self._comparison.answers.items():
             if program.paths[leaf] not in wrong:
                 self.findings += rounding(own, leaf, answer)
-        self._explain_by_values()
-
-    def _explain_by_values(self) -> None:
-        """Add to a rule that changes the value the leaves whose derivative is wrong because of it."""
-        is_value = lambda found: (found.kind, found.reason) == ("value", "rule")
-        is_same = lambda one, other: (one.where, one.rule) == (other.where, other.rule)
-        wrong = [found for found in self.findings if found.reason == "rule value"]
-
-        def with_leaves(found: Finding) -> Finding:
-            told = [found, *(other for other in wrong if is_same(found, other))]
-            leaves = dict.fromkeys(leaf for one in told for leaf in one.leaves)
-            return dataclasses.replace(found, leaves=tuple(leaves)) if is_value(found) else found
-
-        values = list(filter(is_value, self.findings))
-        explained = [found for found in wrong if any(is_same(found, value) for value in values)]
-        self.findings = [with_leaves(found) for found in self.findings if found not in explained]
 
     @cached_property
     def _growths(self) -> list[Growth]:
@@ -214,8 +197,6 @@ class _Examination:
                 explaining = (g for g in self._growths if g.explains(found, self._program, leaves))
                 if growth := next(explaining, None):
                     self.findings[number] = growth.finding(found, self._program, leaves)
-        grown = {leaf for found in self.findings if found.kind == "growth" for leaf in found.leaves}
-        self.findings = [f for f in self.findings if f.kind != "noise" or not set(f.leaves) <= grown]
 
     def _numbers(self, found: Finding) -> list[int]:
         """Which of the leaves a finding concerns."""
@@ -226,27 +207,11 @@ class _Examination:
         found = (f for f in self.findings if f.severity == "error" and f.kind in kinds)
         return {leaf for finding in found for leaf in finding.leaves}
 
-    def _add_zeros(self) -> None:
+    def _zeros(self) -> list[Finding]:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
         wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
-        tied = {leaf for f in self.findings if f.kind in ("tie", "jump") for leaf in f.leaves}
-        stopped = {leaf for f in self.findings if f.reason == "rule stop" for leaf in f.leaves}
-        # Where the value goes through a stop only, that is why.
-        cut = {leaf for f in self.findings if f.reason in ("stop", "mark") for leaf in f.leaves}
-        # What cancels, or is lost, is not truly zero.
-        is_lost = lambda f: (f.kind, f.reason) == ("zero", "rounding") or f.kind == "precision"
-        lost = {leaf for f in self.findings if is_lost(f) for leaf in f.leaves}
-        for found in zeros(self._own, is_flat, wrong) if self._own.is_finite else ():
-            leaves = set(found.leaves)
-            is_told = found.reason in ("rule", "not chosen", "truly zero") and leaves <= tied
-            is_told |= found.reason in ("rule", "cancels", "truly zero") and leaves <= stopped
-            is_told |= found.reason in _CUT and leaves <= cut
-            if is_told or (found.reason in ("truly zero", "cancels") and leaves <= lost):
-                continue
-            found = self._with_surrogate(self._stationary(self._underflowing(found)))
-            # A zero says more than that part of the derivative is stopped.
-            self.findings = [f for f in self.findings if not _tells_part_of(found, f)]
-            self.findings.append(found)
+        found = zeros(self._own, is_flat, wrong) if self._own.is_finite else ()
+        return [self._stationary(self._underflowing(zero)) for zero in found]
 
     def _underflowing(self, zero: Finding) -> Finding:
         """The finding for a gradient that is zero only in its own precision; or else the same."""
@@ -264,7 +229,7 @@ class _Examination:
 
     def _with_surrogate(self, zero: Finding) -> Finding:
         """The finding for what is only compared, rounded or counted, with a surrogate as its fix if that helps."""
-        if zero.reason not in MENDED or self._program.cotangent is None:
+        if zero.kind != "zero" or zero.reason not in MENDED or self._program.cotangent is None:
             return zero
         (leaf,) = self._numbers(zero)
         return dataclasses.replace(zero, fix=self._smoothing.fix(zero, leaf))
@@ -342,12 +307,6 @@ def no_reverse(program: Program | None, error: Exception) -> Finding:
         return finding("mismatch", "error", "no reverse", [], foreign[0], **more)
     file, number = raised_at(error)
     return Finding("mismatch", "error", "no reverse", (), file, number, details=more)
-
-
-def _tells_part_of(zero: Finding, other: Finding) -> bool:
-    is_same = other.severity == "warning" or (bool(zero.where) and other.where == zero.where)
-    is_milder = (zero.severity, other.severity) == ("info", "warning")
-    return other.leaves == zero.leaves and other.kind in ("mismatch", "precision") and is_same and not is_milder
 
 
 def refuse_tracers(name: str, values: list[Any], what: str = "check") -> None:

@@ -6,22 +6,6 @@ from typing import Any
 
 from .._programs import Chain
 
-KINDS = (
-    "value",
-    "mismatch",
-    "nan",
-    "oob",
-    "zero",
-    "draw",
-    "tie",
-    "jump",
-    "noise",
-    "precision",
-    "growth",
-    "surrogate",
-    "nondeterminism",
-    "intended",
-)
 # The most severe first.
 SEVERITIES = ("error", "warning", "info")
 # Details that differ from leaf to leaf although the cause is the same.
