@@ -21,9 +21,10 @@ from helpers.models import RBF, Sum
 @pytest.mark.slow
 def test_memory_is_flat_where_nothing_is_the_same_twice():
     jax.clear_caches()
-    # Caches are full after a thousand; `python tests/scripts/soak.py 100000` has the rest.
     (early, _), *_, (late, _) = soak.soak(2000, marks=4)[1:]
-    assert late < 1.02 * early
+    # JAX's caches and those of `double_where` still fill, by less than five objects for each of the thousand calls;
+    # `python tests/scripts/soak.py 100000` goes on until they are full.
+    assert late - early < 5000
 
 
 def used_by_a_thread(number):
