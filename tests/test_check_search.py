@@ -48,6 +48,17 @@ def in_a_loop(x):
     return jax.lax.scan(lambda c, t: (jnp.sqrt((c - t) ** 2) * (c - t), None), x, jnp.arange(3.0))[0]
 
 
+def mean_of_positive(x):
+    """Nothing is divided by nothing where none is."""
+    count = jnp.sum(x > 0)
+    return jnp.where(count > 0, jnp.sum(jnp.maximum(x, 0.0)) / count * jnp.mean(x), 0.0)
+
+
+def masked(p):
+    """What is left out may be anything, infinite too."""
+    return jnp.sum(jnp.where(np.array([True, False]), (p["x"] * p["w"]) ** 2, 0.0))
+
+
 # A function, a point where its gradient is right, and the operation whose derivative fails nearby.
 PLANTED = {
     "norm": (lambda x: jnp.linalg.norm(x) ** 2, V, "norm"),
@@ -89,6 +100,20 @@ PLANTED = {
     "jit": (jax.jit(lambda x: jnp.sum(jnp.linalg.norm(x, axis=-1) ** 2)), jnp.ones((3, 2)), "norm"),
     "past the end": (interpolated, TABLE, None),
     "floor": (lambda p: jnp.sum(p["table"][jnp.floor(p["x"] * 8).astype(int)] ** 2), TABLE, None),
+    "none is counted": (mean_of_positive, jnp.array([0.4, -0.3, 0.9]), "/"),
+    "left out": (masked, {"x": W, "w": W}, "**"),
+    "zero in two leaves": (
+        lambda p: jnp.sum(jnp.where(p["x"] == 0, 0.0, p["x"] ** 2 * jnp.log(p["y"]))),
+        {"x": W, "y": V[1:]},
+        None,
+    ),
+    "a product too large": (
+        lambda p: jnp.where(p["x"] * p["w"] > 0, p["x"], jnp.exp(p["x"] * p["w"]) / (1 + jnp.exp(p["x"] * p["w"]))),
+        {"x": jnp.array(0.7), "w": jnp.array(1.2)},
+        None,
+    ),
+    "NaN where the value jumps": (lambda x: jnp.arctan2(x[0], x[1]), W, "arctan2"),
+    "complex": (lambda z: jnp.sqrt(z.real**2 + z.imag**2) ** 2, jnp.array(0.3 + 0.4j), "sqrt"),
 }
 
 CLEAN = {
@@ -114,6 +139,9 @@ CLEAN = {
     "scan": (lambda x: jax.lax.scan(lambda c, t: (jnp.sin(c) + t, None), x, jnp.arange(3.0))[0], jnp.array(0.5)),
     "within the end": (lambda p: interpolated(p, last=7), TABLE),
     "gelu": (lambda x: jnp.sum(jax.nn.gelu(x)), V),
+    "dead units": (lambda w: jnp.sum(jax.nn.relu(w @ V) ** 2), jnp.array([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]])),
+    "dropout": (lambda x: jnp.sum(jnp.where(np.array([True, False]), jnp.tanh(x) / 0.9, 0.0)), W),
+    "saturated": (lambda x: jnp.sum(jnp.tanh(x) + jnp.exp(-(x**2))), jnp.array([0.3, 40.0])),
 }
 
 

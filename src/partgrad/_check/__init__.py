@@ -80,11 +80,12 @@ def check(
             leaf. Findings of these causes become notes; an entry that matches no finding is a warning.
         exhaustive: Whether to compare every element of every leaf as well as sampled directions.
         search: Whether to look for bad points near the given one too: operands of `sqrt`, `/`, `arccos`, `norm` and the
-            like are driven to where they have no derivative, comparisons and competitions to ties, exponents to where
-            they overflow, numbers to where they are rounded; and a little beyond. What is wrong there although the
-            value is finite is a finding like any other, and says which leaves were moved; a slope that is truly
-            infinite where the value takes the path is a note. Silence is no proof. A number is the seconds that it may
-            take; what is left out is said.
+            like are driven to where they have no derivative, one by one and all together, comparisons and competitions
+            to ties, exponents to where they overflow, numbers to where they are rounded; and a little beyond. Numbers
+            that a mask leaves out become large and infinite. What is wrong there although the value is finite is a
+            finding like any other, and says which leaves were moved; a slope that is truly infinite where the value
+            takes the path is a note. Silence is no proof. A number is the seconds that it may take; what is left out is
+            said.
         bounds: For the search, a pair of lower and upper bounds: None (open), a number, or a tree like the gradient.
         seed: The seed for the directions and the weights.
         directions: How many directions are sampled for each leaf; each takes about ten evaluations.

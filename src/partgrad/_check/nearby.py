@@ -2,9 +2,10 @@
 
 import copy
 import dataclasses
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat import silent_callbacks
+from .._double_where import double_where
 from .._message import at
 from .._programs import jaxpr_and_consts, quick_jit, run
 from .._search import Reached, Searched, search as points_near
@@ -23,10 +25,13 @@ from .program import differentiable
 from .report import GradientReport
 from .surrogates import has_surrogates, smooth_instead
 
-# At most so many of the points that were reached are checked, and so many of one operation.
-_CHECKED, _OF_ONE = 8, 4
+# At most so many of the points that were reached are checked, so many of those that look alike (where a gradient is
+# not finite, and where it is), and so many pairs seen.
+_CHECKED, _ALIKE, _TOGETHER = 8, (2, 4), 16
+# At most so many numbers of a leaf that are left out of the value are made as large as this.
+_LEFT_OUT, _LARGE = 4, (1e2, 1e18, np.inf)
 # A slope is infinite if it grows as the step shrinks, and by ever as much, as that of `x log x` at zero does.
-_STEPS, _AS_MUCH = (1e-1, 1e-2, 1e-3, 1e-4), 0.7
+_STEPS, _AS_MUCH, _JUMP = (1e-1, 1e-2, 1e-3, 1e-4), 0.7, 9.0
 _DIRECTIONS = 3
 # The reasons of derivatives that are not finite although the value takes the path.
 _TAKEN = frozenset({"singular", "no remedy", "smooth", "refuted", "rule"})
@@ -62,14 +67,14 @@ def with_nearby(
     # How steep a surrogate is, only its smooth function tells.
     is_declared = has_surrogates(program)
     steep = (lambda *x: run(*jaxpr_and_consts(program), list(x), smooth_instead)) if is_declared else outputs
-    end = time.monotonic() + seconds
+    end, limits = time.monotonic() + seconds, _bounds(bounds, call, leaves)
     try:
         with silent_callbacks():
-            found = points_near(program, leaves, _bounds(bounds, call, leaves), generator, seconds, tick)
+            found = points_near(program, leaves, limits, generator, seconds, tick)
+            points = _worst_first(found, outputs, leaves, limits)
     except jax.errors.JaxRuntimeError:
         # As `equinox.error_if` does.
-        found = Searched([], 0, 1, "the function raises an error at other points")
-    points = _worst_first(found.points, found.beyond, outputs, leaves)
+        found, points = Searched([], 0, 1, "the function raises an error at other points"), []
     reports = _in_time(points, lambda point: check(_moved(call.targets, point)), end)
     if len(reports) < len(points):
         found = found._replace(left=found.left + len(points) - len(reports), reason="the time was up")
@@ -78,7 +83,9 @@ def with_nearby(
     for point, other in zip(points, reports, strict=False):
         for finding in other.findings:
             cause = _cause(finding)
-            if finding.severity != "error" or finding.reason == "value" or cause in known:
+            # Where what is left out is infinite, much else is not defined.
+            is_beside = finding.reason == "value" or (point.how == "left out" and finding.reason != "not taken")
+            if finding.severity != "error" or is_beside or cause in known:
                 continue
             # An infinite derivative is right where the function itself is infinitely steep.
             is_infinite = finding.kind == "nan" and finding.reason in _TAKEN and _is_infinite(steep, point)
@@ -108,28 +115,63 @@ def _cause(finding: Finding) -> Any:
 
 
 def _worst_first(
-    points: Sequence[Reached], beyond: Sequence[Reached], outputs: Callable[..., list[Any]], given: list[Any]
+    found: Searched, outputs: Callable[..., list[Any]], given: list[Any], limits: Sequence[tuple[Any, Any]]
 ) -> list[Reached]:
-    """The points at which the value is finite, a few of each operation; those with a new gradient that is not first.
+    """The points at which the value is finite, a few of each kind; those with a new gradient that is not first.
 
-    Of the points beyond them, only such.
+    Of the points beyond them, where two were reached at once, or what is left out is large, only such.
     """
     total = lambda values: sum(jnp.sum(jnp.real(output)) for output in outputs(*values))
     value, slope = quick_jit(lambda values: outputs(*values)), quick_jit(jax.grad(total))
-    bad = lambda leaves: {number for number, own in enumerate(_gradient(slope, leaves)) if not np.isfinite(own).all()}
-    known, ranked = bad(given), dict[bytes, tuple[bool, Reached]]()
-    for number, point in enumerate([*points, *beyond]):
+    # With NaN only on paths that the value takes.
+    taken = quick_jit(jax.grad(double_where(total)))
+    bad = lambda of, leaves: frozenset(n for n, own in enumerate(_gradient(of, leaves)) if not np.isfinite(own).all())
+    known, ranked, counts = bad(slope, given), dict[bytes, tuple[bool, int, Reached]](), Counter[Any]()
+    more = itertools.islice(_both(found.points, given), _TOGETHER)
+    left_out = _left_out(value, _gradient(slope, given), given, limits)
+    for number, point in enumerate([*found.points, *found.beyond, *more, *left_out]):
         key = b"".join(np.asarray(leaf).tobytes() for leaf in point.leaves)
-        if key not in ranked and all(map(_is_moderate, value(point.leaves))):
-            is_known = bad(point.leaves) <= known
-            if number < len(points) or not is_known:
-                ranked[key] = is_known, point
-    chosen, counts = list[Reached](), Counter[tuple[str, str]]()
-    for _, point in sorted(ranked.values(), key=lambda pair: pair[0]):
-        counts[point.operation, point.where] += 1
-        if counts[point.operation, point.where] <= _OF_ONE:
-            chosen.append(point)
-    return chosen[:_CHECKED]
+        if key in ranked or not all(map(_is_moderate, value(point.leaves))):
+            continue
+        now, is_beyond = bad(slope, point.leaves), number >= len(found.points)
+        if not is_beyond or point.how == "side" or not now <= known:
+            kind = (*point[1:], is_beyond, now, now and bad(taken, point.leaves))
+            counts[kind] += 1
+            ranked[key] = now <= known, counts[kind], point
+    first = sorted((one for one in ranked.values() if one[1] <= _ALIKE[one[0]]), key=lambda one: one[:2])
+    return [point for *_, point in first[:_CHECKED]]
+
+
+def _both(points: Sequence[Reached], given: list[Any]) -> Iterator[Reached]:
+    """From points to which one leaf each was moved to those to which two were, in the same elements."""
+    alone = list[tuple[int, Any, Reached]]()
+    for point in points:
+        moved = [np.not_equal(*pair) for pair in zip(point.leaves, given, strict=True)]
+        numbers = [number for number, own in enumerate(moved) if own.any()]
+        alone += [(number, moved[number], point) for number in numbers if len(numbers) == 1]
+    for (first, own, one), (second, same, other) in itertools.combinations(alone, 2):
+        if first != second and np.array_equal(own, same):
+            leaves = [other.leaves[n] if n == second else leaf for n, leaf in enumerate(one.leaves)]
+            yield one._replace(leaves=leaves, how="both")
+
+
+def _left_out(
+    value: Callable[[list[Any]], list[Any]], slope: list[Any], given: list[Any], limits: Sequence[tuple[Any, Any]]
+) -> Iterator[Reached]:
+    """Points at which numbers that the value does not depend on, as those under a mask, are large or infinite."""
+    before = value(given)
+
+    def at(leaf: int, place: Any, number: float) -> list[Any]:
+        moved = jnp.clip(jnp.asarray(given[leaf]).at[place].set(number), *limits[leaf])
+        return [*given[:leaf], moved, *given[leaf + 1 :]]
+
+    is_same = lambda leaves: all(map(np.array_equal, value(leaves), before))
+    for leaf, own in enumerate(map(np.asarray, slope)):
+        # What has no part in the value at all has none in the gradient of the rest.
+        places = [] if np.iscomplexobj(own) or not own.any() else list(map(tuple, np.argwhere(own == 0)))
+        for place in places[:_LEFT_OUT]:
+            if all(is_same(at(leaf, place, side * size)) for size in _LARGE for side in (1.0, -1.0)):
+                yield from (Reached(at(leaf, place, size), "", str(leaf), "left out") for size in _LARGE)
 
 
 def _is_moderate(output: Any) -> bool:
@@ -175,8 +217,10 @@ def _is_infinite(outputs: Callable[..., list[Any]], point: Reached) -> bool:
 
 
 def _grows(slopes: list[float]) -> bool:
+    """Whether they grow, but not as at a jump, where half the step doubles the slope."""
     more = np.diff(slopes)
-    return bool(np.isfinite(more).all() and more[0] > 0.1 * slopes[0] and np.all(more[1:] > _AS_MUCH * more[:-1]))
+    is_more = np.isfinite(more).all() and more[0] > 0.1 * slopes[0] and np.all(more[1:] > _AS_MUCH * more[:-1])
+    return bool(is_more and slopes[-1] < _JUMP * slopes[-2])
 
 
 def _told(finding: Finding, paths: list[str], leaves: list[Any], point: Reached, is_infinite: bool) -> Finding:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._double_where import double_where
-from .._programs import any_equation, jaxpr_and_consts, line, quick_jit, size_of
+from .._programs import COMPARISONS, any_equation, jaxpr_and_consts, line, quick_jit, size_of
 from .residuals import CHOICES, Residuals
 
 # At most so many elements of residuals are driven to zero, and so many of one operation.
@@ -47,11 +47,13 @@ class Reached(NamedTuple):
         leaves: The leaves there.
         operation: The name of the operation.
         where: Its line.
+        how: Whether a residual is `zero` there, or all numbers are on one `side` of a threshold.
     """
 
     leaves: list[Any]
     operation: str
     where: str
+    how: str = "zero"
 
 
 class Searched(NamedTuple):
@@ -109,7 +111,9 @@ def search(
         return Searched([], 0, len(sites), "the time was up")
     owners = np.repeat(np.arange(len(sites)), [math.prod(site.shape) for site in sites])
     names = [visitor.equations[site.name].primitive.name for site in sites]
-    targets = _chosen(first, owners, names, generator)
+    # In a loop, the elements of one step follow those of the step before.
+    joint = np.concatenate([np.arange(math.prod(site.shape)) % site.shape[-1] >= site.note for site in sites])
+    targets = _chosen(first, owners, joint, names, generator)
     left, targets = max(0, len(targets) - most), targets[:most]
     if not targets:
         return Searched([], 0)
@@ -122,7 +126,8 @@ def search(
     exact = _exact(residuals, flat, driven, np.asarray(start), targets, near, batch)
     tick("exact")
     of = lambda target: visitor.equations[sites[owners[target]].name]
-    reached = lambda n, x: Reached(flat.leaves(x), of(n).primitive.name, line((of(n),)))
+    how = lambda n: "side" if joint[n] and of(n).primitive.name in COMPARISONS else "zero"
+    reached = lambda n, x: Reached(flat.leaves(x), of(n).primitive.name, line((of(n),)), how(n))
     found = [reached(n, x) for n, x in exact.items()]
     beyond = tuple(reached(n, flat.within(x + _FURTHER * (x - start))) for n, x in exact.items())
     reason = f"{most} are driven in a function of this size" if left else ""
@@ -139,14 +144,18 @@ def _limits(jaxpr: Jaxpr, seconds: float) -> tuple[int, float, str]:
     return most, numbers, reason
 
 
-def _chosen(first: np.ndarray, owners: np.ndarray, names: list[str], generator: np.random.Generator) -> list[int]:
-    """The elements to drive: of each operation those that are nearest to zero, and one more."""
+def _chosen(
+    first: np.ndarray, owners: np.ndarray, joint: np.ndarray, names: list[str], generator: np.random.Generator
+) -> list[int]:
+    """The elements to drive: of each operation those that are nearest to zero, and one more; and some of many."""
     chosen = []
     for number in range(len(names)):
-        (own,) = np.nonzero((owners == number) & np.isfinite(first) & (first != 0))
+        may = (owners == number) & np.isfinite(first) & (first != 0)
+        (own,), (many,) = np.nonzero(may & ~joint), np.nonzero(may & joint)
         near = own[np.argsort(np.abs(first[own]))][: _FEW if own.size <= _FEW else _OF_ONE - 1]
         more = generator.choice(own, 1).tolist() if own.size else []
-        chosen.append(list(dict.fromkeys([*near.tolist(), *more])))
+        # The last ones are of all elements, the first is of a row.
+        chosen.append(list(dict.fromkeys([*near.tolist(), *more, *many[:1].tolist(), *many[-2:].tolist()])))
     order = sorted(range(len(names)), key=lambda number: names[number] in CHOICES)
     return [target for number in order for target in chosen[number]]
 
@@ -168,7 +177,8 @@ class _Flat:
 
     def _bound(self, bound: Any, leaf: Any, default: float) -> Any:
         full = jnp.broadcast_to(jnp.asarray(default if bound is None else bound, self._dtype), jnp.shape(leaf))
-        return full + 1j * full if jnp.iscomplexobj(leaf) else full
+        # Not `1j * full`: it is NaN where there is no bound.
+        return jax.lax.complex(full, full) if jnp.iscomplexobj(leaf) else full
 
     def vector(self, leaves: Sequence[Any]) -> Any:
         """The leaves as a vector."""

@@ -58,8 +58,15 @@ def _guarded(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
 
 
 def _overflow(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
-    """The distance of an exponent from where the exponential is no longer finite."""
-    return operands[0] - np.log(float(jnp.finfo(operands[0].dtype).max))
+    """The distance of an exponent from where the exponential is no longer finite; zero wherever it is not."""
+    name, x = equation.primitive.name, jnp.real(operands[0])
+    end = _OVER * (np.log2 if name == "exp2" else np.log)(float(jnp.finfo(x.dtype).max))
+    return jnp.maximum(end - (jnp.abs(x) if name in ("cosh", "sinh") else x), 0.0)
+
+
+def _root(square: Any) -> Any:
+    """The square root; where that is zero, its slope would be NaN in the residuals beside it."""
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
 
 
 def _whole(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
@@ -71,13 +78,13 @@ def _whole(equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
 _RESIDUALS: dict[str, tuple[_Residual, ...]] = {
     **dict.fromkeys(("sqrt", "rsqrt", "cbrt", "log", "log2", "abs", "sign", "digamma", "lgamma"), (_first(),)),
     "log1p": (_first(-1.0),),
-    **dict.fromkeys(("exp", "expm1"), (_overflow,)),
+    **dict.fromkeys(("exp", "exp2", "expm1", "cosh", "sinh"), (_overflow,)),
     "acosh": (_first(1.0),),
     **dict.fromkeys(("asin", "acos", "atanh", "erf_inv"), (_first(1.0), _first(-1.0))),
     **dict.fromkeys(("div", "rem"), (lambda equation, operands, results: operands[1],)),
     "pow": (_first(),),
     "integer_pow": (_first(),),
-    "atan2": (lambda equation, operands, results: jnp.sqrt(operands[0] ** 2 + operands[1] ** 2),),
+    "atan2": (lambda equation, operands, results: _root(operands[0] ** 2 + operands[1] ** 2),),
     **dict.fromkeys((*COMPARISONS, "eq", "ne"), (_difference, _guarded)),
     **dict.fromkeys(("max", "min"), (_difference,)),
     **dict.fromkeys(("reduce_max", "reduce_min"), (_of_axes,)),
@@ -89,6 +96,10 @@ _RESIDUALS: dict[str, tuple[_Residual, ...]] = {
 CHOICES = frozenset({*COMPARISONS, "eq", "ne", "max", "min", "abs", "sign", "reduce_max", "reduce_min"})
 
 
+# Where many of these are zero together, nothing happens that does not where one is.
+_ALONE = CHOICES - {*COMPARISONS, "ne"} | {"exp", "exp2", "expm1", "cosh", "sinh"}
+# Of the exponent at which an exponential just is finite, so much is certainly too much.
+_OVER = 1.01
 # At most so many lengths are tried as the end of what an index counts.
 _ENDS = 3
 
@@ -136,6 +147,12 @@ def _residuals_of(equation: JaxprEqn, ends: tuple[_Residual, ...] = ()) -> tuple
     return found
 
 
+def _together(several: list[Any]) -> list[Any]:
+    """What is zero where all elements of a row are, and then where all are; nothing for a single number."""
+    rows = [jnp.sum(x**2, axis=-1) for x in several if x.ndim > 1 and 1 < x.shape[-1] < x.size]
+    return [jnp.ravel(_root(part)) for part in (*rows, *(jnp.sum(x**2) for x in several if x.size > 1))]
+
+
 class Residuals(Visitor):
     """Brings back the residuals of all operations of a program."""
 
@@ -147,23 +164,31 @@ class Residuals(Visitor):
         """An operation with a residual."""
         if not _residuals_of(equation, self._ends):
             return None
-        shape = jax.eval_shape(lambda: self._residual(equation, *_like(equation)))
+        single, joint = jax.eval_shape(lambda: self._residuals(equation, *_like(equation)))
         # By its own name: the operations of two branches have nothing to do with each other.
         self.equations[str(id(equation))] = equation
-        return Site(str(id(equation)), shape.shape, shape.dtype)
+        return Site(str(id(equation)), (single.size + joint.size,), single.dtype, note=single.size)
 
     def at(self, equation: JaxprEqn, site: Site, operands: Operands, own: Any) -> tuple[Operands, Any]:
         """The results as they are, and the residual."""
         results = bind(equation, operands)
-        return results, self._residual(equation, operands, results)
+        return results, jnp.concatenate(self._residuals(equation, operands, results))
 
     def guise(self, equation: JaxprEqn) -> Any:
         """The function of a custom rule is looked into: its value is what counts."""
         return (lambda function: function) if is_custom_rule(equation) else None
 
-    def _residual(self, equation: JaxprEqn, operands: Operands, results: Operands) -> Any:
-        found = [jnp.ravel(residual(equation, operands, results)) for residual in _residuals_of(equation, self._ends)]
-        return jnp.real(jnp.concatenate(found))
+    def _residuals(self, equation: JaxprEqn, operands: Operands, results: Operands) -> tuple[Any, Any]:
+        """Those of single elements, and those of many that are zero together."""
+        name, of = equation.primitive.name, _residuals_of(equation, self._ends)
+        found = [jnp.real(residual(equation, operands, results)) for residual in of]
+        single = jnp.concatenate(list(map(jnp.ravel, found)))
+        if name in COMPARISONS - {"eq"}:
+            # All on one side, as where a count is zero.
+            found = [jnp.maximum(side, 0.0) for side in (found[0], -found[0])]
+        elif name in _ALONE or _is_index(equation):
+            found = []
+        return single, jnp.concatenate([single[:0], *_together(found)])
 
 
 def _like(equation: JaxprEqn) -> tuple[Operands, Operands]:
