@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import partgrad as pg
 from helpers.clean import CLEAN, Lazy
@@ -63,3 +64,13 @@ def test_an_operand_that_is_rounded_in_two_ways(reduced):
     points = jnp.stack(jnp.meshgrid(*[jnp.linspace(-1.0, 1.0, 10, dtype=jnp.float32)] * 2))
     report = pg.check(lambda x: reduced(slopes[:, None, None] * x[0] - x[1], axis=0))(points)
     assert not [finding for finding in report.findings if finding.severity == "error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "length"), [("int8", 300), ("uint8", 300), ("int16", 40_000)])
+def test_indices_whose_dtype_does_not_hold_the_length(dtype, length):
+    """The kernels that XLA (0.10.2) compiles quickly compare the two in that dtype."""
+    numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+    indices, weights = jnp.array([[100], [126], [127]], dtype), jnp.array([1.0, 2.0, 3.0])
+    read = lambda x: lax.gather(x, indices, numbers, (1,), mode="promise_in_bounds")
+    assert pg.check(lambda x: jnp.sum(weights * read(x)), progress=False)(jnp.arange(float(length))).ok

@@ -13,11 +13,15 @@ from .same import Recent, keyed_jaxpr
 R = TypeVar("R")
 
 _QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
+_SAFE: dict[str, Any] = {"xla_backend_optimization_level": 1}
+_NARROW = dict(_SAFE)
 if jax.__version_info__ < (0, 11):  # JAX 0.10
     # XLA's older generator of fused kernels takes a fifth of the time; later versions no longer have it. Without the
     # fusion pass it would be as quick, but XLA then computes wrong numbers (0.10.2: the derivative of `eigvals`).
-    _QUICK["xla_cpu_use_fusion_emitters"] = False
-_SAFE = _QUICK | {"xla_backend_optimization_level": 1}
+    _QUICK |= {"xla_cpu_use_fusion_emitters": False}
+    _SAFE |= {"xla_cpu_use_fusion_emitters": False}
+    # It compares an index with the length of an axis in the dtype of the index, which may not hold the length (0.10.2).
+    _NARROW |= {"xla_cpu_use_fusion_emitters": True}
 
 
 def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callable[..., Any]:
@@ -35,14 +39,15 @@ def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callab
     if jax.default_backend() != "cpu":
         return jax.jit(function)
     quick, safe = jax.jit(function, compiler_options=_QUICK), jax.jit(function, compiler_options=_SAFE)
+    special = [(_is_narrow, jax.jit(function, compiler_options=_NARROW)), (_is_convolution, safe)]
     contains = lambda args, what: any_equation(jaxpr_and_consts(quick.trace(*args).jaxpr)[0], what)
     chosen = list[Any]()
 
     def run(*args: Any) -> Any:
         if not chosen:
-            chosen.append(safe if contains(args, _is_convolution) else quick)
+            chosen.append(next((program for what, program in special if contains(args, what)), quick))
         results = chosen[0](*args)
-        if not confirmed or chosen[0] is safe or all(map(_is_finite, jax.tree.leaves(results))):
+        if not confirmed or chosen[0] is not quick or all(map(_is_finite, jax.tree.leaves(results))):
             return results
         return safe(*args) if contains(args, _compares_numbers) else results
 
@@ -51,6 +56,15 @@ def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callab
 
 def _is_convolution(equation: JaxprEqn) -> bool:
     return equation.primitive.name == "conv_general_dilated"
+
+
+def _is_narrow(equation: JaxprEqn) -> bool:
+    """Whether an equation reads or writes along an axis that is longer than the dtype of its indices can say."""
+    name = equation.primitive.name
+    if name != "gather" and not name.startswith("scatter"):
+        return False
+    operand, indices, *_ = (atom.aval for atom in equation.invars)
+    return max(operand.shape, default=0) > np.iinfo(indices.dtype).max
 
 
 def _compares_numbers(equation: JaxprEqn) -> bool:
