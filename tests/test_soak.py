@@ -22,9 +22,9 @@ from helpers.models import RBF, Sum
 def test_memory_is_flat_where_nothing_is_the_same_twice():
     jax.clear_caches()
     (early, _), *_, (late, _) = soak.soak(2000, marks=4)[1:]
-    # JAX's caches and those of `double_where` still fill, by less than five objects for each of the thousand calls;
-    # `python tests/scripts/soak.py 100000` goes on until they are full.
-    assert late - early < 5000
+    # JAX's caches and those of `double_where` still fill, by five objects for each of the thousand calls (4.6 on JAX
+    # 0.12); `python tests/scripts/soak.py 100000` goes on until they are full.
+    assert late - early < 6000
 
 
 def used_by_a_thread(number):
