@@ -31,7 +31,8 @@ from .._programs import (
 from .float64 import Rule, exactly, leaves_jax, promoted
 from .noise import REFUSALS, rounding_noise
 from .program import Array, Program
-from .surrogates import has_surrogates, here, moving_along, smooth_instead
+from .surrogates import has_surrogates, moving_along, smooth_instead
+from .twice import here
 
 Leaves = list[Array]
 Vector = Array
@@ -63,6 +64,7 @@ class Exact:
         # How the program moves where there are surrogates, together with the point that it has moved from.
         self._moving = moving_along(program.numbered) if has_surrogates(program.numbered) else None
         self._held: dict[tuple[int, ...], Callable[..., Any]] = {}
+        self._traced: dict[int, ClosedJaxpr] = {}
         made = lambda: self._staged(runs_on)
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
 
@@ -112,7 +114,7 @@ class Exact:
     def with_reverse_of(self, program: Program) -> "Exact":
         """The same function with the reverse derivative of another program, and without a forward derivative."""
         changed = copy.copy(self)
-        changed._jaxprs = [self._jaxprs[_VALUE], None, program.cotangent]
+        changed._jaxprs, changed._traced = [self._jaxprs[_VALUE], None, program.cotangent], {}
         changed._run = changed._staged(None)
         return changed
 
@@ -183,22 +185,34 @@ class Exact:
             for part, (shape, is_complex) in zip(parts, self._inputs, strict=True)
         ]
 
-    def rounding(self, point: Leaves, direction: Leaves | None = None, weights: Vector | None = None) -> Leaves | None:
-        """How far rounding moves the outputs, their tangents along a direction, or the cotangents for given weights.
+    def rounding(self, point: Leaves, moved: Leaves) -> Leaves | None:
+        """How far rounding moves what the outputs change by from one point to another; None if nobody can tell."""
+        found = self._rounding(_VALUE, moved, still=point)
+        # Callbacks to Python may not run at two points at once.
+        return self._rounding(_VALUE, moved) if found is None else found
 
-        None if that cannot be determined.
-        """
-        which = _VALUE if direction is None and weights is None else _FORWARD if weights is None else _REVERSE
-        jaxpr = self._jaxprs[which]
-        if jaxpr is None:
-            return None
-        operands = [*point, *(direction or []), *([] if weights is None else self.cotangents(weights))]
-        promote = promoted(jaxpr, smooth_instead) if which == _VALUE else promoted(jaxpr)
+    def rounding_of_tangents(self, point: Leaves, direction: Leaves) -> Leaves | None:
+        """How far rounding moves the tangents of the outputs along a direction."""
+        return self._rounding(_FORWARD, [*point, *direction])
+
+    def rounding_of_cotangents(self, point: Leaves, weights: Vector) -> Leaves | None:
+        """How far rounding moves the cotangents of the leaves for given weights of the outputs."""
+        return self._rounding(_REVERSE, [*point, *self.cotangents(weights)])
+
+    def _rounding(self, which: int, operands: Leaves, **how: Leaves) -> Leaves | None:
         with jax.enable_x64(True), silent_callbacks():
             try:
-                return rounding_noise(jax.make_jaxpr(promote)(*operands), operands, _SAMPLES)
+                traced = self._in_float64(which, operands)
+                return None if traced is None else rounding_noise(traced, operands, _SAMPLES, **how)
             except REFUSALS:
                 return None
+
+    def _in_float64(self, which: int, operands: Leaves) -> ClosedJaxpr | None:
+        jaxpr = self._jaxprs[which]
+        if jaxpr is not None and which not in self._traced:
+            promote = promoted(jaxpr, smooth_instead) if which == _VALUE else promoted(jaxpr)
+            self._traced[which] = jax.make_jaxpr(promote)(*operands)
+        return self._traced.get(which)
 
     def by_output(self, outputs: Vector) -> list[Vector]:
         """Split a vector of outputs into the outputs."""

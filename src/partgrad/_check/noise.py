@@ -13,15 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from .._programs import (
     CUSTOM_RULES,
     ENTERED,
     KINDS,
     Chain,
+    Dependence,
     Operands,
     bind,
+    by_value,
     is_custom_rule,
     is_floating,
     is_mutating,
@@ -30,8 +32,10 @@ from .._programs import (
     quick_jit,
     reclosing,
     run,
+    union,
 )
 from .float64 import UNSUPPORTED, widened
+from .twice import here
 
 SAMPLES = 8
 _HALF_OF_BITS = np.uint32(2**31)
@@ -54,20 +58,41 @@ _ROUNDING_ONCE = frozenset([
 # fmt: on
 
 
-def rounding_noise(jaxpr: ClosedJaxpr, operands: Operands, samples: int = SAMPLES) -> list[np.ndarray[Any, Any]]:
+def rounding_noise(
+    jaxpr: ClosedJaxpr, operands: Operands, samples: int = SAMPLES, still: Operands | None = None
+) -> list[np.ndarray[Any, Any]]:
     """How far the floating outputs of a program move if each of its operations rounds differently.
 
     It is the elementwise root mean square over some runs, and infinite where an element is finite only in some.
+
+    Args:
+        jaxpr: The program.
+        operands: Where it runs.
+        samples: How often.
+        still: Other operands: only what changes from these rounds differently. None if everything does.
     """
     body, consts = jaxpr_and_consts(jaxpr)
+    compiled = kept("noise", [jaxpr], lambda: quick_jit(_with_errors(body)))
+    moving = [] if still is None else [bool(np.any(one != other)) for one, other in zip(operands, still, strict=True)]
+    with_seed = lambda seed: _wide(compiled(consts, list(operands), still, np.array(moving, bool), np.uint32(seed)))
+    return _spread(with_seed(0), (with_seed(seed) for seed in range(1, samples + 1)))
+
+
+def _with_errors(body: Jaxpr) -> Callable[..., Operands]:
+    """A program whose operations round differently for each seed: all of them, or those of what moves."""
     closed = reclosing(body)
 
-    def evaluate(consts: Operands, operands: Operands, seed: Any) -> Operands:
-        return run(*jaxpr_and_consts(closed(consts)), operands, _Errors(seed), in_place=CUSTOM_RULES)
+    def evaluate(consts: Operands, operands: Operands, still: Operands | None, moving: Any, seed: Any) -> Operands:
+        at = lambda rule, operands: run(*jaxpr_and_consts(closed(consts)), operands, rule, in_place=CUSTOM_RULES)
+        if still is None:
+            return at(_Errors(seed), operands)
+        flow = by_value(body, [1 << number for number in range(len(operands))])
+        pairs = [jnp.stack(pair) for pair in zip(operands, still, strict=True)]
+        rule = lambda is_still: _ErrorsOfMoved(jnp.where(is_still, 0, seed), flow, moving)
+        both = jax.vmap(lambda is_still, operands: at(rule(is_still), operands))(jnp.array([False, True]), pairs)
+        return [moved for moved, _ in both]
 
-    compiled = kept("noise", [jaxpr], lambda: quick_jit(evaluate))
-    with_seed = lambda seed: _wide(compiled(consts, list(operands), np.uint32(seed)))
-    return _spread(with_seed(0), (with_seed(seed) for seed in range(1, samples + 1)))
+    return evaluate
 
 
 def _wide(outputs: Operands) -> list[np.ndarray[Any, Any]]:
@@ -113,19 +138,20 @@ class _Errors:
             return bind(equation, operands)
         # A sampler by rejection would draw another number from disturbed operands.
         if name not in _ROUNDING_ONCE and not name.startswith("random_"):
-            operands = self._operands(equation, operands)
-        return [self._moved(value) for value in bind(equation, operands)]
+            given = zip(equation.invars, operands, strict=True)
+            operands = [value if isinstance(atom, Literal) else self._moved(chain, value) for atom, value in given]
+        return [self._moved(chain, value) for value in bind(equation, operands)]
 
-    def _operands(self, equation: JaxprEqn, operands: Operands) -> Operands:
-        given = zip(equation.invars, operands, strict=True)
-        return [value if isinstance(atom, Literal) else self._moved(value) for atom, value in given]
+    def _may_move(self, chain: Chain, value: Any) -> Any:
+        """Which elements of an operand or result of an equation get errors."""
+        return True
 
-    def _moved(self, value: Any) -> Any:
+    def _moved(self, chain: Chain, value: Any) -> Any:
         # A Python number is a literal here, and exact.
         if not hasattr(value, "dtype") or not is_floating(value):
             return value
         self._draws += 1
-        unit = self._size * float(jnp.finfo(value.dtype).eps)
+        unit = jnp.where(self._may_move(chain, value), self._size * float(jnp.finfo(value.dtype).eps), 0.0)
         less, more = 1 - unit, 1 + unit
         bits = self._bits(value)
         # Half of them are zero, because real errors are mostly smaller than a unit.
@@ -143,6 +169,26 @@ class _Errors:
         own = self._seed + np.uint32(self._draws * 0x85EBCA6B & 0xFFFFFFFF)
         mixed = (folded.astype(jnp.uint32) ^ (_positions(real.shape) + own)) * np.uint32(0x85EBCA6B)
         return (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE35)
+
+
+class _ErrorsOfMoved(_Errors):
+    """The same for what differs between two points, at which the program runs at once.
+
+    Where an operation depends on what moves, and no element of it has changed, the change is lost to rounding: then
+    all of them get errors.
+    """
+
+    def __init__(self, seed: Any, flow: Dependence, moving: Any):
+        super().__init__(seed)
+        self._flow, self._moving = flow, moving
+
+    def _may_move(self, chain: Chain, value: Any) -> Any:
+        while chain and not self._flow.knows(chain):
+            chain = chain[:-1]
+        sources = union(self._flow.into(chain)) if chain else 0
+        depends = jnp.any(self._moving & np.array([bool(sources >> i & 1) for i in range(len(self._moving))]))
+        changed = value != here(value)
+        return changed | (depends & ~jnp.any(changed))
 
 
 def _positions(shape: tuple[int, ...]) -> Any:

@@ -24,6 +24,8 @@ _LAST_DIGITS = _DIGITS[:4]
 _FEW, _STEADY = 4, 1.05
 # How far rounding moves an output, relative to its size, and if it is zero: more is the noise of what cancels.
 _USUAL, _USUAL_OF_ZERO = 1e-10, 1e-12
+# Steps at which rounding is looked at: as large as the first difference, and much smaller.
+_PROBES = (2.0**-6, 2.0**-20)
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
 
@@ -33,8 +35,8 @@ class Point:
 
     def __init__(self, exact: Exact, leaves: Leaves, weights: Vector, outcomes: Outcomes):
         self.exact, self.leaves, self.weights, self.outcomes = exact, leaves, weights, outcomes
-        # How far rounding moves the outputs; None as long as nobody asked.
-        self._rounding: Vector | None = None
+        # How far rounding moves the outputs along directions, as far as anybody asked.
+        self._roundings: dict[int, Vector] = {}
 
     def of(self, exact: Exact) -> "Point":
         """The same point of another program."""
@@ -62,7 +64,8 @@ class Point:
     def slope(self, direction: Leaves, *, value: Callable[[float], Vector] | None = None, **how: float) -> Slope:
         """The slopes of the outputs along a direction by finite differences."""
         value = value or self._along(direction)
-        largest = np.zeros(self.start.shape) if self._rounding is None else self._rounding
+        known = self._rounding(direction)
+        largest = np.zeros(self.start.shape) if known is None else known
 
         @functools.cache
         def noise(step: float) -> Vector:
@@ -88,21 +91,27 @@ class Point:
             np.copyto(inside, outside, where=is_bent)
         return found
 
-    def learn_rounding(self) -> bool:
-        """Let slopes take into account how far rounding moves the outputs; False if they already do."""
-        if self._rounding is not None:
+    def learn_rounding(self, direction: Leaves) -> bool:
+        """Let slopes along a direction take into account how far rounding moves the outputs; False if they do."""
+        if self._rounding(direction) is not None:
             return False
-        moves = self.exact.rounding(self.leaves)
-        self._rounding = np.zeros(self.start.shape) if moves is None else _joined(moves)
+        largest = np.zeros(self.start.shape)
+        for step in _PROBES:
+            moves = self.exact.rounding(self.leaves, self.moved(direction, step))
+            largest = largest if moves is None else np.maximum(largest, _joined(moves))
+        self._roundings[_key(direction)] = largest
         return True
 
-    def _is_noise_hiding(self) -> bool:
+    def _rounding(self, direction: Leaves) -> Vector | None:
+        return self._roundings.get(_key(direction))
+
+    def _is_noise_hiding(self, direction: Leaves) -> bool:
         """Whether rounding is known to move an output by much more than its own digits: then it may hide any slope."""
-        if self._rounding is None:
+        rounding, size = self._rounding(direction), np.abs(self.start)
+        if rounding is None:
             return False
-        size = np.abs(self.start)
-        usual = np.where(size > 10 * self._rounding, _USUAL * size, _USUAL_OF_ZERO)
-        return bool(np.any(self._rounding > usual))
+        usual = np.where(size > 10 * rounding, _USUAL * size, _USUAL_OF_ZERO)
+        return bool(np.any(rounding > usual))
 
     @cached_property
     def resolution(self) -> float:
@@ -129,13 +138,13 @@ class Point:
         # where the derivatives are.
         smallest = max(how.get("smallest", 0.0), self.resolution)
         found = slope(value, self.start, noise=lambda step: 0.0, **{**how, "smallest": smallest})
-        plain = (self._forward(tangents, found, 0.0, 0.0), self._reverse(direction, found, 0.0, 0.0))
+        plain = (self._forward(tangents, direction, found, 0.0, 0.0), self._reverse(direction, found, 0.0, 0.0))
         if not np.all(found.kind == SMOOTH) or any(a.status not in (AGREE, ABSENT) for a in plain):
             found = self.slope(direction, value=value, **how)
 
         def agreements(off: tuple[Any, float]) -> tuple[Agreement, Agreement, Agreement]:
             return (
-                self._forward(tangents, found, slack, off[0]),
+                self._forward(tangents, direction, found, slack, off[0]),
                 self._reverse(direction, found, slack, off[1]),
                 self._modes(tangents, direction, slack, off),
             )
@@ -178,10 +187,10 @@ class Point:
 
     def _rounding_of_derivatives(self, direction: Leaves) -> tuple[Any, float]:
         """How far rounding moves both derivatives; not at all where a selection changes at the point."""
-        if self._rounding is None or self._is_isolated():
+        if self._rounding(direction) is None or self._is_isolated():
             return 0.0, 0.0
-        pushed = self.exact.rounding(self.leaves, direction=direction)
-        pulled = self.exact.rounding(self.leaves, weights=self.weights)
+        pushed = self.exact.rounding_of_tangents(self.leaves, direction)
+        pulled = self.exact.rounding_of_cotangents(self.leaves, self.weights)
         return 0.0 if pushed is None else _joined(pushed), 0.0 if pulled is None else _product(pulled, direction)[1]
 
     def noise_of_gradient(self, leaf: int, digits: tuple[float, ...] = _LAST_DIGITS) -> float:
@@ -192,7 +201,7 @@ class Point:
             largest = max(largest, float(np.linalg.norm(_range([g[leaf] for g in gradients if g is not None]))))
         return largest
 
-    def _forward(self, tangents: Vector | None, found: Slope, slack: float, off: Any) -> Agreement:
+    def _forward(self, tangents: Vector | None, direction: Leaves, found: Slope, slack: float, off: Any) -> Agreement:
         if tangents is None:
             return Agreement(ABSENT)
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
@@ -206,7 +215,7 @@ class Point:
         magnitude = np.maximum(finite, _NOTHING * largest)
         rounding = np.broadcast_to(off, settled.shape)
         given = (tangents, found.left, found.right, found.error, magnitude, rounding)
-        return agreement(slack, *(values[settled] for values in given), hides=self._is_noise_hiding())
+        return agreement(slack, *(values[settled] for values in given), hides=self._is_noise_hiding(direction))
 
     def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
@@ -227,7 +236,7 @@ class Point:
         size = np.maximum(size_of(low), size_of(high))
         magnitude = max(magnitude, size_of(low.sum()), size_of(high.sum()), _NOTHING * size.sum())
         given = (got, low.sum(), high.sum(), noise, magnitude, off)
-        return agreement(slack, *map(np.atleast_1d, given), hides=self._is_noise_hiding())
+        return agreement(slack, *map(np.atleast_1d, given), hides=self._is_noise_hiding(direction))
 
     def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
         if tangents is None or self.gradient is None:
@@ -264,3 +273,7 @@ def _product(gradient: Leaves, direction: Leaves) -> tuple[float, float]:
     terms = [np.zeros(1), *((g[v != 0] * v[v != 0]).real for g, v in moved)]
     joined = np.concatenate(terms)
     return float(joined.sum()), float(np.abs(joined).sum())
+
+
+def _key(direction: Leaves) -> int:
+    return hash(tuple(v.tobytes() for v in direction))

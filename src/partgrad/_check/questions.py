@@ -152,7 +152,7 @@ class Search:
         """Compare along a direction, twice if the first reading is not clear."""
         direction = self.direction(group, toward)
         reading = place.read(direction, slack=self.slack)
-        if reading.status == MISMATCH and place.learn_rounding():
+        if reading.status == MISMATCH and place.learn_rounding(direction):
             # Where digits cancel, small steps change none of what is left of them, and agree on another slope.
             return self.read(place, group, toward)
         if reading.unsure or reading.jumps or reading.status == INCONCLUSIVE:

@@ -11,7 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr
 
 from .._programs import (
@@ -32,24 +31,13 @@ from .float64 import Rule, at_own_width, exactly
 from .names import finding
 from .probe import Answer, probe
 from .program import Program
+from .twice import here
 from .verdict import ERROR, OK
 
 
 def has_surrogates(jaxpr: ClosedJaxpr) -> bool:
     """Whether there is a surrogate in a program."""
     return any_equation(jaxpr_and_consts(jaxpr)[0], is_surrogate)
-
-
-@custom_vmap
-def here(value: Any) -> Any:
-    """A value at the point, in a program that `jax.vmap` runs where the point has moved to, and at the point itself."""
-    return value
-
-
-@here.def_vmap
-def _(size: int, batched: list[bool], value: Any) -> tuple[Any, bool]:
-    # Not a collective, which a `shard_map` inside does not take.
-    return jnp.broadcast_to(value[1], value.shape), True
 
 
 def moving_along(jaxpr: ClosedJaxpr) -> Rule:
