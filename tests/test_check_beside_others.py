@@ -29,12 +29,17 @@ ALONE = {
     ),
     "lost digits": (lambda x: ((1 - jnp.cos(1e-4 * x)) / (1e-4 * x) ** 2).sum(), {("precision", "cancels")}, "error"),
     "a jump": (lambda x: jnp.round(3 * x).sum(), {("jump", "jump"), ("zero", "rounded")}, "inconclusive"),
+    "chaos": (
+        lambda x: lax.scan(lambda c, _: (3.9 * c * (1 - c), None), jax.nn.sigmoid(x[1]), length=100)[0],
+        {("growth", "loop")},
+        "error",
+    ),
     "nothing": (lambda x: jnp.sin(x).sum(), set(), "ok"),
 }
 OTHERS = ["a constant branch", *(name for name in ALONE if name not in ("a constant branch", "a jump"))]
 
 
-@table("name", OTHERS, quick=1, most=5)
+@table("name", OTHERS, quick=1, most=6)
 def test_a_leaf_is_judged_beside_one_on_a_jump_as_it_is_alone(name):
     """What rounding does to the other leaf is no noise of this one."""
     loss = lambda p: ALONE[name][0](p[name]) + ALONE["a jump"][0](p["a jump"])

@@ -24,7 +24,7 @@ _LAST_DIGITS = _DIGITS[:4]
 _FEW, _STEADY = 4, 1.05
 # How far rounding moves an output, relative to its size, and if it is zero: more is the noise of what cancels.
 _USUAL, _USUAL_OF_ZERO = 1e-10, 1e-12
-# Steps at which rounding is looked at: as large as the first difference, and much smaller.
+# Where rounding is looked at: at a step like the first difference, and if that leaves the domain, at a smaller one.
 _PROBES = (2.0**-6, 2.0**-20)
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
@@ -99,6 +99,8 @@ class Point:
         for step in _PROBES:
             moves = self.exact.rounding(self.leaves, self.moved(direction, step))
             largest = largest if moves is None else np.maximum(largest, _joined(moves))
+            if moves is None or all(np.isfinite(move).all() for move in moves):
+                break
         self._roundings[_key(direction)] = largest
         return True
 
@@ -152,9 +154,12 @@ class Point:
         each = agreements((0.0, 0.0))
         if any(one.status == MISMATCH for one in each):
             excused = agreements(self._noise_of_derivatives(direction))
-            is_excused = all(one.status != MISMATCH for one in excused)
-            # Beside a selection that changes at once, the last digits say nothing of the point itself.
-            each = (*each[:2], excused[2]) if is_excused and self._is_isolated() else excused
+            if all(one.status != MISMATCH for one in excused) and self._is_isolated():
+                # Beside a selection that changes at once, the last digits say nothing of the point itself. If it is one
+                # of what does not move, those of what does have a say.
+                own = agreements(self._noise_of_derivatives(direction, direction))
+                excused = (*each[:2], excused[2]) if self._is_isolated(direction) else own
+            each = excused
         if each[2].status == MISMATCH:
             each = (*each[:2], self._modes(tangents, direction, slack, self._rounding_of_derivatives(direction)))
         kinks, jumps, unsure = (int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE))
@@ -166,18 +171,21 @@ class Point:
         right, left = total(found.right), total(found.left)
         return Reading(*each, kinks, jumps, unsure, right, left, noise, found.steps, pushed, pulled)
 
-    def _is_isolated(self) -> bool:
-        beside = [self._beside(by) for side in (-1.0, 1.0) for by in (side * _DIGITS[0], side * _DIGITS[-1])]
+    def _is_isolated(self, along: Leaves | None = None) -> bool:
+        """Whether a selection changes with the last digits of the point, or of what moves along a direction."""
+        beside = [self._beside(by, along) for side in (-1.0, 1.0) for by in (side * _DIGITS[0], side * _DIGITS[-1])]
         return bool(self.outcomes.crossings(None, self.leaves, [(1.0, other) for other in beside]))
 
-    def _beside(self, by: float) -> Leaves:
-        return [x + by * size_of(x) for x in self.leaves]
+    def _beside(self, by: float, along: Leaves | None = None) -> Leaves:
+        """The point with other last digits, everywhere or where a direction moves it."""
+        moves = [True] * len(self.leaves) if along is None else [v != 0 for v in along]
+        return [x + by * size_of(x) * own for x, own in zip(self.leaves, moves, strict=True)]
 
-    def _noise_of_derivatives(self, direction: Leaves) -> tuple[Any, float]:
+    def _noise_of_derivatives(self, direction: Leaves, along: Leaves | None = None) -> tuple[Any, float]:
         """How far both derivatives move with the last digits of the point, on two sides: a tie may lie between them."""
         forward, reverse = np.zeros(self.start.shape), 0.0
         for side in (-1.0, 1.0):
-            points = [self._beside(side * by) for by in _DIGITS]
+            points = [self._beside(side * by, along) for by in _DIGITS]
             gradients = [self.exact.reverse(point, self.weights) for point in points]
             reverse = max(reverse, float(_range([_product(g, direction)[0] for g in gradients if g is not None])))
             tangents = [self.exact.forward(point, direction) for point in points]

@@ -31,7 +31,8 @@ _AIM_IN_ROUNDING = 30.0
 _WORST_IN_ROUNDING = 1000.0
 # The same, relative to the slope of the first step, if that of the others vanishes.
 _WORST_OF_FIRST = 1e-6
-# How nearly a slope grows by the same at each step, if it grows without bound.
+# By how much a slope grows at each step, at least and at most, if it grows without bound; and how nearly by the same.
+_GROWTH, _FASTEST = 1.04, 0.9 * _RATIO
 _STEADY = 0.95
 # How far apart the estimates of two windows of steps may lie, in units of their errors.
 _APART = 3.0
@@ -327,15 +328,15 @@ def _is_steep(levels: list[_Level], side: float) -> Array:
     """Whether the slope on a side grows without bound although the value does not jump, as that of a root at zero.
 
     It grows by no less at each step than at the one before, as a logarithm does; what has a limit comes nearer to it.
+    Noise grows faster, as the steps shrink, and from what is no growth at all.
     """
     other = [level.central - side * level.gap for level in levels]
-    slopes = [level.central + side * level.gap for level in levels]
+    slopes = [np.abs(level.central + side * level.gap) for level in levels]
     grows = np.ones(slopes[0].shape, bool)
     for (coarse, fine), level in zip(itertools.pairwise(slopes), levels[1:], strict=True):
-        grown = np.abs(fine) - np.abs(coarse)
-        grows &= (grown > 1000 * level.rounding) & (np.abs(fine) < 0.9 * _RATIO * np.abs(coarse))
-    growths = [np.abs(fine - coarse) for coarse, fine in itertools.pairwise(slopes)]
-    grows &= np.logical_and.reduce([fine >= _STEADY * coarse for coarse, fine in itertools.pairwise(growths)])
+        grows &= (fine - coarse > 1000 * level.rounding) & (fine > _GROWTH * coarse) & (fine < _FASTEST * coarse)
+    for coarse, fine in itertools.pairwise(np.diff(slopes, axis=0)):
+        grows &= (fine > _STEADY * coarse) & (fine < _FASTEST * coarse)
     calm = np.abs(other[-1] - other[-2]) <= 0.1 * np.abs(other[-1]) + 10 * levels[-1].rounding
     return grows & calm
 

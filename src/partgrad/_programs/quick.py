@@ -30,7 +30,8 @@ def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callab
     What is then not finite is computed again by a program of the next level if the function asks which numbers are
     equal: at the lowest level, XLA (0.10.2, 0.12.0) may round an operand in two ways in two kernels, and the derivative
     of its largest element divides by the number of elements that equal it, which is none. Convolutions are compiled at
-    the next level at once: in float64, a run of them takes ten times as long at the lowest.
+    the next level at once: in float64, a run of them takes ten times as long at the lowest. So is what has indices too
+    narrow for an axis, by XLA's newer generator.
 
     Args:
         function: The function.
@@ -40,16 +41,17 @@ def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callab
         return jax.jit(function)
     quick, safe = jax.jit(function, compiler_options=_QUICK), jax.jit(function, compiler_options=_SAFE)
     special = [(_is_narrow, jax.jit(function, compiler_options=_NARROW)), (_is_convolution, safe)]
-    contains = lambda args, what: any_equation(jaxpr_and_consts(quick.trace(*args).jaxpr)[0], what)
+    traced = lambda args: jaxpr_and_consts(quick.trace(*args).jaxpr)[0]
     chosen = list[Any]()
 
     def run(*args: Any) -> Any:
         if not chosen:
-            chosen.append(next((program for what, program in special if contains(args, what)), quick))
+            jaxpr = traced(args)
+            chosen.append(next((program for what, program in special if any_equation(jaxpr, what)), quick))
         results = chosen[0](*args)
         if not confirmed or chosen[0] is not quick or all(map(_is_finite, jax.tree.leaves(results))):
             return results
-        return safe(*args) if contains(args, _compares_numbers) else results
+        return safe(*args) if any_equation(traced(args), _compares_numbers) else results
 
     return run
 
