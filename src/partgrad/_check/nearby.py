@@ -168,8 +168,8 @@ def _left_out(
     is_same = lambda leaves: all(map(np.array_equal, value(leaves), before))
     for leaf, own in enumerate(map(np.asarray, slope)):
         # What has no part in the value at all has none in the gradient of the rest.
-        places = [] if np.iscomplexobj(own) or not own.any() else list(map(tuple, np.argwhere(own == 0)))
-        for place in places[:_LEFT_OUT]:
+        places = np.argwhere(own == 0)[:_LEFT_OUT] if own.any() and not np.iscomplexobj(own) else ()
+        for place in map(tuple, places):
             if all(is_same(at(leaf, place, side * size)) for size in _LARGE for side in (1.0, -1.0)):
                 yield from (Reached(at(leaf, place, size), "", str(leaf), "left out") for size in _LARGE)
 
