@@ -1,4 +1,4 @@
-"""What is said of a leaf does not depend on what is wrong with others."""
+"""The report on a leaf does not depend on faults in other leaves."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ OTHERS = ["a constant branch", *(name for name in ALONE if name not in ("a const
 
 @table("name", OTHERS, quick=1, most=6)
 def test_a_leaf_is_judged_beside_one_on_a_jump_as_it_is_alone(name):
-    """What rounding does to the other leaf is no noise of this one."""
+    """A jump of another leaf is not mistaken for rounding noise."""
     loss = lambda p: ALONE[name][0](p[name]) + ALONE["a jump"][0](p["a jump"])
     report = pg.check(loss, progress=False)({key: jnp.array([-1.0, 0.5, 2.0]) for key in (name, "a jump")})
     told = {(f.kind, f.reason, leaf) for f in report.findings if f.severity != "info" for leaf in f.leaves}

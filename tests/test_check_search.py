@@ -49,13 +49,13 @@ def in_a_loop(x):
 
 
 def mean_of_positive(x):
-    """Nothing is divided by nothing where none is."""
+    """Computes 0 / 0, behind a `where`, if no element is positive."""
     count = jnp.sum(x > 0)
     return jnp.where(count > 0, jnp.sum(jnp.maximum(x, 0.0)) / count * jnp.mean(x), 0.0)
 
 
 def masked(p):
-    """What is left out may be anything, infinite too."""
+    """The masked element may be infinite: the value ignores it, and the gradient does not."""
     return jnp.sum(jnp.where(np.array([True, False]), (p["x"] * p["w"]) ** 2, 0.0))
 
 

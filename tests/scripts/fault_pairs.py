@@ -1,4 +1,4 @@
-"""Two planted faults in one function: what `check` says of a leaf must not depend on what is wrong with others.
+"""Two planted faults in one function: the report of `check` on a leaf must not depend on faults in other leaves.
 
     python tests/scripts/fault_pairs.py --seed 0 --count 100
 

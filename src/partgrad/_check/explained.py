@@ -1,4 +1,4 @@
-"""Which findings explain others, so that a cause is told once."""
+"""Which findings explain others, so that each cause is reported once."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ def _has_same_rule(one: Finding, other: Finding) -> bool:
 
 
 def _says_more(zero: Finding, other: Finding) -> bool:
-    """Whether a zero says more of the same leaves than that part of the derivative is stopped or inexact."""
+    """Whether a zero gradient tells more about the same leaves than a stopped part or lost digits do."""
     is_same = other.severity == "warning" or (bool(zero.where) and other.where == zero.where)
     is_milder = (zero.severity, other.severity) == ("info", "warning")
     return other.leaves == zero.leaves and is_same and not is_milder

@@ -32,7 +32,6 @@ from .._programs import (
     quick_jit,
     reclosing,
     run,
-    union,
 )
 from .float64 import UNSUPPORTED, widened
 from .twice import here
@@ -142,16 +141,16 @@ class _Errors:
             operands = [value if isinstance(atom, Literal) else self._moved(chain, value) for atom, value in given]
         return [self._moved(chain, value) for value in bind(equation, operands)]
 
-    def _may_move(self, chain: Chain, value: Any) -> Any:
-        """Which elements of an operand or result of an equation get errors."""
-        return True
+    def _unit(self, chain: Chain, value: Any) -> Any:
+        """The size of the errors of an operand or result of an equation."""
+        return self._size * float(jnp.finfo(value.dtype).eps)
 
     def _moved(self, chain: Chain, value: Any) -> Any:
         # A Python number is a literal here, and exact.
         if not hasattr(value, "dtype") or not is_floating(value):
             return value
         self._draws += 1
-        unit = jnp.where(self._may_move(chain, value), self._size * float(jnp.finfo(value.dtype).eps), 0.0)
+        unit = self._unit(chain, value)
         less, more = 1 - unit, 1 + unit
         bits = self._bits(value)
         # Half of them are zero, because real errors are mostly smaller than a unit.
@@ -182,13 +181,11 @@ class _ErrorsOfMoved(_Errors):
         super().__init__(seed)
         self._flow, self._moving = flow, moving
 
-    def _may_move(self, chain: Chain, value: Any) -> Any:
-        while chain and not self._flow.knows(chain):
-            chain = chain[:-1]
-        sources = union(self._flow.into(chain)) if chain else 0
+    def _unit(self, chain: Chain, value: Any) -> Any:
+        sources = self._flow.union_into(chain)
         depends = jnp.any(self._moving & np.array([bool(sources >> i & 1) for i in range(len(self._moving))]))
         changed = value != here(value)
-        return changed | (depends & ~jnp.any(changed))
+        return jnp.where(changed | (depends & ~jnp.any(changed)), super()._unit(chain, value), 0.0)
 
 
 def _positions(shape: tuple[int, ...]) -> Any:

@@ -45,7 +45,6 @@ from .._programs import (
     read,
     run,
     shown,
-    union,
     with_constants_as_inputs,
     without_references,
 )
@@ -244,10 +243,7 @@ class Program:
 
     def leaves_into(self, chain: Chain, flow: Dependence | None = None) -> list[int]:
         """The leaves that go, differentiably, into an equation or into the equations around it."""
-        flow = flow or self.smooth
-        while chain and not flow.knows(chain):
-            chain = chain[:-1]
-        mask = union(flow.into(chain)) if chain else 0
+        mask = (flow or self.smooth).union_into(chain)
         return [leaf for leaf in range(len(self.leaves)) if mask >> leaf & 1]
 
     def is_into(self, leaf: int, chain: Chain, flow: Dependence | None = None) -> bool:
@@ -260,9 +256,7 @@ class Program:
         if not chain or not any_equation(self.jaxpr.jaxpr, lambda equation: bool(name_given(equation))):
             return ""
         names, flow = self._named
-        while chain and not flow.knows(chain):
-            chain = chain[:-1]
-        mask = union(flow.into(chain)) if chain else 0
+        mask = flow.union_into(chain)
         return names[mask.bit_length() - 1] if mask else ""
 
     @cached_property

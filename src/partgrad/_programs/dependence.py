@@ -123,6 +123,12 @@ class Dependence:
         """What the operands of an equation depend on, at any step of the loops around it; empty if it was not met."""
         return self._records.get(_key(chain), ([0] * len(chain[-1].invars), []))[0]
 
+    def union_into(self, chain: Chain) -> int:
+        """What any operand depends on; of an equation that was not met, those of the one around it that was."""
+        while chain and not self.knows(chain):
+            chain = chain[:-1]
+        return union(self.into(chain)) if chain else 0
+
     def out_of(self, chain: Chain) -> Sources:
         """What the results of an equation depend on."""
         return self._records.get(_key(chain), ([], [0] * len(chain[-1].outvars)))[1]

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .equations import any_equation, is_floating, jaxpr_and_consts
 from .same import Recent, keyed_jaxpr
@@ -40,18 +40,21 @@ def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callab
     if jax.default_backend() != "cpu":
         return jax.jit(function)
     quick, safe = jax.jit(function, compiler_options=_QUICK), jax.jit(function, compiler_options=_SAFE)
-    special = [(_is_narrow, jax.jit(function, compiler_options=_NARROW)), (_is_convolution, safe)]
     traced = lambda args: jaxpr_and_consts(quick.trace(*args).jaxpr)[0]
     chosen = list[Any]()
 
     def run(*args: Any) -> Any:
         if not chosen:
-            jaxpr = traced(args)
-            chosen.append(next((program for what, program in special if any_equation(jaxpr, what)), quick))
+            chosen.append(program_for(traced(args)))
         results = chosen[0](*args)
         if not confirmed or chosen[0] is not quick or all(map(_is_finite, jax.tree.leaves(results))):
             return results
         return safe(*args) if any_equation(traced(args), _compares_numbers) else results
+
+    def program_for(jaxpr: Jaxpr) -> Any:
+        if any_equation(jaxpr, _is_narrow):
+            return jax.jit(function, compiler_options=_NARROW)
+        return safe if any_equation(jaxpr, _is_convolution) else quick
 
     return run
 
