@@ -20,13 +20,14 @@ from .exact import Exact
 from .excuses import SLIGHT, Excuses, is_score
 from .finding import Figures, Finding
 from .float64 import widened
+from .halving import Seen
 from .indices import written_twice
 from .names import element_of, finding, operation_of, rule_of, steps_of
 from .outcomes import Crossing, is_discrete
 from .own import Own, compiled, is_finite
 from .point import Point
 from .program import Program
-from .questions import Answer, Search, Seen
+from .questions import Answer, Search
 from .rules import Blame, Rules
 from .stops import (
     agrees,

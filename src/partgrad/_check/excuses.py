@@ -6,9 +6,10 @@ from typing import NamedTuple
 from .._programs import Chain, is_in_library
 from .draws import is_scored
 from .exact import Leaves
+from .halving import Seen
 from .point import Point
 from .program import Program
-from .questions import Answer, Search, Seen
+from .questions import Answer, Search
 from .rules import Rules
 from .stops import (
     explaining_factorization,

@@ -1,11 +1,13 @@
 """NaN and infinity in a derivative: which operation produces it first, and what fixes it."""
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from .._compat import cached_property
@@ -14,6 +16,7 @@ from .._programs import (
     Dependence,
     Operands,
     Sources,
+    all_finite,
     any_equation,
     bind,
     differentiably,
@@ -27,6 +30,7 @@ from .._programs import (
     quick_jit,
 )
 from .finding import Finding
+from .float64 import widened
 from .names import element_of, finding, steps_of
 from .own import Own, is_finite, pulled
 from .point import Point
@@ -58,12 +62,12 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
 def _births_of_gradient(own: Own) -> list[Answer]:
     program, operands = own.program, [*own.program.leaves, *own.cotangents]
     assert program.cotangent is not None
-    found = _births(program.cotangent, operands, program.pulled)
+    found = _births(program.cotangent, operands, program.pulled, own.gradients)
     if found or not any_equation(program.cotangent.jaxpr, is_mutating):
         return found
     # What goes through a mutable reference is not followed: everything may depend on everything.
     everything = differentiably(program.cotangent.jaxpr, [1] * len(operands))
-    return _births(program.cotangent, operands, everything)
+    return _births(program.cotangent, operands, everything, own.gradients)
 
 
 def _tangent_is_finite(point: Point) -> bool:
@@ -105,15 +109,33 @@ def _forward(own: Own, point: Callable[[], Point], leaf: int) -> "_NotFinite":
     return _NotFinite(own, point, births, derivative)
 
 
-def _births(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> list[Answer]:
-    """Where a derivative first stops being finite, in order of execution."""
+def _births(
+    jaxpr: ClosedJaxpr,
+    operands: Operands,
+    flowing: Dependence,
+    seen: Operands | None = None,
+    asked: Container[tuple[int, ...]] | None = None,
+) -> list[Answer]:
+    """Where a derivative first stops being finite, in order of execution.
+
+    Args:
+        jaxpr: The derivative, or the function.
+        operands: Where it runs.
+        flowing: What flows in it.
+        seen: What the user's own run computed.
+        asked: Which equations may be the place, by the identities of their chains; None for any.
+    """
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
-        if is_mutating(chain[-1]):
+        if is_mutating(chain[-1]) or (asked is not None and _ids(chain) not in asked):
             return None
         return _birth(operands, flowing.into(chain), results)
 
-    return probe(jaxpr, operands, question)[1]
+    def is_seen(outputs: Operands) -> bool:
+        pairs = zip(outputs, seen or (), strict=True)
+        return all(np.array_equal(*(np.isfinite(widened(x)) for x in pair)) for pair in pairs)
+
+    return probe(jaxpr, operands, question, trusted=all_finite if seen is None else is_seen)[1]
 
 
 def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
@@ -121,26 +143,35 @@ def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
 
     And whether an operand that is a constant of the derivative, a value, is NaN itself.
     """
-    flowing = [jnp.asarray(operand) for operand, mask in zip(operands, masks, strict=True) if mask]
-    made = [jnp.asarray(result) for result in results if hasattr(result, "dtype") and _is_floating(result)]
-    if not flowing or not made:
+    pairs = [pair for pair in zip(operands, masks, strict=True) if hasattr(pair[0], "dtype")]
+    made = [_worst(result) for result in results if hasattr(result, "dtype") and _is_floating(result)]
+    if not any(mask for _, mask in pairs) or not made:
         return None
-    others = [jnp.asarray(x) for x, m in zip(operands, masks, strict=True) if not m and hasattr(x, "dtype")]
-    of_value = jnp.stack([jnp.zeros((), bool), *(jnp.isnan(x).any() for x in others if _is_floating(x))]).any()
-    finite = jnp.stack([True, *(jnp.isfinite(operand).all() for operand in flowing if _is_floating(operand))]).all()
-    answers = []
-    for result in made:
-        bad = ~jnp.isfinite(jnp.ravel(result))
-        first = jnp.argmax(bad) if bad.size else 0
-        is_nan = jnp.isnan(jnp.ravel(result)[first]) if bad.size else False
-        place = jnp.where(finite & bad.any(), first, -1)
-        answers.append(jnp.stack([place, is_nan, of_value]).astype(jnp.int32))
-    best = jnp.stack(answers)
-    return best[jnp.argmax(best[:, 0] >= 0)]
+    worst = [(bool(mask), _worst(x)) for x, mask in pairs if _is_floating(x)]
+    is_finite = jnp.stack([True, *(x == _FINITE for flows, x in worst if flows)]).all()
+    of_value = jnp.stack([False, *(x < _INFINITE for flows, x in worst if not flows)]).any()
+    first = functools.reduce(lambda first, then: jnp.where(first < _FINITE, first, then), made)
+    return jnp.stack([jnp.where(is_finite & (first < _FINITE), first % _INFINITE, -1), first < _INFINITE, of_value])
+
+
+# The first places of an infinity, and of an element that is finite: one reduction tells all that is asked of an array.
+_INFINITE, _FINITE = 1 << 29, 1 << 30
+
+
+def _worst(value: Any) -> Any:
+    """The place of the first NaN in an array, else that of the first infinity, else what is beyond them."""
+    flat = jnp.ravel(value)
+    place = lax.iota(np.int32, flat.size)
+    told = jnp.where(jnp.isnan(flat), place, jnp.where(jnp.isfinite(flat), _FINITE, _INFINITE + place))
+    return jnp.min(told, initial=_FINITE)
 
 
 def _is_floating(value: Any) -> bool:
     return is_floating(value) and value.dtype != jax.dtypes.float0
+
+
+def _ids(chain: Chain) -> tuple[int, ...]:
+    return tuple(map(id, chain))
 
 
 class _NotFinite:
@@ -186,9 +217,14 @@ class _NotFinite:
 
     @cached_property
     def _births_of_value(self) -> list[Chain]:
-        """The operations that make NaN of what is finite, in the value, where it is not selected."""
-        program = self._program
-        found = _births(program.jaxpr, program.leaves, program.value)
+        """The operations that make NaN of what is finite, in a value that a derivative needs.
+
+        Only those that such a value depends on are asked: to ask each of a program takes long to compile.
+        """
+        program, flow = self._program, self._program.value
+        needed = [program.origin(birth.chain) for birth in self._births if birth.numbers[2]]
+        asked = {_ids(chain) for into in needed if into for chain in feeding(program.jaxpr.jaxpr, flow.chains, into)}
+        found = _births(program.jaxpr, program.leaves, flow, self._own.plain, asked)
         return [birth.chain for birth in found if birth.numbers[1] and line(birth.chain)]
 
     def _origins(self, birth: Answer) -> list[Chain]:
@@ -208,7 +244,7 @@ class _NotFinite:
         causes: dict[Any, Cause] = {}
         for birth, origin in [(one, origin) for one in births for origin in self._origins(one)]:
             place = self._place(birth, origin)
-            key = line(place) or tuple(map(id, place))
+            key = line(place) or _ids(place)
             number = self._numbers.setdefault(key, len(self._numbers))
             cause = causes.setdefault(key, Cause(number, origin, [], []))
             cause.births.append(birth)
@@ -233,7 +269,7 @@ def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
     if not bad and (chosen := _written(own)):
         yield finding("nan", "warning", "written", [], chosen)
         return
-    first = next(iter(_births(program.jaxpr, program.leaves, program.value)), None)
+    first = next(iter(_births(program.jaxpr, program.leaves, program.value, own.plain)), None)
     paths = [program.paths[leaf] for leaf in bad]
     chain = first.chain if first else ()
     what = None if first is None else "NaN" if first.numbers[1] else "infinite"

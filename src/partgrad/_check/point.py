@@ -133,8 +133,15 @@ class Point:
         """The point moved along a direction."""
         return [x + step * v for x, v in zip(self.leaves, direction, strict=True)]
 
-    def read(self, direction: Leaves, *, slack: float = 0.0, **how: float) -> Reading:
-        """Compare along a direction; `slack` is the relative disagreement that has another explanation."""
+    def read(self, direction: Leaves, *, slack: float = 0.0, excused: bool = True, **how: float) -> Reading:
+        """Compare along a direction.
+
+        Args:
+            direction: The direction.
+            slack: The relative disagreement that has another explanation.
+            excused: Whether the noise of the derivatives excuses a disagreement.
+            how: How slopes are taken.
+        """
         value, tangents = self._along(direction), self.exact.forward(self.leaves, direction)
         # How far rounding moves a value takes most of the evaluations. Nobody needs to know it of slopes that settle
         # where the derivatives are.
@@ -152,15 +159,15 @@ class Point:
             )
 
         each = agreements((0.0, 0.0))
-        if any(one.status == MISMATCH for one in each):
-            excused = agreements(self._noise_of_derivatives(direction))
-            if all(one.status != MISMATCH for one in excused) and self._is_isolated():
+        if excused and any(one.status == MISMATCH for one in each):
+            with_noise = agreements(self._noise_of_derivatives(direction))
+            if all(one.status != MISMATCH for one in with_noise) and self._is_isolated():
                 # Beside a selection that changes at once, the last digits say nothing of the point itself. If it is one
                 # of what does not move, those of what does have a say.
                 own = agreements(self._noise_of_derivatives(direction, direction))
-                excused = (*each[:2], excused[2]) if self._is_isolated(direction) else own
-            each = excused
-        if each[2].status == MISMATCH:
+                with_noise = (*each[:2], with_noise[2]) if self._is_isolated(direction) else own
+            each = with_noise
+        if excused and each[2].status == MISMATCH:
             each = (*each[:2], self._modes(tangents, direction, slack, self._rounding_of_derivatives(direction)))
         kinks, jumps, unsure = (int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE))
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
@@ -186,12 +193,20 @@ class Point:
         forward, reverse = np.zeros(self.start.shape), 0.0
         for side in (-1.0, 1.0):
             points = [self._beside(side * by, along) for by in _DIGITS]
-            gradients = [self.exact.reverse(point, self.weights) for point in points]
+            gradients = self._gradients_beside[side] if along is None else self._gradients_at(points)
             reverse = max(reverse, float(_range([_product(g, direction)[0] for g in gradients if g is not None])))
             tangents = [self.exact.forward(point, direction) for point in points]
             if tangents[0] is not None:
                 forward = np.maximum(forward, _range(tangents))
         return forward, reverse
+
+    @cached_property
+    def _gradients_beside(self) -> dict[float, list[Leaves | None]]:
+        """Those at the point with other last digits, on each side."""
+        return {side: self._gradients_at([self._beside(side * by) for by in _DIGITS]) for side in (-1.0, 1.0)}
+
+    def _gradients_at(self, points: list[Leaves]) -> list[Leaves | None]:
+        return [self.exact.reverse(point, self.weights) for point in points]
 
     def _rounding_of_derivatives(self, direction: Leaves) -> tuple[Any, float]:
         """How far rounding moves both derivatives; not at all where a selection changes at the point."""

@@ -17,6 +17,7 @@ from .._programs import (
     LOOPS,
     Chain,
     Operands,
+    all_finite,
     bind,
     inner_jaxprs,
     is_custom_rule,
@@ -52,23 +53,29 @@ class Answer(NamedTuple):
 
 
 def probe(
-    jaxpr: ClosedJaxpr, operands: Operands, question: Question, *, purpose: str = ""
+    jaxpr: ClosedJaxpr,
+    operands: Operands,
+    question: Question,
+    *,
+    purpose: str = "",
+    trusted: Callable[[Any], bool] = all_finite,
 ) -> tuple[Operands, list[Answer]]:
     """The outputs of a jaxpr, and the answers of its equations to a question, in order of execution.
 
     The question goes to each equation that contains no others, and to each call of a custom rule. Of very many answers
     only the first are kept. With a `purpose`, the compiled run is kept for the next jaxpr that is the same: then a
-    question may depend on nothing else.
+    question may depend on nothing else. Outputs that are not trusted are computed again, as `quick_jit` does.
     """
-    return probing(jaxpr, question, purpose=purpose)(operands)
+    return probing(jaxpr, question, purpose=purpose, trusted=trusted)(operands)
 
 
 def probing(
-    jaxpr: ClosedJaxpr, question: Question, *, purpose: str = ""
+    jaxpr: ClosedJaxpr, question: Question, *, purpose: str = "", trusted: Callable[[Any], bool] = all_finite
 ) -> Callable[[Operands], tuple[Operands, list[Answer]]]:
     """`probe` of one jaxpr and one question as a function of the operands, compiled once."""
     body, consts = jaxpr_and_consts(jaxpr)
-    asked = kept(purpose, [jaxpr], lambda: _Run(question, body)) if purpose else _Run(question, body)
+    made = lambda: _Run(question, body, trusted)
+    asked = kept(purpose, [jaxpr], made) if purpose else made()
 
     def ask(operands: Operands) -> tuple[Operands, list[Answer]]:
         outputs, answers = asked(consts, operands)
@@ -137,10 +144,12 @@ class _Answers:
 class _Run:
     """One run of a jaxpr, and the answers it collects."""
 
-    def __init__(self, question: Question, jaxpr: Jaxpr):
+    def __init__(self, question: Question, jaxpr: Jaxpr, trusted: Callable[[Any], bool]):
         self._question, self.equations, self._answers = question, jaxpr.eqns, _Answers()
         closed = reclosing(jaxpr)
-        self._staged = quick_jit(lambda consts, operands: self.body(*jaxpr_and_consts(closed(consts)), operands))
+        self._is_trusted = trusted
+        run = lambda consts, operands: self.body(*jaxpr_and_consts(closed(consts)), operands)
+        self._staged = quick_jit(run, trusted=self._trusted)
 
     def __call__(self, consts: Operands, operands: Operands) -> tuple[Operands, list[Answer]]:
         """The outputs and the answers."""
@@ -148,6 +157,15 @@ class _Run:
         outputs = jax.block_until_ready(self._staged(consts, operands))
         jax.effects_barrier()
         return outputs, self._answers.found
+
+    def _trusted(self, outputs: Any) -> bool:
+        if self._is_trusted(outputs):
+            return True
+        # It runs again, and answers again.
+        jax.block_until_ready(outputs)
+        jax.effects_barrier()
+        self._answers.found = []
+        return False
 
     def body(
         self, jaxpr: Jaxpr, consts: Operands, operands: Operands, inside: Chain = (), steps: tuple[Any, ...] = ()

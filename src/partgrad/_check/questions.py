@@ -4,6 +4,7 @@ A direction moves all elements of a leaf, each in proportion to its size. Where 
 until the elements to blame are found, and asked again at a generic point nearby.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat import cached_property
-from .agreement import ABSENT, AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Reading, coarsely
+from .agreement import AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Reading, coarsely
 from .exact import Leaves, size_of
 from .float64 import wide_dtype, widened
+from .halving import Halving, Seen, most_wrong, worst_status
 from .outcomes import Crossing
 from .point import Point
 from .program import Array, Program
@@ -23,19 +25,15 @@ from .verdict import Evidence, Row, row_of
 # Each leaf is moved by itself. With more leaves than this, further directions move some together, in so many groups.
 _ALONE = 8
 _GROUPS = 4
-# How many readings the elements of one leaf may take in all, before one is clean, and nearby.
-_PARTINGS = 40
-_PARTINGS_IN_VAIN = 6
+# How many parts of a leaf that are not clear are read at the point nearby.
 _NEARBY_READINGS = 4
 # The smallest size of an element, relative to the largest of its leaf; and the distance of the point nearby.
 _SMALLEST = 1e-3
 _NEARBY = 1e-3
 # How far an element moves relative to its size: no two alike, so that exchanged elements are noticed.
 _STRIDES = (0.5, 1.5)
-# A disagreement, relative to the slope, that constants of low precision may explain, and that of a single element that
-# they do not.
+# A disagreement, relative to the slope, that constants of low precision may explain.
 SLACK_OF_CONSTANTS = 1e-6
-_BADLY = 1e-3
 # Parts of the value that are little, and next to nothing.
 _LITTLE, _HARDLY = 1e-3, 1e-5
 # In the smallest normal number of a dtype: what has lost no digit although it is next to that.
@@ -49,19 +47,6 @@ _FROM_AFAR = 64.0
 
 # A leaf, and flat indices of its elements.
 Part = tuple[int, Array]
-
-
-class Seen(NamedTuple):
-    """A reading of part of a leaf along a direction."""
-
-    reading: Reading
-    indices: Array
-    toward: Leaves
-
-    @property
-    def status(self) -> str:
-        """The status of the reading."""
-        return self.reading.status
 
 
 class Answer(NamedTuple):
@@ -107,7 +92,10 @@ class Search:
             parts += [part for part in single if self._scales[part[1][0][0]].size > 1]
         toward = [self._toward() for _ in range(directions)]
         for done, (turn, part) in enumerate(parts):
-            self._look(part, toward[turn])
+            # Of what is wrong along one direction, another says nothing new.
+            asked = part if exhaustive else [(i, own) for i, own in part if most_wrong(self._seen[i]) is None]
+            if asked:
+                self._look(asked, toward[turn])
             tick(done + 1, len(parts))
 
     @cached_property
@@ -218,14 +206,14 @@ class Search:
 
     def answer(self, i: int, gradient: Leaves | None) -> Answer:
         """What was found of a leaf, read in parts and at a point nearby if it is not clear."""
-        seen = self._seen[i]
-        blamed = _most_wrong(seen) or self._hidden(i, seen)
+        seen, halving = self._seen[i], self._halving(i)
+        blamed = most_wrong(seen) or halving.hidden(seen, self.point)
         unsettled = [s for s in seen if not s.reading.is_settled]
         if unsettled and blamed is None:
-            seen = [*seen, *self._parted(i, unsettled[0])]
-            blamed = _most_wrong(seen)
+            seen = [*seen, *halving.parted(unsettled[0], self.point)]
+            blamed = most_wrong(seen)
         if blamed is not None:
-            blamed = self._narrowed(i, blamed)
+            blamed = halving.narrowed(blamed, self.point, self.near)
         unclear = [s for s in seen if not s.reading.is_clean and s.status != MISMATCH]
         near = [self.again(i, s, self.near) for s in ([blamed] if blamed else unclear[:_NEARBY_READINGS])]
         shown = blamed or self._elsewhere(i, near) or max(seen, key=lambda s: s.reading.telling.relative, default=None)
@@ -240,7 +228,7 @@ class Search:
             evidence=evidence,
             seen=shown,
             is_here=blamed is not None,
-            status=_worst(seen),
+            status=worst_status(seen),
             precision=None if cancels else self._precision(i, gradient),
             cancels=cancels,
         )
@@ -254,7 +242,7 @@ class Search:
         # Along some directions little is left of the slopes; one that shows all elements is enough.
         whole = (s for s in seen if s.indices.size == self._scales[i].size)
         unsure = unsure and not any(s.reading.is_clean for s in whole)
-        beside = _worst(near)
+        beside = worst_status(near)
         match = "off" if any(MISMATCH in (r.forward.status, r.reverse.status) for r in readings) else "equal"
         if match == "equal" and kinks:
             match = "between"
@@ -271,57 +259,19 @@ class Search:
         )
 
     def _elsewhere(self, i: int, near: list[Seen]) -> Seen | None:
-        wrong = _most_wrong(near)
-        return None if wrong is None else self._bisected(i, wrong, self.near, _most_wrong)
+        wrong = most_wrong(near)
+        return None if wrong is None else self._halving(i).single(wrong, self.near, most_wrong)
 
     def again(self, i: int, seen: Seen, place: Point) -> Seen:
         """The same part along the same direction, at another point."""
         return seen._replace(reading=self.read(place, [(i, seen.indices)], seen.toward))
 
-    def _narrowed(self, i: int, blamed: Seen) -> Seen | None:
-        """The element most to blame, if there is one; None if only the kinks of several elements together are."""
-        # First nearby, so that a kink is not blamed for the fault of another element.
-        near = self.again(i, blamed, self.near)
-        if near.status == MISMATCH:
-            single = self._bisected(i, near, self.near, _most_wrong)
-            here = self.again(i, single, self.point)
-            if here.status == MISMATCH:
-                return here
-        found = self._bisected(i, blamed, self.point, _most_wrong)
-        is_of_kinks = found.indices.size > 1 and found.reading.kinks
-        return None if is_of_kinks and near.status != MISMATCH else found
+    def _halving(self, i: int) -> Halving:
+        def glance(seen: Seen, place: Point) -> Seen:
+            direction = self.direction([(i, seen.indices)], seen.toward)
+            return seen._replace(reading=place.read(direction, slack=self.slack, excused=False))
 
-    def _bisected(self, i: int, seen: Seen, place: Point, choose: Callable[[list[Seen]], Seen | None]) -> Seen:
-        """Halve a set of elements as long as one half is chosen, and return what is left."""
-        while seen.indices.size > 1:
-            chosen = choose([self.again(i, half, place) for half in _halves(seen)])
-            if chosen is None:
-                break
-            seen = chosen
-        return seen
-
-    def _hidden(self, i: int, seen: list[Seen]) -> Seen | None:
-        """The element that causes all of a slight disagreement, if it is badly wrong itself."""
-        if _worst(seen) != ROUNDING:
-            return None
-        slight = self._bisected(i, _least_right(seen), self.point, _least_right)
-        is_bad = slight.status == MISMATCH and slight.reading.telling.relative > _BADLY
-        return slight if is_bad else None
-
-    def _parted(self, i: int, unclear: Seen) -> list[Seen]:
-        """The parts of a leaf that have slopes, without the elements that have none."""
-        settled: list[Seen] = []
-        parts, readings = [unclear], 0
-        while parts:
-            whole = parts.pop()
-            for half in _halves(whole) if whole.indices.size > 1 else ():
-                part = self.again(i, half, self.point)
-                readings += 1
-                (settled if part.reading.is_settled or part.status == MISMATCH else parts).append(part)
-            if readings >= _PARTINGS or (readings >= _PARTINGS_IN_VAIN and not settled):
-                # There are too many to tell them apart.
-                break
-        return settled
+        return Halving(functools.partial(self.again, i), glance)
 
     def crossings(self, i: int, seen: Seen, place: Point | None = None) -> list[Crossing]:
         """The selections that change nearest to the point, along the direction of a reading."""
@@ -355,24 +305,6 @@ class Search:
             moves(gradient[i]) <= _HARDLY * value
             and size <= 10 * self.point.noise_of_gradient(i, (2 * self.point.resolution,))
         )
-
-
-def _halves(seen: Seen) -> list[Seen]:
-    return [seen._replace(indices=half) for half in np.array_split(seen.indices, 2)]
-
-
-def _worst(seen: list[Seen]) -> str:
-    return next((s for s in (MISMATCH, ROUNDING, AGREE, INCONCLUSIVE) if s in {x.status for x in seen}), ABSENT)
-
-
-def _least_right(seen: list[Seen]) -> Seen:
-    differences = lambda s: [abs(a.got - a.expected) for a in (s.reading.forward, s.reading.reverse)]
-    return max(seen, key=lambda s: max(differences(s)))
-
-
-def _most_wrong(seen: list[Seen]) -> Seen | None:
-    wrong = [s for s in seen if s.status == MISMATCH]
-    return max(wrong, key=lambda s: s.reading.telling.relative, default=None)
 
 
 def least(dtype: Any) -> float:

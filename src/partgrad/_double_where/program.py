@@ -122,7 +122,7 @@ class Program:
 
     def changed(self, run: Callable[..., Operands], operands: Operands) -> "Program":
         """The same function of operands like the given ones, with its jaxpr run in another way."""
-        jaxpr, consts = self._traced
+        jaxpr, consts = jaxpr_and_consts(self._own)
         traced = jax.make_jaxpr(lambda *operands: run(jaxpr, consts, list(operands)))(*operands)
         return Program(lambda: traced, self._numbers, self._count)
 

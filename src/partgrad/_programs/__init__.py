@@ -147,7 +147,7 @@ from .primitives import (
     kind_of as kind_of,
     named as named,
 )
-from .quick import kept as kept, quick_jit as quick_jit
+from .quick import all_finite as all_finite, kept as kept, quick_jit as quick_jit
 from .recorded import Recorded as Recorded, host_copies as host_copies
 from .references import Referring as Referring, read as read, without_references as without_references
 from .rules import (

@@ -24,43 +24,49 @@ if jax.__version_info__ < (0, 11):  # JAX 0.10
     _NARROW |= {"xla_cpu_use_fusion_emitters": True}
 
 
-def quick_jit(function: Callable[..., Any], *, confirmed: bool = True) -> Callable[..., Any]:
+def all_finite(results: Any) -> bool:
+    """Whether all results are finite; one that is traced counts as such."""
+    return all(map(_is_finite, jax.tree.leaves(results)))
+
+
+def quick_jit(function: Callable[..., Any], *, trusted: Callable[[Any], bool] = all_finite) -> Callable[..., Any]:
     """The function under `jax.jit`, compiled quickly rather than optimised.
 
-    What is then not finite is computed again by a program of the next level if the function asks which numbers are
+    What is not trusted then is computed again by a program of the next level if the function asks which numbers are
     equal: at the lowest level, XLA (0.10.2, 0.12.0) may round an operand in two ways in two kernels, and the derivative
-    of its largest element divides by the number of elements that equal it, which is none. Convolutions are compiled at
-    the next level at once: in float64, a run of them takes ten times as long at the lowest. So is what has indices too
-    narrow for an axis, by XLA's newer generator.
+    of its largest element divides by the number of elements that equal it, which is none. Convolutions in float64 are
+    compiled at the next level at once: they run many times, and a run takes up to ten times as long at the lowest. So
+    is what has indices too narrow for an axis, by XLA's newer generator.
 
     Args:
         function: The function.
-        confirmed: Whether that is done; there is no need where numbers that are not finite are no finding.
+        trusted: Whether results need not be computed again. If it says no, they are.
     """
     if jax.default_backend() != "cpu":
         return jax.jit(function)
     quick, safe = jax.jit(function, compiler_options=_QUICK), jax.jit(function, compiler_options=_SAFE)
-    traced = lambda args: jaxpr_and_consts(quick.trace(*args).jaxpr)[0]
-    chosen = list[Any]()
+    chosen = list[tuple[Any, bool]]()
 
     def run(*args: Any) -> Any:
         if not chosen:
-            chosen.append(program_for(traced(args)))
-        results = chosen[0](*args)
-        if not confirmed or chosen[0] is not quick or all(map(_is_finite, jax.tree.leaves(results))):
-            return results
-        return safe(*args) if any_equation(traced(args), _compares_numbers) else results
+            chosen.append(program_for(jaxpr_and_consts(quick.trace(*args).jaxpr)[0]))
+        program, is_certain = chosen[0]
+        results = program(*args)
+        return results if is_certain or trusted(results) else safe(*args)
 
-    def program_for(jaxpr: Jaxpr) -> Any:
+    def program_for(jaxpr: Jaxpr) -> tuple[Any, bool]:
+        """The program, and whether its results are those of the next level."""
         if any_equation(jaxpr, _is_narrow):
-            return jax.jit(function, compiler_options=_NARROW)
-        return safe if any_equation(jaxpr, _is_convolution) else quick
+            return jax.jit(function, compiler_options=_NARROW), True
+        if any_equation(jaxpr, _is_wide_convolution):
+            return safe, True
+        return quick, not any_equation(jaxpr, _compares_numbers)
 
     return run
 
 
-def _is_convolution(equation: JaxprEqn) -> bool:
-    return equation.primitive.name == "conv_general_dilated"
+def _is_wide_convolution(equation: JaxprEqn) -> bool:
+    return equation.primitive.name == "conv_general_dilated" and equation.invars[0].aval.dtype.itemsize >= 8
 
 
 def _is_narrow(equation: JaxprEqn) -> bool:
@@ -78,7 +84,6 @@ def _compares_numbers(equation: JaxprEqn) -> bool:
 
 
 def _is_finite(result: Any) -> bool:
-    """Whether a result is finite; one that is traced counts as such."""
     if isinstance(result, jax.core.Tracer) or not jax.dtypes.issubdtype(result.dtype, np.inexact):
         return True
     return bool(np.isfinite(np.asarray(result)).all())

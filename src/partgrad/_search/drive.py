@@ -104,7 +104,7 @@ def search(
 
     start = flat.vector(leaves)
     began = time.monotonic()
-    first = np.asarray(quick_jit(residuals, confirmed=False)(start))
+    first = np.asarray(quick_jit(residuals, trusted=lambda results: True)(start))
     tick("operands")
     # The derivative of the same program, batched, in a loop.
     if time.monotonic() + _SEARCH_TO_VALUE * (time.monotonic() - began) > end:
@@ -239,7 +239,7 @@ def _drive(
         return x, jnp.abs(residuals(x)[target])
 
     pairs = jnp.repeat(starts, len(targets), axis=0), jnp.tile(jnp.asarray(targets), len(starts))
-    run = quick_jit(lambda pairs: jax.lax.map(driven, pairs, batch_size=batch), confirmed=False)
+    run = quick_jit(lambda pairs: jax.lax.map(driven, pairs, batch_size=batch), trusted=lambda results: True)
     points, values = jax.device_get(run(pairs))
     points, values = points.reshape(len(starts), len(targets), -1), values.reshape(len(starts), len(targets))
     values = np.where(np.isnan(values), np.inf, values)
@@ -263,7 +263,7 @@ def _exact(
         return {}
     points = flat.within(jnp.asarray(np.stack([candidate for _, candidate in pairs]), driven.dtype))
     run = lambda given: jax.lax.map(lambda pair: residuals(pair[0])[pair[1]], given, batch_size=batch)
-    evaluated = quick_jit(run, confirmed=False)
+    evaluated = quick_jit(run, trusted=lambda results: True)
     values = np.asarray(evaluated((points, jnp.asarray([target for target, _ in pairs]))))
     found: dict[int, Any] = {}
     for (target, _), x, value in zip(pairs, points, values, strict=True):
