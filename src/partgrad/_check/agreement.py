@@ -18,7 +18,9 @@ _WORST = 1e-4
 _WITHIN, _BEYOND = 3.0, 10.0
 # How much of a derivative may be its own rounding errors, if it is to agree.
 _MOST_NOISE = 1e-2
-# How exact a slope must be that noise hides, if a derivative is to agree with it.
+# Relative errors of a derivative that has not two right digits, and of one that has none.
+TWO_DIGITS, NO_DIGIT = 1e-2, 1.0
+# How exact a slope must be that noise hides, if a derivative is to agree with it in two digits.
 COARSE = 0.05
 
 
@@ -97,11 +99,12 @@ def agreement(
     magnitude: Vector,
     off: Vector,
     *,
-    hides: bool = False,
+    hidden: Vector | None = None,
 ) -> Agreement:
     """Whether numbers lie between others, which have a noise, and they themselves are off by rounding.
 
-    Numbers that are less than the noise agree as zeros, unless the noise is so large that it hides slopes.
+    Numbers that are less than the noise agree as zeros, unless the noise is so large that it hides slopes: `hidden`
+    says then which numbers it hides.
     """
     if not got.size:
         return Agreement(INCONCLUSIVE)
@@ -114,12 +117,14 @@ def agreement(
         difference = np.where(np.isfinite(got), np.maximum(beyond, 0.0), np.inf)
         # The error of a finite difference may only explain away so much.
         agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
-        if not hides:
+        if hidden is None:
             # Both are zero up to the noise of the differences.
             agrees |= (magnitude <= _WITHIN * noise) & np.isfinite(noise)
         # The derivative itself has lost digits, in float64.
         agrees |= (difference <= _WITHIN * off) & (off <= _MOST_NOISE * magnitude)
         differs = ~agrees & (difference > _BEYOND * error)
+        if hidden is not None:
+            differs &= ~hidden
         is_slight = difference <= slack * magnitude
         relative = np.where(difference > 0, difference / np.maximum(magnitude, np.finfo(float).tiny), 0.0)
     by_status = {
@@ -136,12 +141,13 @@ def agreement(
 
 
 def coarsely(reading: Reading) -> Reading:
-    """The reading; if all that is known of the slope is a digit or two, that is what the derivative may agree with."""
+    """The reading; if noise hides all but two digits of the slope, the derivative agrees if it has these."""
     confirms = lambda a: (
         a.status == INCONCLUSIVE
         and np.isfinite(reading.noise)
         and abs(a.got - a.expected) <= _WITHIN * reading.noise
         and reading.noise <= COARSE * abs(a.expected)
+        and abs(a.got - a.expected) <= TWO_DIGITS * abs(a.expected)
     )
     agreed = {
         name: a._replace(status=AGREE) for name in ("forward", "reverse") if confirms(a := getattr(reading, name))

@@ -15,7 +15,7 @@ from .._programs import (
     name_of,
     placed,
 )
-from .agreement import ROUNDING
+from .agreement import NO_DIGIT, ROUNDING
 from .exact import Exact
 from .excuses import SLIGHT, Excuses, is_score
 from .finding import Figures, Finding
@@ -125,9 +125,10 @@ class Comparison:
     # --- what is explained ----------------------------------------------------------------------------------------
 
     def _of_solver(self, leaf: int, answer: Answer) -> Finding:
-        figures, chain = self._figures(leaf, answer), self._excuses.chains[leaf][0]
-        severity = "info" if figures is None or figures.relative <= SLIGHT else "warning"
-        return finding("precision", severity, "unconverged", [self._path(leaf)], chain, figures=figures, rule=None)
+        figures, chain, path = self._figures(leaf, answer), self._excuses.chains[leaf][0], [self._path(leaf)]
+        error = 0.0 if figures is None else figures.relative
+        severity = "info" if error <= SLIGHT else "warning" if error < NO_DIGIT else "error"
+        return finding("precision", severity, "unconverged", path, chain, figures=figures, rule=None, error=error)
 
     def _of_stop(self, leaf: int, answer: Answer) -> Finding:
         path, figures, chains = self._path(leaf), self._figures(leaf, answer), self._excuses.chains[leaf]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._compat import silent_callbacks
@@ -21,7 +21,6 @@ from .._programs import (
     Chain,
     Operands,
     explicit_sharding,
-    inner_jaxprs,
     is_floating,
     jaxpr_and_consts,
     kept,
@@ -41,6 +40,8 @@ Vector = Array
 _REJECTIONS = (jax.errors.JaxRuntimeError, TypeError, ValueError, NotImplementedError)
 
 _VALUE, _FORWARD, _REVERSE = range(3)
+# A few units in the last digit of float64.
+UNIT = 1e-15
 # How many runs with other rounding errors tell how far these move the results.
 _SAMPLES = 4
 
@@ -48,14 +49,12 @@ _SAMPLES = 4
 class Exact:
     """A program and its two derivatives in float64. The outputs are one vector, complex if any output is.
 
-    `unit` is the precision of the steps that run outside JAX, in their own dtype; zero if there are none. Some loops,
-    of the value and of both derivatives, may run on until another step changes nothing.
+    Some loops, of the value and of both derivatives, may run on until another step changes nothing.
     """
 
     def __init__(self, program: Program, runs_on: Callable[[Chain], bool] | None = None):
         self.program = program
         self.sizes = [int(np.prod(aval.shape)) for aval in program.out_avals]
-        self.unit = _unit(program.jaxpr.jaxpr)
         self.evaluations = 0
         self._shapes = [aval.shape for aval in program.out_avals]
         self._is_complex = [jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in program.out_avals]
@@ -70,9 +69,9 @@ class Exact:
 
     def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
         given: dict[str, Any] = {} if runs_on is None else {"runs_on": runs_on, "rule": _without_callbacks}
-        value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
-        if self._moving is not None:
-            value = _of_constants(self._jaxprs[_VALUE], **given | {"rule": _either(self._moving, given.get("rule"))})
+        forward, reverse = (_of_constants(self._jaxprs[which], **given) for which in (_FORWARD, _REVERSE))
+        jaxpr, own = self._jaxprs[_VALUE], _either(self._moving, given.get("rule"))
+        value = lambda off: _of_constants(jaxpr, **given | {"rule": _either(own, _rounding_outside(off))})
         is_complex, pairs = any(self._is_complex), self._moving is not None
         # Not `self`, which has the arguments: what is compiled is kept.
         leaves_of = functools.partial(_leaves_of, self._inputs)
@@ -80,16 +79,16 @@ class Exact:
         gradient = np.zeros(sum(int(np.prod(shape)) * (1 + c) for shape, c in self._inputs))
         wide = lambda vector: vector.astype(jnp.complex128 if is_complex else jnp.float64)
 
-        def of_value(consts: Any, moved: Any, start: Any, weights: Any) -> Any:
-            at = lambda vector: _joined(value(consts[_VALUE], leaves_of(vector)))
+        def of_value(consts: Any, moved: Any, start: Any, weights: Any, off: Any) -> Any:
+            at = lambda vector: _joined(value(off)(consts[_VALUE], leaves_of(vector)))
             found = at(moved) if not pairs else jax.vmap(at)(jnp.stack([moved, start]))[0]
             return wide(found), wide_real(gradient)
 
-        def of_forward(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
+        def of_forward(consts: Any, point: Any, direction: Any, weights: Any, off: Any) -> Any:
             tangents = forward(consts[_FORWARD], [*leaves_of(point), *leaves_of(direction)])
             return wide(_joined(tangents)), wide_real(gradient)
 
-        def of_reverse(consts: Any, point: Any, direction: Any, weights: Any) -> Any:
+        def of_reverse(consts: Any, point: Any, direction: Any, weights: Any, off: Any) -> Any:
             pulled = reverse(consts[_REVERSE], [*leaves_of(point), *weights])
             return wide(outputs), _as_real(pulled)
 
@@ -99,11 +98,13 @@ class Exact:
         ]
         return quick_jit(lambda which, *operands: lax.switch(which, branches, *operands))
 
-    def _called(self, which: int, point: Vector, other: Vector, weights: Leaves) -> tuple[Vector, Vector]:
+    def _called(
+        self, which: int, point: Vector, other: Vector, weights: Leaves, off: float = 0.0
+    ) -> tuple[Vector, Vector]:
         consts = [[] if jaxpr is None else jaxpr_and_consts(jaxpr)[1] for jaxpr in self._jaxprs]
         with jax.enable_x64(True), silent_callbacks():
             try:
-                return jax.device_get(self._run(which, consts, point, other, weights))
+                return jax.device_get(self._run(which, consts, point, other, weights, off))
             except _REJECTIONS:
                 missing = lambda size, dtype: np.full(size, np.nan, dtype)
                 kind = np.complex128 if any(self._is_complex) else np.float64
@@ -149,8 +150,8 @@ class Exact:
             held, changed = np.zeros(len(chains), bool), copy.copy(self)
             for number, chain in enumerate(chains):
                 held[numbers[id(chain[-1])]] |= number in some
-            run = lambda which, consts, moved, point, weights: (
-                staged(held, consts, moved, point) if which == _VALUE else own(which, consts, moved, point, weights)
+            run = lambda which, consts, moved, point, *more: (
+                staged(held, consts, moved, point) if which == _VALUE else own(which, consts, moved, point, *more)
             )
             changed._run = run
             return changed
@@ -159,12 +160,20 @@ class Exact:
 
     # --- what it computes --------------------------------------------------------------------------------------------
 
-    def value(self, point: Leaves, direction: Leaves, step: float, nudge: Vector | float = 0.0) -> Vector:
-        """The outputs at a point moved along a direction; what moves gets a nudge too, relative to its size."""
+    def value(self, point: Leaves, direction: Leaves, step: float, nudge: float = 0.0) -> Vector:
+        """The outputs at a point moved along a direction.
+
+        Args:
+            point: The point.
+            direction: The direction.
+            step: How far it is moved.
+            nudge: By how many units, of about its last digit, what moves is moved besides, and in what runs outside of
+                JAX, in a precision of its own, the operands and results.
+        """
         self.evaluations += 1
         start, along = _vector(point), _vector(direction)
-        moved = start + nudge * size_of(start) * (along != 0) + step * along
-        return np.asarray(self._called(_VALUE, moved, start, self.cotangents(np.zeros(sum(self.sizes))))[0])
+        moved = start + UNIT * nudge * _signs(start.size) * size_of(start) * (along != 0) + step * along
+        return np.asarray(self._called(_VALUE, moved, start, self.cotangents(np.zeros(sum(self.sizes))), nudge)[0])
 
     def forward(self, point: Leaves, direction: Leaves) -> Vector | None:
         """The tangents of the outputs along a direction, or None if there is no forward derivative."""
@@ -255,6 +264,31 @@ def wide_real(vector: Any) -> Any:
     return vector.astype(jnp.float64)
 
 
+def _rounding_outside(off: Any) -> Rule:
+    """The rule by which what runs outside of JAX rounds differently, by so many units of its own dtypes."""
+
+    def moved(value: Any, aval: Any) -> Any:
+        if not is_floating(aval):
+            return value
+        array = jnp.asarray(value)
+        by = 2 * float(jnp.finfo(aval.dtype).eps) * off * _signs(array.size).reshape(array.shape)
+        return array * (1 + by).astype(array.real.dtype)
+
+    def rule(chain: Chain, operands: Operands) -> Operands | None:
+        equation = chain[-1]
+        if not leaves_jax(equation) or not any(is_floating(variable.aval) for variable in equation.outvars):
+            return None
+        given = [moved(x, atom.aval) for x, atom in zip(operands, equation.invars, strict=True)]
+        return [moved(x, v.aval) for x, v in zip(exactly(equation, given), equation.outvars, strict=True)]
+
+    return rule
+
+
+def _signs(size: int) -> Vector:
+    """Signs that alternate irregularly, so that they seldom cancel."""
+    return np.where(np.arange(size) * 7 % 3 == 0, -1.0, 1.0)
+
+
 def _unsharded(value: Any) -> Any:
     """An array on all devices: one whose sharding is part of its type cannot be reshaped at will."""
     array = jnp.asarray(value)
@@ -269,15 +303,6 @@ def _as_real(arrays: Operands) -> Any:
         for a in map(_unsharded, arrays)
     ]
     return wide_real(jnp.concatenate([*parts, jnp.zeros(0)]))
-
-
-def _unit(jaxpr: Jaxpr) -> float:
-    """The largest relative rounding error of the steps that are not evaluated in float64."""
-    largest = 0.0
-    for equation in jaxpr.eqns:
-        made = [v.aval.dtype for v in equation.outvars if leaves_jax(equation) and is_floating(v.aval)]
-        largest = max([largest, *(float(jnp.finfo(d).eps) for d in made), *map(_unit, inner_jaxprs(equation))])
-    return largest if largest > np.finfo(np.float64).eps else 0.0
 
 
 def size_of(values: Array) -> Array:

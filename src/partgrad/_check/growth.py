@@ -15,12 +15,13 @@ from jax import lax
 
 from .._compat import silent_callbacks
 from .._programs import LOOPS, Chain, Operands, is_floating, line, quick_jit, scan_of, while_of
+from .agreement import TWO_DIGITS
 from .finding import Finding
 from .float64 import promoted
 from .names import finding
 from .noise import REFUSALS
 from .program import Program
-from .rounding import TWO_DIGITS, is_undecided
+from .rounding import is_undecided
 
 # The first part of the steps, in which the tangent turns into the direction that grows the fastest, does not count.
 _SETTLES = 0.1

@@ -84,10 +84,10 @@ def _with_errors(body: Jaxpr) -> Callable[..., Operands]:
     def evaluate(consts: Operands, operands: Operands, still: Operands | None, moving: Any, seed: Any) -> Operands:
         at = lambda rule, operands: run(*jaxpr_and_consts(closed(consts)), operands, rule, in_place=CUSTOM_RULES)
         if still is None:
-            return at(_Errors(seed), operands)
+            return at(_Errors(seed, seed != 0), operands)
         flow = by_value(body, [1 << number for number in range(len(operands))])
         pairs = [jnp.stack(pair) for pair in zip(operands, still, strict=True)]
-        rule = lambda is_still: _ErrorsOfMoved(jnp.where(is_still, 0, seed), flow, moving)
+        rule = lambda is_still: _ErrorsOfMoved(jnp.where(is_still, 0, seed), seed != 0, flow, moving)
         both = jax.vmap(lambda is_still, operands: at(rule(is_still), operands))(jnp.array([False, True]), pairs)
         return [moved for moved, _ in both]
 
@@ -117,7 +117,8 @@ def _spread(exact: list[np.ndarray[Any, Any]], runs: Any) -> list[np.ndarray[Any
 class _Errors:
     """The rule that adds errors: pseudo-random ones for each seed, none for the seed 0."""
 
-    def __init__(self, seed: Any):
+    def __init__(self, seed: Any, on: Any):
+        self._on = on
         self._seed = seed * np.uint32(0x9E3779B9)
         self._draws = 0
         # Python numbers do not change dtypes and weak types.
@@ -150,13 +151,17 @@ class _Errors:
         if not hasattr(value, "dtype") or not is_floating(value):
             return value
         self._draws += 1
-        unit = self._unit(chain, value)
-        less, more = 1 - unit, 1 + unit
-        bits = self._bits(value)
-        # Half of them are zero, because real errors are mostly smaller than a unit.
-        return value * jnp.where(
-            bits < _HALF_OF_BITS, 1.0, jnp.where(bits < _HALF_OF_BITS + _HALF_OF_BITS // 2, less, more)
-        )
+
+        def with_error(value: Any) -> Any:
+            unit = self._unit(chain, value)
+            less, more = 1 - unit, 1 + unit
+            bits = self._bits(value)
+            # Half of them are zero, because real errors are mostly smaller than a unit.
+            factor = jnp.where(bits < _HALF_OF_BITS + _HALF_OF_BITS // 2, less, more)
+            return value * jnp.where(bits < _HALF_OF_BITS, 1.0, factor)
+
+        # In a branch, across which XLA does not fuse: it writes out what it fuses again for each use, without end.
+        return lax.cond(self._on, with_error, lambda value: value, value)
 
     def _bits(self, value: Any) -> Any:
         """Random bits that depend on the bits of a value, so that they change from one step of a loop to the next."""
@@ -177,8 +182,8 @@ class _ErrorsOfMoved(_Errors):
     all of them get errors.
     """
 
-    def __init__(self, seed: Any, flow: Dependence, moving: Any):
-        super().__init__(seed)
+    def __init__(self, seed: Any, on: Any, flow: Dependence, moving: Any):
+        super().__init__(seed, on)
         self._flow, self._moving = flow, moving
 
     def _unit(self, chain: Chain, value: Any) -> Any:

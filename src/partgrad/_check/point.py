@@ -12,7 +12,7 @@ import numpy as np
 
 from .._compat import cached_property
 from .agreement import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, Agreement, Reading, agreement
-from .exact import Exact, Leaves, Vector, size_of
+from .exact import UNIT, Exact, Leaves, Vector, size_of
 from .float64 import wide_dtype
 from .outcomes import Outcomes
 from .slopes import JUMP, KINK, SMOOTH, UNSURE, Slope, slope
@@ -28,6 +28,8 @@ _USUAL, _USUAL_OF_ZERO = 1e-10, 1e-12
 _PROBES = (2.0**-6, 2.0**-20)
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
+# A slope is as steep as the noise if a step of the last digit moves the value by such a part of that.
+_AS_STEEP = 1e-2
 
 
 class Point:
@@ -71,8 +73,8 @@ class Point:
         def noise(step: float) -> Vector:
             """How far the outputs move with the last digits of a probe: more than their rounding if terms cancel."""
             nonlocal largest
-            for side, by in ((1, self._unit), (-1, 3 * self._unit), (1, -2 * self._unit)):
-                moved = self.exact.value(self.leaves, direction, side * step, self._nudge(by))
+            for side, by in ((1, 1.0), (-1, 3.0), (1, -2.0)):
+                moved = self.exact.value(self.leaves, direction, side * step, by)
                 with np.errstate(all="ignore"):
                     off = np.abs(moved - value(side * step))
                 largest = np.fmax(largest, np.where(np.isfinite(off), off, 0.0))
@@ -107,27 +109,25 @@ class Point:
     def _rounding(self, direction: Leaves) -> Vector | None:
         return self._roundings.get(_key(direction))
 
-    def _is_noise_hiding(self, direction: Leaves) -> bool:
-        """Whether rounding is known to move an output by much more than its own digits: then it may hide any slope."""
+    def _hides(self, direction: Leaves, slopes: Callable[[Vector], tuple[Any, Any]]) -> Vector | None:
+        """Whether rounding hides slopes; None if it is not known to move an output by much more than its own digits.
+
+        It hides those that are as steep as the noise: of them, larger steps tell nothing.
+        """
         rounding, size = self._rounding(direction), np.abs(self.start)
         if rounding is None:
-            return False
+            return None
         usual = np.where(size > 10 * rounding, _USUAL * size, _USUAL_OF_ZERO)
-        return bool(np.any(rounding > usual))
+        if not np.any(rounding > usual):
+            return None
+        moved, noise = slopes(rounding)
+        return UNIT * np.abs(moved) >= _AS_STEEP * noise
 
     @cached_property
     def resolution(self) -> float:
         """Half a unit of float32 if a leaf has no more digits: what changes nearer than that changes at the point."""
         is_narrow = any(wide_dtype(leaf.dtype) != leaf.dtype for leaf in self.exact.program.leaves)
         return float(np.finfo(np.float32).eps) / 2 if is_narrow else 0.0
-
-    @property
-    def _unit(self) -> float:
-        return 2 * self.exact.unit or 1e-15
-
-    def _nudge(self, by: float) -> Vector:
-        size = sum(leaf.size * (1 + np.iscomplexobj(leaf)) for leaf in self.leaves)
-        return by * np.where(np.arange(size) * 7 % 3 == 0, -1.0, 1.0)
 
     def moved(self, direction: Leaves, step: float) -> Leaves:
         """The point moved along a direction."""
@@ -238,7 +238,8 @@ class Point:
         magnitude = np.maximum(finite, _NOTHING * largest)
         rounding = np.broadcast_to(off, settled.shape)
         given = (tangents, found.left, found.right, found.error, magnitude, rounding)
-        return agreement(slack, *(values[settled] for values in given), hides=self._is_noise_hiding(direction))
+        hidden = self._hides(direction, lambda noise: (tangents[settled], noise[settled]))
+        return agreement(slack, *(values[settled] for values in given), hidden=hidden)
 
     def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
@@ -259,7 +260,8 @@ class Point:
         size = np.maximum(size_of(low), size_of(high))
         magnitude = max(magnitude, size_of(low.sum()), size_of(high.sum()), _NOTHING * size.sum())
         given = (got, low.sum(), high.sum(), noise, magnitude, off)
-        return agreement(slack, *map(np.atleast_1d, given), hides=self._is_noise_hiding(direction))
+        hidden = self._hides(direction, lambda noise: (got, np.linalg.norm(weights * noise)))
+        return agreement(slack, *map(np.atleast_1d, given), hidden=hidden)
 
     def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
         if tangents is None or self.gradient is None:

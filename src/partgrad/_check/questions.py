@@ -144,7 +144,10 @@ class Search:
             # Where digits cancel, small steps change none of what is left of them, and agree on another slope.
             return self.read(place, group, toward)
         if reading.unsure or reading.jumps or reading.status == INCONCLUSIVE:
-            return self._beyond(place, group, direction, reading) or coarsely(reading)
+            beyond = self._beyond(place, group, direction, reading)
+            if beyond is not None and beyond.status == MISMATCH and place.learn_rounding(direction):
+                return self.read(place, group, toward)
+            return beyond or coarsely(reading)
         if MISMATCH not in (reading.forward.status, reading.reverse.status):
             return reading
         if self._is_at_edge(place, group, direction, reading):

@@ -9,6 +9,7 @@ from .._programs import (
     Chain,
     reaching,
 )
+from .agreement import NO_DIGIT, TWO_DIGITS
 from .digits import LOST_ANYHOW, losing
 from .finding import Finding
 from .float64 import widened
@@ -23,8 +24,6 @@ from .questions import Answer
 _LOST, _LOST_UNITS = 3e-3, 30.0
 _TOLD_UNITS = 100.0
 _EXPLAINED_UNITS = 10.0
-# Relative errors of a gradient that has not two right digits, and of one that has none.
-TWO_DIGITS, _NO_DIGIT = 1e-2, 1.0
 
 
 def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
@@ -42,7 +41,7 @@ def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
         kind = narrow[-1].outvars[0].aval.dtype
         is_explained = error <= _EXPLAINED_UNITS * float(jnp.finfo(kind).eps)
         more = {"error": error, "dtype": str(dtype), "through": str(kind), "is_explained": is_explained}
-        severity = "info" if is_explained else "error" if error >= _NO_DIGIT else "warning"
+        severity = "info" if is_explained else "error" if error >= NO_DIGIT else "warning"
         yield finding("precision", severity, "narrow", path, narrow, **more)
     elif is_lost:
         chain, of_value = losing(own, leaf, error)
@@ -50,7 +49,7 @@ def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
         if is_told or (answer.row.name == "kink" and _is_between_sides(own, leaf, answer)):
             # Which side of it the point is on is a matter of rounding, and that it is there was said.
             return
-        severity = "error" if error >= _NO_DIGIT else "warning"
+        severity = "error" if error >= NO_DIGIT else "warning"
         yield finding("precision", severity, "cancels", path, chain, error=error, dtype=str(dtype), of_value=of_value)
 
 
