@@ -122,3 +122,12 @@ NAMES = {
 def test_what_is_named_is_what_was_written(name):
     function, point, operations = NAMES[name]
     assert {f.operation for f in check(function, point).findings} <= operations
+
+
+def test_a_fix_around_constants_is_compared():
+    """They are the first operands of what `double_where` traces."""
+    scales = jnp.array([1.0, 2.0, 3.0])
+    scaled = jax.custom_vjp(lambda x: jnp.sum(x * scales))
+    scaled.defvjp(lambda x: (jnp.sum(x * scales), None), lambda _, cotangent: (cotangent * scales,))
+    (finding,) = check(lambda x: scaled(jnp.where(x > 0, jnp.sqrt(x), 0.0)), F(-1, 1, 2)).findings
+    assert finding.fix.slope == pytest.approx(finding.fix.derivative)

@@ -196,12 +196,28 @@ SOLVERS = [fixed_point_by_hand, optimistix_root, jaxopt_root]
 @pytest.mark.slow
 @pytest.mark.parametrize("make", SOLVERS)
 def test_a_solver_that_has_not_converged_is_told_to(make):
+    """A rule that shares less than two digits with the differences is not `ok`."""
     report = pg.check(make(1e-1), progress=False)(np.float32(0.8))
-    assert report.ok, str(report)
     (finding,) = report.findings
+    assert finding.figures.relative > 1e-2
+    assert report.verdict == "inconclusive", str(report)
     assert (finding.kind, finding.severity, finding.reason) == ("precision", "warning", "unconverged")
     assert "tolerance" in finding.suggestion
     assert finding.fix is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "verdict"), [(4, "inconclusive"), (8, "inconclusive"), (16, "ok"), (50, "ok")])
+def test_the_digits_that_a_solver_shares_with_the_slope_decide(steps, verdict):
+    """Each step goes 0.3 of the way, so that 0.7 ** steps of the slope is missing."""
+
+    def root(a):
+        step = lambda _, x: x + 0.3 * (a - x)
+        loop = lambda f, start: lax.fori_loop(0, steps, step, start)
+        return lax.custom_root(lambda x: a - x, jnp.float32(0.0), loop, lambda g, y: y / g(jnp.ones_like(y)))
+
+    report = pg.check(root, progress=False)(np.float32(2.0))
+    assert report.verdict == verdict, str(report)
 
 
 @pytest.mark.slow
@@ -220,6 +236,21 @@ def test_a_wrong_rule_of_a_solver_is_an_error_all_the_same(tolerance):
     (finding,) = report.findings
     # The loop has no reverse derivative to compare the rule with.
     assert (finding.kind, finding.reason, finding.operation) == ("mismatch", "unknown rule", "solve")
+
+
+@pytest.mark.slow
+def test_a_solver_is_not_blamed_for_a_wrong_rule_beside_it():
+    """What it is off by itself is no more than its tolerance explains."""
+    root = optimistix_root(1e-3)
+
+    @jax.custom_vjp
+    def halved(x):
+        return x**2
+
+    halved.defvjp(lambda x: (x**2, x), lambda x, cotangent: (x * cotangent,))
+    report = pg.check(lambda a: root(a) + halved(a), progress=False)(np.float32(0.8))
+    assert [(f.kind, f.reason) for f in report.findings] == [("mismatch", "rule")], str(report)
+    assert "halved" in report.findings[0].message
 
 
 # What cancels so far that small steps change none of the digits that are left.
@@ -266,6 +297,57 @@ def test_noise_in_float64_hides_no_slope(name):
 
 
 @pytest.mark.slow
+@jax.custom_vjp
+def nearly(x):
+    return x**2
+
+
+nearly.defvjp(lambda x: (x**2, x), lambda x, cotangent: (1.97 * x * cotangent,))
+
+
+def through_float32(x):
+    return jax.pure_callback(np.cos, jax.ShapeDtypeStruct((), np.float32), x)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_callback_on_a_branch_that_is_not_taken_hides_nothing(x64):
+    """As `equinox.error_if` has one, which raises: its float32 is not the precision of the function."""
+    outside = lambda x: through_float32(lax.stop_gradient(x).astype(np.float32)).astype(x.dtype)
+    raises = lambda x: lax.cond(x > 1e6, outside, lambda x: x, x)
+    with jax.enable_x64(x64):
+        report = pg.check(lambda x: nearly(raises(x)), progress=False)(jnp.asarray(1.3))
+        (finding,) = report.findings
+        assert (finding.kind, finding.reason) == ("mismatch", "rule"), str(report)
+        assert pg.check(lambda x: jnp.sin(raises(x)), progress=False)(jnp.asarray(1.3)).ok
+
+
+def test_a_callback_in_float32_has_its_own_rounding():
+    cosine = jax.custom_jvp(through_float32)
+    cosine.defjvp(lambda p, t: (cosine(*p), -jnp.sin(p[0]) * t[0]))
+    report = pg.check(lambda x: x + 1e-2 * cosine(x), progress=False)(np.float32(1.3))
+    assert report.ok, str(report)
+    assert not report.findings
+
+
+@pytest.mark.parametrize("factor", [1e8, 1e10, 1e11, 1e13, 1e15])
+def test_differences_do_not_refute_what_changes_within_the_last_digits(factor):
+    """The fraction of a large number, as shaders make noise of coordinates."""
+
+    def hashed(x):
+        large = jnp.sin(x @ jnp.array([12.9898, 78.233])) * factor
+        return large - jnp.floor(large) + x.sum()
+
+    report = pg.check(hashed, progress=False)(np.array([0.37, 0.81], np.float32))
+    assert report.verdict == "inconclusive", str(report)
+    assert {finding.kind for finding in report.findings} <= {"noise", "jump"}
+
+
+def test_noise_that_a_derivative_does_not_explain_excuses_no_wrong_one():
+    lossy = lambda x: (nearly(x) + 1e6) - 1e6
+    with jax.enable_x64(True):
+        assert pg.check(lossy, progress=False)(jnp.asarray(1.3)).verdict == "error"
+
+
 def test_a_verdict_has_a_finding():
     """The gradient in float32 is finite by rounding only."""
 

@@ -17,7 +17,7 @@ from .._programs import (
 )
 from .agreement import NO_DIGIT, ROUNDING
 from .exact import Exact
-from .excuses import SLIGHT, Excuses, is_score
+from .excuses import SLIGHT, Excuses, is_of_a_limit, is_score
 from .finding import Figures, Finding
 from .float64 import widened
 from .halving import Seen
@@ -34,6 +34,7 @@ from .stops import (
     explaining_stops,
     holding,
     is_fixed_draw,
+    is_solver,
     mark_of,
     stops_of,
 )
@@ -253,7 +254,7 @@ class Comparison:
             # Only a rule of the user's own can be to blame rather than a selection, not those of JAX or in a library.
             is_users = lambda chain: not is_in_library(chain) and (rule := rule_of(chain)) and rule.functions
             blamed = [blame for blame in blamed if is_users(blame.chain)]
-        for blame in blamed:
+        for blame in self._without_limits(leaf, answer, blamed):
             yield self._of_rule("rule value" if blame.of_value else "rule", path, blame, figures)
         if blamed and (stops := self._stops_beside(leaf, answer)):
             more = {"lines": [where for where in dict.fromkeys(map(line, stops)) if where]}
@@ -267,6 +268,16 @@ class Comparison:
             yield finding("mismatch", "error", reason, path, crossing.chain, figures=figures)
         elif not blamed:
             yield self._unblamed(leaf, answer, figures)
+
+    def _without_limits(self, leaf: int, answer: Answer, blamed: list[Blame]) -> list[Blame]:
+        """The rules to blame without those of solvers, if what is off without the others is no more than a limit's."""
+        solvers = [blame for blame in blamed if not blame.of_value and is_solver(blame.chain)]
+        others = [blame for blame in blamed if blame not in solvers]
+        if not solvers or not others or answer.seen is None:
+            return blamed
+        direction = self._search.direction([(leaf, answer.seen.indices)], answer.seen.toward)
+        reading = self._search.point.of(Exact(self._rules.left_out(others))).read(direction, slack=self._search.slack)
+        return others if is_of_a_limit([blame.chain for blame in solvers], reading) else blamed
 
     @cached_property
     def _corrected(self) -> Point:

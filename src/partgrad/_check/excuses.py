@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .._programs import Chain, is_in_library
+from .agreement import Reading
 from .draws import is_scored
 from .exact import Leaves
 from .halving import Seen
@@ -79,8 +80,7 @@ class Excuses:
         if len(solvers) < len(blamed):
             return None
         solvers = solvers or solvers_of(self._program, case.leaf)
-        most = _OF_LIBRARIES if solvers and all(map(is_in_library, solvers)) else _OF_SOLVERS
-        return ("solver", (solvers[0],)) if solvers and case.seen.reading.telling.relative <= most else None
+        return ("solver", (solvers[0],)) if solvers and is_of_a_limit(solvers, case.seen.reading) else None
 
     def stops(self, case: _Case) -> Excuse:
         """The differences agree if the results of some stops stay as they are."""
@@ -113,6 +113,11 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
     (("wrong",), Excuses.stopping_rule),
     (("wrong",), Excuses.factorization),
 )
+
+
+def is_of_a_limit(solvers: list[Chain], reading: Reading) -> bool:
+    """Whether rules of solvers, which are exact in the limit, are off by so little that it may not be reached yet."""
+    return reading.telling.relative <= (_OF_LIBRARIES if all(map(is_in_library, solvers)) else _OF_SOLVERS)
 
 
 def is_score(program: Program, leaf: int, stops: tuple[Chain, ...]) -> bool:

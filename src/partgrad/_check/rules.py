@@ -1,7 +1,7 @@
 """Which custom derivative rule is to blame: each rule is compared with the derivative of its function."""
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,9 +83,10 @@ class Rules:
         mask = union(mask for place, mask in enumerate(flow.into(blame.chain)) if place in blame.operands)
         return [leaf for leaf in range(len(self._program.leaves)) if mask >> leaf & 1]
 
-    def left_out(self) -> Program:
-        """The program without the rules that differ: JAX derives the derivatives of their functions."""
-        program, wrong = self._program, {id(blame.chain[-1]) for blame in self._blamed}
+    def left_out(self, blames: Sequence[Blame] | None = None) -> Program:
+        """The program without some rules that differ, or all: JAX derives the derivatives of their functions."""
+        blames = self._blamed if blames is None else blames
+        program, wrong = self._program, {id(blame.chain[-1]) for blame in blames}
 
         def rule(chain: Chain, operands: Operands) -> Operands | None:
             is_wrong = id(chain[-1]) in wrong
