@@ -23,7 +23,7 @@ from .._programs import (
     reclosing,
 )
 from .float64 import widened
-from .probe import Answer, Question, probe
+from .probe import Answer, Question, probing
 from .program import Array, Program
 
 
@@ -51,7 +51,8 @@ class Own:
         if jaxpr is None:
             jaxpr, operands = self.program.numbered, self.program.leaves
         try:
-            self.runs = [self._run(jaxpr, operands, questions) for _ in range(2)]
+            run = self._asking(jaxpr, questions)
+            self.runs = [run(operands) for _ in range(2)]
         except jax.errors.UnexpectedTracerError as error:
             self._run_eagerly(error)
 
@@ -66,19 +67,20 @@ class Own:
             self.missing, self.is_traced = None, False
         except jax.errors.UnexpectedTracerError as own:
             self.missing = own
-            self.runs = [self._run(program.numbered, program.leaves, {})] * 2
+            self.runs = [_evaluating(program.numbered)(program.leaves)] * 2
 
-    def _run(self, jaxpr: ClosedJaxpr, operands: Operands, questions: dict[str, Question]) -> Operands:
+    def _asking(self, jaxpr: ClosedJaxpr, questions: dict[str, Question]) -> Callable[[Operands], Operands]:
+        """A jaxpr as a function that is compiled once, and keeps the answers to questions."""
         if not questions:
-            return self._evaluated(jaxpr, operands)
+            return _evaluating(jaxpr)
         ((name, question),) = questions.items()
-        outputs, answers = probe(jaxpr, operands, question, purpose=name)
-        self._answers[name] = answers
-        return jax.device_get(outputs)
+        ask = probing(jaxpr, question, purpose=name)
 
-    def _evaluated(self, jaxpr: ClosedJaxpr, operands: Operands) -> Operands:
-        outputs: Operands = jax.device_get(compiled(jaxpr)(jaxpr_and_consts(jaxpr)[1], operands))
-        return outputs
+        def run(operands: Operands) -> Operands:
+            outputs, self._answers[name] = ask(operands)
+            return jax.device_get(outputs)
+
+        return run
 
     def answers(self, name: str) -> list[Answer]:
         """The answers to a question that was asked while the program ran."""
@@ -91,7 +93,7 @@ class Own:
             return self.eager[0]
         if self.missing is not None or not any_equation(self.program.jaxpr.jaxpr, has_rule_outside_jax):
             return self.values[0]
-        return self._evaluated(self.program.numbered, self.program.leaves)
+        return _evaluating(self.program.numbered)(self.program.leaves)
 
     @property
     def values(self) -> list[Operands]:
@@ -116,6 +118,11 @@ class Own:
 def pulled(function: Any) -> Callable[[Operands, Operands], Operands]:
     """The gradients of a function of some leaves, as a function of these and of cotangents."""
     return lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0]
+
+
+def _evaluating(jaxpr: ClosedJaxpr) -> Callable[[Operands], Operands]:
+    run, consts = compiled(jaxpr), jaxpr_and_consts(jaxpr)[1]
+    return lambda operands: jax.device_get(run(consts, operands))
 
 
 def compiled(jaxpr: ClosedJaxpr) -> Callable[[Operands, Operands], Operands]:
