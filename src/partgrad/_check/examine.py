@@ -17,7 +17,7 @@ from .compare import Comparison, compared_eagerly
 from .draws import draws, has_implicit_draw
 from .eager import may_differ_eagerly
 from .exact import Exact
-from .explained import told_once
+from .explained import UNTRIED, told_once
 from .finding import Finding, merged
 from .float64 import widened
 from .growth import Growth, growths, may_be_growth
@@ -39,7 +39,7 @@ from .smoothing import MENDED, Smoothing
 from .surrogates import declared
 from .values import CONCRETIZATION, Values, untraceable, with_open_marks
 from .verdict import ERROR, INCONCLUSIVE, OK, STOPPED, worst
-from .zeros import zeros
+from .zeros import STAIRS, zeros
 
 # What JAX adds to its errors.
 _BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JAX transformations require")
@@ -209,9 +209,17 @@ class _Examination:
 
     def _zeros(self) -> list[Finding]:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
-        wrong = {leaf for f in self.findings if f.severity == "error" for leaf in f.leaves}
-        found = zeros(self._own, is_flat, wrong) if self._own.is_finite else ()
-        return [self._stationary(self._underflowing(zero)) for zero in found]
+        errors = [finding for finding in self.findings if finding.severity == "error"]
+        explained = {leaf for found in errors if found.reason not in UNTRIED for leaf in found.leaves}
+        figures = {leaf: found.figures for found in errors for leaf in found.leaves}
+        told = []
+        for zero in zeros(self._own, is_flat, explained) if self._own.is_finite else ():
+            (leaf,) = zero.leaves
+            if leaf not in figures:
+                told.append(self._stationary(self._underflowing(zero)))
+            elif zero.reason in STAIRS:
+                told.append(dataclasses.replace(zero, figures=figures[leaf]))
+        return told
 
     def _underflowing(self, zero: Finding) -> Finding:
         """The finding for a gradient that is zero only in its own precision; or else the same."""
@@ -288,7 +296,10 @@ class _Examination:
             return STOPPED
         # What was compared with noise says nothing.
         is_noise = any(finding.kind == "growth" for finding in own)
-        return worst([OK if is_noise else compared.row.verdict, *([INCONCLUSIVE] if undecided else [])])
+        verdict = OK if is_noise else compared.row.verdict
+        if verdict == ERROR and any(finding.kind == "zero" and finding.reason in STAIRS for finding in own):
+            verdict = STOPPED
+        return worst([verdict, *([INCONCLUSIVE] if undecided else [])])
 
 
 def no_reverse(program: Program | None, error: Exception) -> Finding:

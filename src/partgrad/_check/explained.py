@@ -5,6 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .finding import Finding
+from .zeros import STAIRS
+
+# Mismatches for which nothing that was tried is to blame.
+UNTRIED = ("unexplained", "unknown rule", "solve", "transpose", "untried stop")
 
 
 def _is(*kinds: str, reasons: Sequence[str] = ()) -> Callable[[Finding], bool]:
@@ -68,8 +72,10 @@ _TABLE = (
     # Where something changes through a stop only, rounding and the like are not why nothing arrives.
     _Row(
         _is("mismatch", reasons=["stop", "mark"]),
-        _is("zero", reasons=["not chosen", "left out", "rounded", "compared", "cast", "integers"]),
+        _is("zero", reasons=["not chosen", "left out", *STAIRS]),
     ),
+    # The differences, not the derivative, miss the steps.
+    _Row(_is("zero", reasons=STAIRS), _is("mismatch", reasons=UNTRIED)),
     # What cancels, or is lost, is not truly zero.
     _Row(_is("precision"), _is("zero", reasons=["truly zero", "cancels"])),
     _Row(_is("zero", reasons=["rounding"]), _is("zero", reasons=["truly zero", "cancels"])),

@@ -194,12 +194,12 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "let `smooth` depend on it too, or mark it NonDiff",
     ),
     ("zero", "compared"): (
-        _ZERO + "it is only compared, by {at}.",
+        "{zero}it is only compared, by {at}.",
         "choose smoothly, for example with a sigmoid",
     ),
-    ("zero", "rounded"): (_ZERO + "{at} rounds it to steps.", "leave the rounding out of what is differentiated"),
-    ("zero", "cast"): (_ZERO + "{at} casts it to {dtype}.", "leave the cast out of what is differentiated"),
-    ("zero", "integers"): (_ZERO + "{at} turns it into integers.", "choose smoothly, for example with a softmax"),
+    ("zero", "rounded"): ("{zero}{at} rounds it to steps.", "leave the rounding out of what is differentiated"),
+    ("zero", "cast"): ("{zero}{at} casts it to {dtype}.", "leave the cast out of what is differentiated"),
+    ("zero", "integers"): ("{zero}{at} turns it into integers.", "choose smoothly, for example with a softmax"),
     ("zero", "saturated"): (_ZERO + "{at} is saturated{place}.", "scale its operands"),
     ("zero", "rule"): (
         _ZERO + "the derivative of {at} by what depends on it is zero{place}.",

@@ -171,6 +171,11 @@ def _changes(finding: Finding) -> str:
     return f"the gradient is {number(figures.derivative)} where the function changes by {number(figures.slope)}; "
 
 
+def _zero(finding: Finding) -> str:
+    figures = finding.figures
+    return f"the gradient is zero{f' where the function changes by {number(figures.slope)}' if figures else ''}: "
+
+
 def _two_values(finding: Finding) -> str:
     names = {"jit": "`jax.jit(f)`", "vjp": "the value in `jax.value_and_grad`"}
     ways = " and ".join(names[way] for way in finding.details["ways"])
@@ -262,6 +267,7 @@ _PARTS: dict[str, Callable[[Finding], str]] = {
     "are": lambda finding: "are" if finding.details["value"] else "is",
     "all_lines": lambda finding: ", ".join(finding.details.get("lines") or [finding.where]),
     "relative": lambda finding: f"{finding.figures.relative if finding.figures else 0:.1e}",
+    "zero": _zero,
     "two_values": _two_values,
     "in_derivative": lambda finding: f" in the derivative of {_at(finding)}" if finding.operation else "",
     "not_finite": _not_finite,

@@ -45,6 +45,8 @@ _REMAINDERS = frozenset({"mod", "%", "remainder", "fmod", "divmod"})
 # What adds up what goes along several paths, forwards or back.
 _SUMS = frozenset({"reduce_sum", "add_any", "add", "sub"})
 _PARTS = frozenset({"slice", "split", "unstack"})
+# Why the value of a leaf arrives in steps: differences of fine ones, seen from afar, have the slope of a staircase.
+STAIRS = ("compared", "rounded", "cast", "integers")
 _PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
 
 
