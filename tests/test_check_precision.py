@@ -253,6 +253,70 @@ def test_a_solver_is_not_blamed_for_a_wrong_rule_beside_it():
     assert "halved" in report.findings[0].message
 
 
+def system(x):
+    return jnp.diag(x) - 0.8 * (jnp.eye(8, k=1) + jnp.eye(8, k=-1))
+
+
+def by_lineax(name, tag=False, **how):
+    def solved(x):
+        lineax = pytest.importorskip("lineax")
+        tags = lineax.positive_semidefinite_tag if tag else ()
+        operator = lineax.MatrixLinearOperator(system(x), tags)
+        return jnp.sum(lineax.linear_solve(operator, jnp.arange(1.0, 9.0), getattr(lineax, name)(**how)).value ** 2)
+
+    return solved
+
+
+def by_jax(name, matrix=system, **how):
+    solve = getattr(jax.scipy.sparse.linalg, name)
+    return lambda x: jnp.sum(solve(lambda u: matrix(x) @ u, jnp.arange(1.0, 9.0), **how)[0] ** 2)
+
+
+LINEAR = {
+    "lineax CG, hardly": by_lineax("CG", tag=True, rtol=0.5, atol=0.5),
+    "lineax CG, nearly": by_lineax("CG", tag=True, rtol=1e-2, atol=1e-2),
+    "lineax BiCGStab": by_lineax("BiCGStab", rtol=1e-1, atol=1e-1),
+    "lineax GMRES": by_lineax("GMRES", rtol=1e-1, atol=1e-1, restart=3),
+    "CG, one step": by_jax("cg", maxiter=1),
+    "CG, three steps": by_jax("cg", maxiter=3),
+    "BiCGStab": by_jax("bicgstab", maxiter=3),
+    "GMRES": by_jax("gmres", maxiter=1, restart=3),
+}
+UNEVEN = np.linspace(2, 31, 8, dtype=np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_linear_solver_that_has_not_converged_is_told_to(name):
+    (finding,) = pg.check(LINEAR[name], progress=False)(UNEVEN).findings
+    assert (finding.kind, finding.reason) == ("precision", "unconverged"), finding.message
+    assert "tolerance" in finding.suggestion
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{"maxiter": 3}, {"tol": 1e-6}])
+def test_a_promise_of_symmetry_that_is_not_kept_is_an_error_however_far_the_solver_went(how):
+    report = pg.check(by_jax("cg", lambda x: jnp.diag(x) + jnp.eye(8, k=1), **how), progress=False)(UNEVEN)
+    (finding,) = report.findings
+    assert (report.verdict, finding.kind, finding.reason) == ("error", "mismatch", "solve")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "weight"), [("CG", 1e-2), ("LU", 1e-2), ("LU", 1e-4)])
+def test_a_stop_beside_a_solve_is_to_be_removed_only_if_it_is_the_users(name, weight):
+    tight = by_lineax("CG", tag=True, rtol=1e-6, atol=1e-6) if name == "CG" else by_lineax("LU")
+    function = lambda x: tight(x) + weight * jnp.sum(x * lax.stop_gradient(x))
+    (finding,) = pg.check(function, progress=False)(UNEVEN).findings
+    assert (finding.kind, finding.reason, finding.operation) == ("mismatch", "stop", "stop_gradient")
+
+
+@pytest.mark.slow
+def test_a_stop_beside_a_solver_of_jax_has_a_line():
+    solved = by_jax("cg", tol=1e-6)
+    (finding,) = pg.check(lambda x: solved(x) + 1e-2 * x @ lax.stop_gradient(x), progress=False)(UNEVEN).findings
+    assert (finding.kind, finding.reason) == ("mismatch", "stop")
+
+
 # What cancels so far that small steps change none of the digits that are left.
 CANCELLING = {
     "a quotient": lambda x: (1 - jnp.cos(x)) / x,

@@ -17,6 +17,7 @@ from .stops import (
     explaining_loops,
     explaining_stops,
     is_fixed_draw,
+    is_linear_solve,
     is_of_partgrad,
     is_solver,
     mark_of,
@@ -26,6 +27,8 @@ from .verdict import OK, row_of
 
 # The relative mismatch that a stop of a library may leave without consequences, and an iteration that has converged.
 SLIGHT = 1e-3
+# The part of a mismatch that may be left once a solver runs on.
+_LEFT = 1e-2
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
@@ -70,7 +73,8 @@ class Excuses:
 
     def loops(self, case: _Case) -> Excuse:
         """The differences agree once the loops of a solver run on."""
-        chain = explaining_loops(case.place, case.leaf, case.direction, case.slack)
+        left = min(SLIGHT, _LEFT * case.seen.reading.telling.relative)
+        chain = explaining_loops(case.place, case.leaf, case.direction, case.slack, left)
         return None if chain is None else ("solver", (chain,))
 
     def approximate_rule(self, case: _Case) -> Excuse:
@@ -108,8 +112,8 @@ class Excuses:
 # In which order, for which rows of the table of verdicts (all if none is named), and how it is tried.
 _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]], ...] = (
     ((), Excuses.loops),
-    (("wrong", "modes"), Excuses.approximate_rule),
     (("wrong", "modes"), Excuses.stops),
+    (("wrong", "modes"), Excuses.approximate_rule),
     (("wrong",), Excuses.stopping_rule),
     (("wrong",), Excuses.factorization),
 )
@@ -117,7 +121,8 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
 
 def is_of_a_limit(solvers: list[Chain], reading: Reading) -> bool:
     """Whether rules of solvers, which are exact in the limit, are off by so little that it may not be reached yet."""
-    return reading.telling.relative <= (_OF_LIBRARIES if all(map(is_in_library, solvers)) else _OF_SOLVERS)
+    is_of_library = all(is_in_library(solver) and not is_linear_solve(solver[-1]) for solver in solvers)
+    return reading.telling.relative <= (_OF_LIBRARIES if is_of_library else _OF_SOLVERS)
 
 
 def is_score(program: Program, leaf: int, stops: tuple[Chain, ...]) -> bool:

@@ -23,6 +23,7 @@ from .._programs import (
     Operands,
     any_equation,
     bind,
+    expanded,
     inner_jaxprs,
     is_custom_rule,
     is_floating,
@@ -34,16 +35,19 @@ from .._programs import (
 )
 from .agreement import AGREE, ROUNDING
 from .exact import Exact, Leaves
+from .names import operation_of
 from .point import Point
 from .program import Program
 
 # How many are tried one by one.
 _MOST_TRIED = 24
 _FACTORIZATIONS = frozenset({"cholesky", "eigh", "linear_solve"})
+# Of JAX, and of lineax.
+_LINEAR_SOLVES = frozenset({"custom_linear_solve", "linear_solve"})
 # What is raised by programs that cannot be evaluated at two points at once.
 _NOT_TWICE = (TypeError, ValueError, NotImplementedError, AssertionError)
 ITERATIONS = HIGH | {"while", "custom_linear_solve"}
-# How far the value may move if a loop runs on.
+# How far the value may move if a loop runs on, unless it solves linear equations: those have one solution.
 _FURTHEST = 0.5
 
 
@@ -91,8 +95,11 @@ def explaining_factorization(point: Point, leaf: int, direction: Leaves, slack: 
     return first if agrees(point.of(Exact(symmetrised)), direction, slack) else None
 
 
-def explaining_loops(point: Point, leaf: int, direction: Leaves, slack: float) -> Chain | None:
-    """The solver whose tolerance explains a mismatch: both derivatives agree if its loops run on until they stand."""
+def explaining_loops(point: Point, leaf: int, direction: Leaves, slack: float, left: float) -> Chain | None:
+    """The solver whose tolerance explains a mismatch: both derivatives agree if its loops run on until they stand.
+
+    A solver may use its tolerance in its steps too: a relative mismatch may be left.
+    """
     program = point.exact.program
     solvers = solvers_of(program, leaf)
     if not solvers:
@@ -102,7 +109,12 @@ def explaining_loops(point: Point, leaf: int, direction: Leaves, slack: float) -
     with np.errstate(all="ignore"):
         change = np.max(np.abs(running_on.start - point.start), initial=0.0)
     is_near = bool(change <= _FURTHEST * np.max(np.abs(point.start), initial=0.0))
-    return solvers[0] if is_near and agrees(running_on, direction, slack) else None
+    if not is_near and not (np.isfinite(change) and all(is_linear_solve(solver[-1]) for solver in solvers)):
+        return None
+    reading = running_on.read(direction, slack=slack)
+    is_smooth = not (reading.kinks or reading.jumps or reading.unsure)
+    agree = reading.status in (AGREE, ROUNDING) or (is_smooth and reading.telling.relative <= left)
+    return solvers[0] if agree else None
 
 
 def solvers_of(program: Program, leaf: int) -> list[Chain]:
@@ -118,11 +130,23 @@ def is_solver(chain: Chain) -> bool:
     name = chain[-1].primitive.name
     if name == "while":
         return is_until(chain[-1]) or any(is_solver(chain[:length]) for length in range(1, len(chain)))
-    return name in ITERATIONS or (is_custom_rule(chain[-1]) and _contains(chain[-1], ITERATIONS | {"scan"}))
+    if is_custom_rule(chain[-1]):
+        iterates = lambda e: e.primitive.name in ITERATIONS | {"scan"} or _is_foreign_solve(e)
+        return any(any_equation(inner, iterates) for inner in inner_jaxprs(chain[-1]))
+    return name in ITERATIONS or _is_foreign_solve(chain[-1])
 
 
-def _contains(equation: JaxprEqn, names: frozenset[str]) -> bool:
-    return any(any_equation(inner, lambda e: e.primitive.name in names) for inner in inner_jaxprs(equation))
+def is_linear_solve(equation: JaxprEqn) -> bool:
+    """Whether an equation solves linear equations, by JAX or by lineax."""
+    return equation.primitive.name in _LINEAR_SOLVES
+
+
+def _is_foreign_solve(equation: JaxprEqn) -> bool:
+    """Whether an equation is of a solver that has a primitive of its own, such as one of lineax, and iterates."""
+    if not is_linear_solve(equation) or equation.primitive.name in ITERATIONS:
+        return False
+    inside = expanded(equation)
+    return inside is not None and any_equation(jaxpr_and_consts(inside)[0], is_until)
 
 
 def is_until(equation: JaxprEqn) -> bool:
@@ -142,8 +166,8 @@ def agrees(point: Point, direction: Leaves, slack: float) -> bool:
 def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
     """The `stop_gradient` equations written by the user, or by a library outside its rules; of one leaf, or of all."""
     chains = program.value.chains
-    # A stop beside a solve is another way to the same derivative.
-    solving = {tuple(map(id, chain[:-1])) for chain in chains if chain[-1].primitive.name == "custom_linear_solve"}
+    # A stop of JAX or of a library beside a solve is another way to the same derivative.
+    solving = {tuple(map(id, chain[:-1])) for chain in chains if is_linear_solve(chain[-1])}
 
     def is_candidate(chain: Chain) -> bool:
         outer = [chain[:length] for length in range(len(chain))]
@@ -151,7 +175,7 @@ def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
         return (
             chain[-1].primitive.name == "stop_gradient"
             and not is_of_surrogate(chain)
-            and not any(tuple(map(id, inside)) in solving for inside in outer)
+            and (_is_users_stop(chain) or not any(tuple(map(id, inside)) in solving for inside in outer))
             # Inside a library's rule: what the user stopped in a function passed to that library.
             and all(map(is_in_library, ruled))
             and not (ruled and is_in_library(chain))
@@ -159,6 +183,12 @@ def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
 
     is_of_leaf = lambda chain: leaf is None or leaf in program.leaves_into(chain, program.value)
     return [chain for chain in chains if is_candidate(chain) and is_of_leaf(chain)]
+
+
+def _is_users_stop(chain: Chain) -> bool:
+    """Whether the user called `stop_gradient`, or made a mark, rather than called a function that stops something."""
+    is_marked = mark_in(str(chain[-1].source_info.name_stack)) is not None
+    return is_marked or (not is_in_library(chain) and operation_of(chain) == "stop_gradient")
 
 
 def mark_of(chain: Chain) -> str | None:
