@@ -406,6 +406,14 @@ def test_differences_do_not_refute_what_changes_within_the_last_digits(factor):
     assert {finding.kind for finding in report.findings} <= {"noise", "jump"}
 
 
+def test_noise_of_one_output_excuses_no_other():
+    with jax.enable_x64(True):
+        hashed = lambda x: jnp.mod(jnp.sin(x) * 1e11, 1.0)
+        report = pg.check(lambda x: jnp.stack([hashed(x), nearly(x)]), progress=False)(jnp.asarray(0.37))
+        assert report.verdict == "error", str(report)
+        assert ("mismatch", "rule") in {(f.kind, f.reason) for f in report.findings}
+
+
 def test_noise_that_a_derivative_does_not_explain_excuses_no_wrong_one():
     lossy = lambda x: (nearly(x) + 1e6) - 1e6
     with jax.enable_x64(True):

@@ -120,8 +120,8 @@ class Point:
         usual = np.where(size > 10 * rounding, _USUAL * size, _USUAL_OF_ZERO)
         if not np.any(rounding > usual):
             return None
-        moved, noise = slopes(rounding)
-        return UNIT * np.abs(moved) >= _AS_STEEP * noise
+        moved, noise = slopes(np.where(rounding > usual, rounding, 0.0))
+        return (UNIT * np.abs(moved) >= _AS_STEEP * noise) & (noise > 0)
 
     @cached_property
     def resolution(self) -> float:
