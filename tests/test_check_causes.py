@@ -161,3 +161,61 @@ def test_of_a_fix_the_others_are_said():
         f"differentiate `partgrad.double_where(f)`, and write `partgrad.safe.norm` at {line('length')}" in other.message
     )
     assert taken.to_dict()["fix"]["beside"] == ["differentiate `partgrad.double_where(f)`"]
+
+
+# --- forward mode alone ------------------------------------------------------------------------------------------------
+
+
+def chain(p):
+    """Two equal points: the gradient of the others is right, while in forward mode their zero meets an infinity."""
+    points = jnp.stack(list(p.values()))
+    lengths = jnp.sqrt(jnp.sum((points[1:] - points[:-1]) ** 2, axis=-1))  # chain
+    return jnp.sum((lengths - 0.5) ** 2) + points[0, 0]
+
+
+def beside(p):
+    """The root is infinite wherever `bad` is."""
+    return jnp.sum(jnp.sqrt(jnp.stack([0 * p["bad"], *(p[name] for name in p if name != "bad")])))  # beside
+
+
+def stopped(p):
+    return jnp.sum(jnp.sqrt(jnp.stack([0 * lax.stop_gradient(p["a"]), p["b"], p["c"]]))) + p["a"]  # stopped
+
+
+def other(p):
+    """What is not finite in forward mode alone, beside a leaf whose gradient is not."""
+    return beside(p) + jnp.sum(jnp.sqrt(jnp.stack([jnp.zeros(()), p["b"]])))  # other
+
+
+def hiding(p):
+    """What `a` meets hides what `b` meets later."""
+    first = jnp.sum(jnp.sqrt(jnp.stack([jnp.zeros(()), p["a"]])))  # first
+    return jnp.sum(jnp.sqrt(jnp.stack([jnp.zeros(()), first, p["b"]])))  # later
+
+
+S = jnp.float32
+POINTS = {"a": F(1, 2), "b": F(0, 1), "c": F(0, 1), "d": F(3, 1)}
+NUMBERS = {"a": S(1), "b": S(2), "c": S(3)}
+ONE_BAD = {"bad": S(1), "b": S(2), "c": S(3)}
+FORWARD = {
+    "chain": (chain, POINTS, {"chain": "bc"}, "ad"),
+    "beside": (beside, ONE_BAD, {"beside": ["bad"]}, "bc"),
+    "stopped": (stopped, NUMBERS, {"stopped": "bc"}, "a"),
+    "other": (other, ONE_BAD, {"beside": ["bad"], "other": "b"}, "c"),
+    "hiding": (hiding, NUMBERS, {"first": "a", "later": "b"}, ""),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_a_forward_derivative_that_is_not_finite_where_a_gradient_is_not_is_no_second_finding(name):
+    function, point, expected, good = FORWARD[name]
+    report = pg.check(function, progress=False)(point)
+    found = [finding for finding in report.findings if finding.severity == "error"]
+    assert all(finding.kind == "nan" for finding in found)
+    paths = lambda leaves: {f"['{leaf}']" for leaf in leaves}
+    assert {finding.where: set(finding.leaves) for finding in found} == {
+        line(n): paths(ls) for n, ls in expected.items()
+    }
+    assert len(found) == len(expected)
+    verdicts = {row.path: row.verdict for row in report.rows}
+    assert all(verdicts[path] == "ok" for path in paths(good))

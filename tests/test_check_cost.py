@@ -89,6 +89,41 @@ def test_what_is_compiled_goes_with_causes_and_not_with_leaves(name, compilation
         assert compilations[0] <= 6, number
 
 
+def roots(*values):
+    return jnp.sum(jnp.sqrt(jnp.stack(values)))
+
+
+def chain(*values):
+    points = jnp.stack(values)
+    return jnp.sum((jnp.sqrt((points[1:] - points[:-1]) ** 2) - 0.5) ** 2)
+
+
+# Leaves whose gradient is right beside one whose is not, and leaves that have no forward derivative; and how many
+# programs may be compiled beyond those of one cause.
+BESIDE_OTHERS = {
+    "one of many": (lambda first, *xs: jnp.sqrt((first - 1) ** 2) + sum(map(jnp.sqrt, xs)), 0),
+    "a zero tangent meets an infinity": (lambda first, *xs: chain(jnp.ones(()), first, *xs), 0),
+    "and meets it wherever that leaf is": (lambda first, *xs: roots(0 * first, *xs), 1),
+    "forward mode alone": (lambda first, *xs: roots(jnp.zeros(()), *xs) + first, 0),
+    "two causes": (lambda first, *xs: roots(jnp.zeros(()), first, *xs[::2]) * roots(jnp.zeros(()), *xs[1::2]), 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BESIDE_OTHERS)
+def test_leaves_beside_those_of_a_cause_compile_nothing(name, compilations):
+    function, more = BESIDE_OTHERS[name]
+    counts = []
+    for number in (3, 60):
+        values = np.random.default_rng(0).uniform(1, 2, number).astype(np.float32)
+        leaves = {f"x{i}": jnp.asarray(value) for i, value in enumerate([np.float32(1), *values[1:]])}
+        compilations[0] = 0
+        report = pg.check(lambda p: function(*p.values()), progress=False)(leaves)
+        assert any(f.kind == "nan" for f in report.findings)
+        counts.append(compilations[0])
+    assert counts[0] == counts[1] <= 6 + more
+
+
 @pytest.mark.slow
 def test_another_cause_takes_two_more_at_most(compilations):
     wrong, sine = (jax.custom_jvp(f) for f in (lambda x: x**3, jnp.sin))

@@ -1,7 +1,7 @@
 """NaN and infinity in a derivative: which operation produces it first, and what fixes it."""
 
 import functools
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -34,9 +34,12 @@ from .float64 import widened
 from .names import element_of, finding, steps_of
 from .own import Own, is_finite, pulled
 from .point import Point
-from .probe import Answer, probe
+from .probe import Answer, Question, probe, probing
 from .program import Program
 from .remedies import Cause, Derivative, Remedies, lost_in
+
+# How far each element of a leaf is moved whose gradient is not finite.
+_BESIDE = 1e-3
 
 
 def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
@@ -45,18 +48,19 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
     bad = [leaf for leaf, gradient in enumerate(own.gradients) if not is_finite(gradient)]
     if not own.is_finite:
         yield from _of_the_value(own, bad, point())
+    told: list[Cause] = []
     if bad:
         births = _births_of_gradient(own) if program.cotangent is not None else []
         of = lambda function: (pulled(function), [program.leaves, own.cotangents])
         derivative = Derivative("gradient", of, lambda results, leaf: results[leaf])
-        yield from _NotFinite(own, point, births, derivative).findings(bad)
-    if own.is_finite and program.tangent is not None and not _tangent_is_finite(point()):
-        others = [leaf for leaf in range(len(program.leaves)) if leaf not in bad]
-        # First together, then one by one.
-        if len(others) == 1 or (others and not _is_finite_along(program, others)):
-            for leaf in others:
-                if not _is_finite_along(program, [leaf]):
-                    yield from _forward(own, point, leaf).findings([leaf])
+        of_gradient = _NotFinite(own, point, births, derivative)
+        yield from of_gradient.findings(bad)
+        told = of_gradient.told
+    others = [leaf for leaf in range(len(program.leaves)) if leaf not in bad]
+    if others and own.is_finite and program.tangent is not None and not _tangents_are_finite(point(), bad):
+        # A zero tangent that meets an infinite derivative is NaN: where the gradient of others is not finite, that was
+        # said, and what reverse mode gives here is right.
+        yield from _of_tangents(own, point, others, told)
 
 
 def _births_of_gradient(own: Own) -> list[Answer]:
@@ -70,9 +74,21 @@ def _births_of_gradient(own: Own) -> list[Answer]:
     return _births(program.cotangent, operands, everything, own.gradients)
 
 
-def _tangent_is_finite(point: Point) -> bool:
-    """Whether the forward derivative of all leaves together is finite."""
-    tangents = point.exact.forward(point.leaves, [np.ones_like(x) for x in point.leaves])
+def _tangents_are_finite(point: Point, bad: list[int]) -> bool:
+    """Whether the forward derivative of all leaves is finite, or else that of the good ones with the bad ones moved."""
+    ones = [np.ones_like(x) for x in point.leaves]
+    along = [one * (leaf not in bad) for leaf, one in enumerate(ones)]
+    if _is_finite(point.exact.forward(point.leaves, ones)):
+        return True
+    # Beside what is infinite there, it is finite, and hides nothing.
+    by = [_BESIDE * np.random.default_rng(leaf).uniform(0.5, 1.5, x.shape) for leaf, x in enumerate(point.leaves)]
+    moved = lambda side: [
+        x + side * b * (leaf in bad) for leaf, (x, b) in enumerate(zip(point.leaves, by, strict=True))
+    ]
+    return bool(bad) and any(_is_finite(point.exact.forward(moved(side), along)) for side in (1, -1))
+
+
+def _is_finite(tangents: Any) -> bool:
     return tangents is not None and is_finite(tangents)
 
 
@@ -93,20 +109,76 @@ def _along(program: Program, leaves: list[int], function: Any) -> tuple[Callable
     return derivative, [*own, *(np.ones(x.shape, x.dtype) for x in own)]
 
 
-def _is_finite_along(program: Program, leaves: list[int]) -> bool:
-    derivative, operands = _along(program, leaves, program.run)
+def _each_along(program: Program, leaves: list[int], function: Any) -> tuple[Callable[..., Operands], Operands]:
+    """The same along each leaf alone, whose numbers are the first axis of the results: one program for all."""
+    derivative, operands = _along(program, leaves, function)
+
+    def each(*operands: Any) -> Operands:
+        own, ones = operands[: len(leaves)], operands[len(leaves) :]
+        single = lambda number: [jnp.where(number == other, one, 0 * one) for other, one in enumerate(ones)]
+        return list(lax.map(lambda number: derivative(*own, *single(number)), jnp.arange(len(leaves))))
+
+    return each, operands
+
+
+def _is_finite_along(program: Program, leaves: list[int], held: list[Cause]) -> bool:
+    """Whether the forward derivative along leaves is finite but for what some causes make of it."""
+    origins = {_ids(origin) for cause in held for origin in cause.origins}
+
+    def rule(chain: Chain, operands: Operands) -> Operands | None:
+        if _ids(chain) not in origins:
+            return None
+        return list(bind(chain[-1], [lax.stop_gradient(x) if is_floating(x) else x for x in operands]))
+
+    derivative, operands = _along(program, leaves, lambda leaves: program.run(leaves, rule))
     return all(map(is_finite, quick_jit(derivative)(*operands)))
 
 
-def _forward(own: Own, point: Callable[[], Point], leaf: int) -> "_NotFinite":
-    program = own.program
-    along, operands = _along(program, [leaf], program.run)
-    jaxpr = jax.make_jaxpr(along)(*operands)
+def _of_tangents(own: Own, point: Callable[[], Point], leaves: list[int], told: list[Cause]) -> Iterator[Finding]:
+    """Findings for each leaf whose forward derivative is not finite, unless the cause was told.
 
-    whole = lambda results, leaf: np.concatenate([np.ravel(result) for result in results])
-    derivative = Derivative("forward-mode derivative", lambda function: _along(program, [leaf], function), whole)
-    births = _births(jaxpr, operands, of_cotangents(jaxpr.jaxpr, 1))
-    return _NotFinite(own, point, births, derivative)
+    All are asked by the same programs. Where only what another leaf meets is not finite, that hides what a leaf itself
+    meets: such leaves are asked again without the other. Leaves that meet the same have the same remedies.
+    """
+    # Without a gradient that is not finite, it is known that something is not.
+    is_known = not told
+    while leaves and (is_known or not _is_finite_along(own.program, leaves, told)):
+        groups: dict[Any, tuple[list[Answer], list[int]]] = {}
+        hidden = []
+        for leaf, births in _births_along(own.program, leaves):
+            if births:
+                groups.setdefault(tuple(_ids(birth.chain) for birth in births), (births, []))[1].append(leaf)
+            else:
+                hidden.append(leaf)
+        for births, alike in groups.values() if groups else [([], hidden)]:
+            yield from _NotFinite(own, point, births, _forward(own.program, alike), told).findings(alike)
+        leaves, is_known = (hidden if groups else []), False
+
+
+def _forward(program: Program, leaves: list[int]) -> Derivative:
+    """The forward derivative along each of some leaves."""
+    part = lambda results, leaf: np.concatenate([np.ravel(result[leaves.index(leaf)]) for result in results])
+    return Derivative("forward-mode derivative", functools.partial(_each_along, program, leaves), part)
+
+
+def _births_along(program: Program, leaves: list[int]) -> Iterator[tuple[int, list[Answer]]]:
+    """Each leaf along which the derivative is not finite, and where it stops being so, if the leaf goes there."""
+    along, operands = _along(program, leaves, program.run)
+    jaxpr = jax.make_jaxpr(along)(*operands)
+    ask = probing(jaxpr, _asking(of_cotangents(jaxpr.jaxpr, len(leaves))))
+    own, ones = operands[: len(leaves)], operands[len(leaves) :]
+    for number, leaf in enumerate(leaves):
+        tangents, births = ask([*own, *(one * (other == number) for other, one in enumerate(ones))])
+        if not all(map(is_finite, tangents)):
+            yield leaf, _reached(program, births, leaf)
+
+
+def _reached(program: Program, births: list[Answer], leaf: int) -> list[Answer]:
+    """The births where the derivative of a leaf may first stop being finite."""
+    origins = ((birth, program.origin(birth.chain)) for birth in births)
+    reached = [birth for birth, origin in origins if not origin or leaf in program.leaves_into(origin)]
+    # What goes through a mutable reference is not followed.
+    return reached or [birth for birth in births if any_equation(program.jaxpr.jaxpr, is_mutating)]
 
 
 def _births(
@@ -126,16 +198,22 @@ def _births(
         asked: Which equations may be the place, by the identities of their chains; None for any.
     """
 
+    def is_seen(outputs: Operands) -> bool:
+        pairs = zip(outputs, seen or (), strict=True)
+        return all(np.array_equal(*(np.isfinite(widened(x)) for x in pair)) for pair in pairs)
+
+    return probe(jaxpr, operands, _asking(flowing, asked), trusted=all_finite if seen is None else is_seen)[1]
+
+
+def _asking(flowing: Dependence, asked: Container[tuple[int, ...]] | None = None) -> Question:
+    """The question whether a derivative first stops being finite at an equation."""
+
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
         if is_mutating(chain[-1]) or (asked is not None and _ids(chain) not in asked):
             return None
         return _birth(operands, flowing.into(chain), results)
 
-    def is_seen(outputs: Operands) -> bool:
-        pairs = zip(outputs, seen or (), strict=True)
-        return all(np.array_equal(*(np.isfinite(widened(x)) for x in pair)) for pair in pairs)
-
-    return probe(jaxpr, operands, question, trusted=all_finite if seen is None else is_seen)[1]
+    return question
 
 
 def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
@@ -174,11 +252,24 @@ def _ids(chain: Chain) -> tuple[int, ...]:
     return tuple(map(id, chain))
 
 
+def _place_of(chain: Chain) -> Any:
+    """The line of an equation, or the equation if there is no line: one cause."""
+    return line(chain) or _ids(chain)
+
+
 class _NotFinite:
     """A derivative that is not finite: where it first becomes NaN or infinite, and which remedy makes it finite."""
 
-    def __init__(self, own: Own, point: Callable[[], Point], births: list[Answer], derivative: Derivative):
+    def __init__(
+        self,
+        own: Own,
+        point: Callable[[], Point],
+        births: list[Answer],
+        derivative: Derivative,
+        known: Sequence[Cause] = (),
+    ):
         self._own, self._program, self._mode = own, own.program, derivative.mode
+        self._known, self._found = set(map(self._key, known)), set[Any]()
         self._births = births
         self._numbers: dict[Any, int] = {}
         self._remedies = Remedies(own, point, derivative, self._grouped(births))
@@ -187,17 +278,19 @@ class _NotFinite:
         """One for each cause of a leaf whose derivative is not finite, unless its value is to blame."""
         program = self._program
         for leaf in leaves:
-            births = self._births_of(leaf)
-            if not births:
-                # What goes through a mutable reference is not followed.
-                births = [birth for birth in self._births if any_equation(self._program.jaxpr.jaxpr, is_mutating)]
+            births = _reached(program, self._births, leaf)
             if not births:
                 if self._own.is_finite:
                     yield self._from_nothing(leaf)
                 continue
-            for cause, (reason, more) in self._remedies.of(leaf, self._grouped(births)):
-                if reason not in ("not taken", "singular") and not self._own.is_finite:
+            causes = self._grouped(births)
+            if all(map(self._is_known, causes)):
+                continue
+            for cause, (reason, more) in self._remedies.of(leaf, causes):
+                is_unsure = reason not in ("not taken", "singular") and not self._own.is_finite
+                if is_unsure or self._is_known(cause):
                     continue
+                self._found.add(self._key(cause))
                 first, alike = cause.births[0], [b for b in cause.births if program.origin(b.chain) == cause.chain]
                 of_value = cause.chain != program.origin(first.chain)
                 element = element_of(int(first.numbers[0]), first.chain[-1].outvars[0].aval.shape)
@@ -214,6 +307,17 @@ class _NotFinite:
                     steps=steps_of(alike),
                     **more,
                 )
+
+    @property
+    def told(self) -> list[Cause]:
+        """The causes that were found so far, each with all of its births."""
+        return [cause for cause in self._grouped(self._births) if self._key(cause) in self._found]
+
+    def _is_known(self, cause: Cause) -> bool:
+        return bool(cause.chain) and self._key(cause) in self._known
+
+    def _key(self, cause: Cause) -> Any:
+        return _place_of(self._place(cause.births[0], cause.chain))
 
     @cached_property
     def _births_of_value(self) -> list[Chain]:
@@ -244,17 +348,12 @@ class _NotFinite:
         causes: dict[Any, Cause] = {}
         for birth, origin in [(one, origin) for one in births for origin in self._origins(one)]:
             place = self._place(birth, origin)
-            key = line(place) or _ids(place)
+            key = _place_of(place)
             number = self._numbers.setdefault(key, len(self._numbers))
             cause = causes.setdefault(key, Cause(number, origin, [], []))
             cause.births.append(birth)
             cause.origins.append(origin)
         return list(causes.values())
-
-    def _births_of(self, leaf: int) -> list[Answer]:
-        """Where the derivative of a leaf may first stop being finite."""
-        origins = ((birth, self._program.origin(birth.chain)) for birth in self._births)
-        return [birth for birth, origin in origins if not origin or leaf in self._program.leaves_into(origin)]
 
     def _from_nothing(self, leaf: int) -> Finding:
         """For a derivative that is not finite although no operation produced that: a rule returns it for any input."""
