@@ -236,8 +236,10 @@ def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
 _INFINITE, _FINITE = 1 << 29, 1 << 30
 
 
+@jax.jit
 def _worst(value: Any) -> Any:
     """The place of the first NaN in an array, else that of the first infinity, else what is beyond them."""
+    # It is asked of every operand of a program: compiled, it is traced once for each shape.
     flat = jnp.ravel(value)
     place = lax.iota(np.int32, flat.size)
     told = jnp.where(jnp.isnan(flat), place, jnp.where(jnp.isfinite(flat), _FINITE, _INFINITE + place))
