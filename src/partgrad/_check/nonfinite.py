@@ -1,22 +1,18 @@
 """NaN and infinity in a derivative: which operation produces it first, and what fixes it."""
 
 import functools
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr
 
 from .._compat import cached_property
 from .._programs import (
     Chain,
-    Dependence,
     Operands,
-    Sources,
-    all_finite,
     any_equation,
     bind,
     differentiably,
@@ -29,12 +25,12 @@ from .._programs import (
     of_cotangents,
     quick_jit,
 )
+from .births import asking, births_in, ids
 from .finding import Finding
-from .float64 import widened
 from .names import element_of, finding, steps_of
 from .own import Own, is_finite, pulled
 from .point import Point
-from .probe import Answer, Question, probe, probing
+from .probe import Answer, probe, probing
 from .program import Program
 from .remedies import Cause, Derivative, Remedies, lost_in
 
@@ -60,18 +56,22 @@ def nonfinite(own: Own, point: Callable[[], Point]) -> Iterator[Finding]:
     if others and own.is_finite and program.tangent is not None and not _tangents_are_finite(point(), bad):
         # A zero tangent that meets an infinite derivative is NaN: where the gradient of others is not finite, that was
         # said, and what reverse mode gives here is right.
-        yield from _of_tangents(own, point, others, told)
+        try:
+            yield from _of_tangents(own, point, others, told)
+        except jax.errors.JaxRuntimeError:
+            # What raises in forward mode, as `equinox.error_if` does in a rule, has a gradient all the same.
+            return
 
 
 def _births_of_gradient(own: Own) -> list[Answer]:
     program, operands = own.program, [*own.program.leaves, *own.cotangents]
     assert program.cotangent is not None
-    found = _births(program.cotangent, operands, program.pulled, own.gradients)
+    found = births_in(program.cotangent, operands, program.pulled, own.gradients)
     if found or not any_equation(program.cotangent.jaxpr, is_mutating):
         return found
     # What goes through a mutable reference is not followed: everything may depend on everything.
     everything = differentiably(program.cotangent.jaxpr, [1] * len(operands))
-    return _births(program.cotangent, operands, everything, own.gradients)
+    return births_in(program.cotangent, operands, everything, own.gradients)
 
 
 def _tangents_are_finite(point: Point, bad: list[int]) -> bool:
@@ -123,10 +123,10 @@ def _each_along(program: Program, leaves: list[int], function: Any) -> tuple[Cal
 
 def _is_finite_along(program: Program, leaves: list[int], held: list[Cause]) -> bool:
     """Whether the forward derivative along leaves is finite but for what some causes make of it."""
-    origins = {_ids(origin) for cause in held for origin in cause.origins}
+    origins = {ids(origin) for cause in held for origin in cause.origins}
 
     def rule(chain: Chain, operands: Operands) -> Operands | None:
-        if _ids(chain) not in origins:
+        if ids(chain) not in origins:
             return None
         return list(bind(chain[-1], [lax.stop_gradient(x) if is_floating(x) else x for x in operands]))
 
@@ -147,7 +147,7 @@ def _of_tangents(own: Own, point: Callable[[], Point], leaves: list[int], told: 
         hidden = []
         for leaf, births in _births_along(own.program, leaves):
             if births:
-                groups.setdefault(tuple(_ids(birth.chain) for birth in births), (births, []))[1].append(leaf)
+                groups.setdefault(tuple(ids(birth.chain) for birth in births), (births, []))[1].append(leaf)
             else:
                 hidden.append(leaf)
         for births, alike in groups.values() if groups else [([], hidden)]:
@@ -165,7 +165,7 @@ def _births_along(program: Program, leaves: list[int]) -> Iterator[tuple[int, li
     """Each leaf along which the derivative is not finite, and where it stops being so, if the leaf goes there."""
     along, operands = _along(program, leaves, program.run)
     jaxpr = jax.make_jaxpr(along)(*operands)
-    ask = probing(jaxpr, _asking(of_cotangents(jaxpr.jaxpr, len(leaves))))
+    ask = probing(jaxpr, asking(of_cotangents(jaxpr.jaxpr, len(leaves))))
     own, ones = operands[: len(leaves)], operands[len(leaves) :]
     for number, leaf in enumerate(leaves):
         tangents, births = ask([*own, *(one * (other == number) for other, one in enumerate(ones))])
@@ -181,82 +181,9 @@ def _reached(program: Program, births: list[Answer], leaf: int) -> list[Answer]:
     return reached or [birth for birth in births if any_equation(program.jaxpr.jaxpr, is_mutating)]
 
 
-def _births(
-    jaxpr: ClosedJaxpr,
-    operands: Operands,
-    flowing: Dependence,
-    seen: Operands | None = None,
-    asked: Container[tuple[int, ...]] | None = None,
-) -> list[Answer]:
-    """Where a derivative first stops being finite, in order of execution.
-
-    Args:
-        jaxpr: The derivative, or the function.
-        operands: Where it runs.
-        flowing: What flows in it.
-        seen: What the user's own run computed.
-        asked: Which equations may be the place, by the identities of their chains; None for any.
-    """
-
-    def is_seen(outputs: Operands) -> bool:
-        pairs = zip(outputs, seen or (), strict=True)
-        return all(np.array_equal(*(np.isfinite(widened(x)) for x in pair)) for pair in pairs)
-
-    return probe(jaxpr, operands, _asking(flowing, asked), trusted=all_finite if seen is None else is_seen)[1]
-
-
-def _asking(flowing: Dependence, asked: Container[tuple[int, ...]] | None = None) -> Question:
-    """The question whether a derivative first stops being finite at an equation."""
-
-    def question(chain: Chain, operands: Operands, results: Operands) -> Any:
-        if is_mutating(chain[-1]) or (asked is not None and _ids(chain) not in asked):
-            return None
-        return _birth(operands, flowing.into(chain), results)
-
-    return question
-
-
-def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
-    """The element of the first result that is not finite although all operands are, and whether it is NaN.
-
-    And whether an operand that is a constant of the derivative, a value, is NaN itself.
-    """
-    pairs = [pair for pair in zip(operands, masks, strict=True) if hasattr(pair[0], "dtype")]
-    made = [_worst(result) for result in results if hasattr(result, "dtype") and _is_floating(result)]
-    if not any(mask for _, mask in pairs) or not made:
-        return None
-    worst = [(bool(mask), _worst(x)) for x, mask in pairs if _is_floating(x)]
-    is_finite = jnp.stack([True, *(x == _FINITE for flows, x in worst if flows)]).all()
-    of_value = jnp.stack([False, *(x < _INFINITE for flows, x in worst if not flows)]).any()
-    first = functools.reduce(lambda first, then: jnp.where(first < _FINITE, first, then), made)
-    return jnp.stack([jnp.where(is_finite & (first < _FINITE), first % _INFINITE, -1), first < _INFINITE, of_value])
-
-
-# The first places of an infinity, and of an element that is finite: one reduction tells all that is asked of an array.
-_INFINITE, _FINITE = 1 << 29, 1 << 30
-
-
-@jax.jit
-def _worst(value: Any) -> Any:
-    """The place of the first NaN in an array, else that of the first infinity, else what is beyond them."""
-    # It is asked of every operand of a program: compiled, it is traced once for each shape.
-    flat = jnp.ravel(value)
-    place = lax.iota(np.int32, flat.size)
-    told = jnp.where(jnp.isnan(flat), place, jnp.where(jnp.isfinite(flat), _FINITE, _INFINITE + place))
-    return jnp.min(told, initial=_FINITE)
-
-
-def _is_floating(value: Any) -> bool:
-    return is_floating(value) and value.dtype != jax.dtypes.float0
-
-
-def _ids(chain: Chain) -> tuple[int, ...]:
-    return tuple(map(id, chain))
-
-
 def _place_of(chain: Chain) -> Any:
     """The line of an equation, or the equation if there is no line: one cause."""
-    return line(chain) or _ids(chain)
+    return line(chain) or ids(chain)
 
 
 class _NotFinite:
@@ -329,8 +256,8 @@ class _NotFinite:
         """
         program, flow = self._program, self._program.value
         needed = [program.origin(birth.chain) for birth in self._births if birth.numbers[2]]
-        asked = {_ids(chain) for into in needed if into for chain in feeding(program.jaxpr.jaxpr, flow.chains, into)}
-        found = _births(program.jaxpr, program.leaves, flow, self._own.plain, asked)
+        asked = {ids(chain) for into in needed if into for chain in feeding(program.jaxpr.jaxpr, flow.chains, into)}
+        found = births_in(program.jaxpr, program.leaves, flow, self._own.plain, asked)
         return [birth.chain for birth in found if birth.numbers[1] and line(birth.chain)]
 
     def _origins(self, birth: Answer) -> list[Chain]:
@@ -370,7 +297,7 @@ def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
     if not bad and (chosen := _written(own)):
         yield finding("nan", "warning", "written", [], chosen)
         return
-    first = next(iter(_births(program.jaxpr, program.leaves, program.value, own.plain)), None)
+    first = next(iter(births_in(program.jaxpr, program.leaves, program.value, own.plain)), None)
     paths = [program.paths[leaf] for leaf in bad]
     chain = first.chain if first else ()
     what = None if first is None else "NaN" if first.numbers[1] else "infinite"
