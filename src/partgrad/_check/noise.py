@@ -151,28 +151,29 @@ class _Errors:
         if not hasattr(value, "dtype") or not is_floating(value):
             return value
         self._draws += 1
-
-        def with_error(value: Any) -> Any:
-            unit = self._unit(chain, value)
-            less, more = 1 - unit, 1 + unit
-            bits = self._bits(value)
-            # Half of them are zero, because real errors are mostly smaller than a unit.
-            factor = jnp.where(bits < _HALF_OF_BITS + _HALF_OF_BITS // 2, less, more)
-            return value * jnp.where(bits < _HALF_OF_BITS, 1.0, factor)
-
+        draw = self._seed + np.uint32(self._draws * 0x85EBCA6B & 0xFFFFFFFF)
         # In a branch, across which XLA does not fuse: it writes out what it fuses again for each use, without end.
-        return lax.cond(self._on, with_error, lambda value: value, value)
+        return lax.cond(self._on, _with_errors_of, lambda value, *_: value, value, self._unit(chain, value), draw)
 
-    def _bits(self, value: Any) -> Any:
-        """Random bits that depend on the bits of a value, so that they change from one step of a loop to the next."""
-        real = value.real if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
-        width = 8 * real.dtype.itemsize
-        bits = lax.bitcast_convert_type(real, jnp.dtype(f"uint{width}"))
-        folded = (bits ^ (bits >> 32)) if width == 64 else bits
-        # Few operations, since there are as many of these as operations in the program, and all are compiled.
-        own = self._seed + np.uint32(self._draws * 0x85EBCA6B & 0xFFFFFFFF)
-        mixed = (folded.astype(jnp.uint32) ^ (_positions(real.shape) + own)) * np.uint32(0x85EBCA6B)
-        return (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE35)
+
+@jax.jit
+def _with_errors_of(value: Any, unit: Any, draw: Any) -> Any:
+    """An array with errors of a size; traced once for each shape, since there are as many as operations."""
+    bits, less, more = _bits(value, draw), 1 - unit, 1 + unit
+    # Half of them are zero, because real errors are mostly smaller than a unit.
+    factor = jnp.where(bits < _HALF_OF_BITS + _HALF_OF_BITS // 2, less, more)
+    return value * jnp.where(bits < _HALF_OF_BITS, 1.0, factor)
+
+
+def _bits(value: Any, draw: Any) -> Any:
+    """Random bits that depend on the bits of a value, so that they change from one step of a loop to the next."""
+    real = value.real if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
+    width = 8 * real.dtype.itemsize
+    bits = lax.bitcast_convert_type(real, jnp.dtype(f"uint{width}"))
+    folded = (bits ^ (bits >> 32)) if width == 64 else bits
+    # Few operations, since all are compiled.
+    mixed = (folded.astype(jnp.uint32) ^ (_positions(real.shape) + draw)) * np.uint32(0x85EBCA6B)
+    return (mixed ^ (mixed >> 15)) * np.uint32(0xC2B2AE35)
 
 
 class _ErrorsOfMoved(_Errors):
