@@ -69,9 +69,8 @@ class Exact:
 
     def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
         given: dict[str, Any] = {} if runs_on is None else {"runs_on": runs_on, "rule": _without_callbacks}
-        forward, reverse = (_of_constants(self._jaxprs[which], **given) for which in (_FORWARD, _REVERSE))
-        jaxpr, own = self._jaxprs[_VALUE], _either(self._moving, given.get("rule"))
-        value = lambda off: _of_constants(jaxpr, **given | {"rule": _either(own, _rounding_outside(off))})
+        value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
+        own = _either(self._moving, given.get("rule"))
         is_complex, pairs = any(self._is_complex), self._moving is not None
         # Not `self`, which has the arguments: what is compiled is kept.
         leaves_of = functools.partial(_leaves_of, self._inputs)
@@ -80,7 +79,8 @@ class Exact:
         wide = lambda vector: vector.astype(jnp.complex128 if is_complex else jnp.float64)
 
         def of_value(consts: Any, moved: Any, start: Any, weights: Any, off: Any) -> Any:
-            at = lambda vector: _joined(value(off)(consts[_VALUE], leaves_of(vector)))
+            rule = _either(own, _rounding_outside(off))
+            at = lambda vector: _joined(value(consts[_VALUE], leaves_of(vector), rule=rule))
             found = at(moved) if not pairs else jax.vmap(at)(jnp.stack([moved, start]))[0]
             return wide(found), wide_real(gradient)
 
@@ -234,12 +234,12 @@ class Exact:
         return [(part.astype(complex) if c else part.real.astype(float)).reshape(shape) for part, shape, c in parts]
 
 
-def _of_constants(jaxpr: ClosedJaxpr | None, **how: Any) -> Callable[[Operands, Operands], Operands]:
+def _of_constants(jaxpr: ClosedJaxpr | None, **how: Any) -> Callable[..., Operands]:
     """A jaxpr in float64 as a function of its constants and its operands; of nothing if there is none."""
     if jaxpr is None:
         return lambda consts, operands: []
     closed, x64 = reclosing(jaxpr_and_consts(jaxpr)[0]), bool(jax.config.jax_enable_x64)
-    return lambda consts, operands: promoted(closed(consts), x64=x64, **how)(*operands)
+    return lambda consts, operands, **more: promoted(closed(consts), x64=x64, **how | more)(*operands)
 
 
 def _either(first: Rule | None, second: Rule | None) -> Rule:
