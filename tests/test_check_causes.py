@@ -219,3 +219,38 @@ def test_a_forward_derivative_that_is_not_finite_where_a_gradient_is_not_is_no_s
     assert len(found) == len(expected)
     verdicts = {row.path: row.verdict for row in report.rows}
     assert all(verdicts[path] == "ok" for path in paths(good))
+
+
+@jax.custom_vjp
+def halved(x):
+    return x**2
+
+
+halved.defvjp(lambda x: (x**2, x), lambda x, cotangent: (x * cotangent,))
+
+
+@jax.custom_vjp
+def ended(x):
+    return x**2
+
+
+ended.defvjp(lambda x: (x**2, None), lambda _, cotangent: (jnp.zeros(3),))
+
+# What makes the gradient of a leaf NaN, and what is wrong with it besides.
+NOT_FINITE = {
+    "not taken": lambda x: jnp.where(x > 0, jnp.sqrt(x), 0.0).sum(),
+    "singular": lambda x: jnp.linalg.norm(0 * x),
+}
+BESIDES = {
+    "rule": lambda x: halved(x).sum(),
+    "rule stop": lambda x: ended(x).sum(),
+    "stop": lambda x: jnp.sum(x * lax.stop_gradient(jnp.cos(x))),
+}
+
+
+@pytest.mark.parametrize("reason", BESIDES)
+@pytest.mark.parametrize("cause", NOT_FINITE)
+def test_what_is_wrong_besides_in_the_same_leaf(cause, reason):
+    """A remedy that differences refute for another cause is none for which the branch that is taken is to blame."""
+    report = pg.check(lambda x: NOT_FINITE[cause](x) + BESIDES[reason](x), progress=False)(F(-1, 1, 2))
+    assert [(f.kind, f.reason) for f in report.findings] == [("nan", cause), ("mismatch", reason)], str(report)

@@ -204,7 +204,10 @@ class _NotFinite:
         self._remedies = Remedies(own, point, derivative, self._grouped(births))
 
     def findings(self, leaves: list[int]) -> Iterator[Finding]:
-        """One for each cause of a leaf whose derivative is not finite, unless its value is to blame."""
+        """One for each cause of a leaf whose derivative is not finite, unless its value is to blame.
+
+        And what else is wrong with such a leaf once remedies make its derivative finite.
+        """
         program = self._program
         for leaf in leaves:
             births = _reached(program, self._births, leaf)
@@ -236,6 +239,7 @@ class _NotFinite:
                     steps=steps_of(alike),
                     **more,
                 )
+        yield from self._remedies.others
 
     @property
     def told(self) -> list[Cause]:

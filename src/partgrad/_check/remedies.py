@@ -13,19 +13,22 @@ import numpy as np
 from jax import lax
 
 from .. import safe
+from .._compat import cached_property
 from .._double_where import double_where
 from .._programs import Chain, Operands, bind, has_rule_outside_jax, is_custom_rule, is_floating, is_in_library, line
 from .agreement import Agreement
+from .compare import Comparison
 from .digits import first_losing
 from .exact import Exact
-from .finding import Fix
+from .finding import Finding, Fix
 from .names import operation_of
 from .own import Own, is_finite, tried
 from .point import Point
 from .probe import Answer
 from .program import Array, Program
 from .questions import Answer as Found, Search
-from .verdict import OK
+from .rules import Rules
+from .verdict import INCONCLUSIVE, OK, Row
 
 # By primitive: the function to call instead, and its name.
 _SAFE: dict[str, tuple[Callable[..., Any], str]] = {
@@ -50,6 +53,9 @@ _BETWEEN = frozenset({"reduce_sum", "mul", "integer_pow", "square", "convert_ele
 # The rows of derivatives that differences refute, and of remedies that do not help.
 _WRONG = ("wrong", "removable")
 _WORSE = (*_WRONG, "modes", "not finite")
+# What may be wrong with a leaf besides, and the row if something is: then differences tell nothing of the remedy.
+_OTHER_CAUSES = ("rule", "rule value", "rule stop", "stop", "mark", "stop beside", "unconverged")
+_UNKNOWN = Row("unknown", ("*", "*", "*", "*", "*", "*"), INCONCLUSIVE)
 
 # What a derivative is called, and why it is not finite, with details.
 Reason = tuple[str, dict[str, Any]]
@@ -92,6 +98,8 @@ class Remedies:
         self._own, self._point, self._program = own, point, own.program
         self._derivative, self._causes = derivative, causes
         self._tried: dict[Any, Operands | None] = {}
+        # What else is wrong with derivatives once they are finite.
+        self.others: list[Finding] = []
         # The function, with the reverse derivative of a remedy.
         self._remedied: dict[Any, Exact] = {}
 
@@ -114,6 +122,10 @@ class Remedies:
         if wrapped is not None and is_confirmed(wrapped):
             return self._unwrapped(wrapped)
         return self._rounding(leaf) if self._is_rounding(leaf) else None
+
+    @cached_property
+    def _rules(self) -> Rules:
+        return Rules(self._program)
 
     # --- one cause ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +152,7 @@ class Remedies:
     def _undecided(self, wrapped: Found) -> Reason:
         """What is said of `double_where` where the differences do not confirm it."""
         if wrapped.row.name not in _WRONG or wrapped.seen is None:
-            return "not taken", {"by": "partgrad.double_where(f)"}
+            return "not taken", {"by": "partgrad.double_where(f)", "has_others": wrapped.row is _UNKNOWN}
         shown = wrapped.seen.reading.telling
         return "refuted", {"got": shown.got, "expected": shown.expected}
 
@@ -253,7 +265,15 @@ class Remedies:
             self._remedied[key] = point.exact.with_reverse_of(remedied)
         search = Search(point.of(self._remedied[key]), np.random.default_rng(0), [leaf])
         search.look_around(1, False, lambda done, of: None)
-        return search.answer(leaf, None)
+        answer = search.answer(leaf, None)
+        return answer if answer.row.name not in _WORSE else self._with_other_causes(search, leaf, answer)
+
+    def _with_other_causes(self, search: Search, leaf: int, answer: Found) -> Found:
+        """The answer on a remedy that differences refute, if all that is left has causes of its own."""
+        comparison = Comparison(self._own, search, self._rules, {leaf: answer})
+        others = [found for found in comparison.findings() if found.reason in _OTHER_CAUSES]
+        self.others += others
+        return answer._replace(row=_UNKNOWN) if others else answer
 
     def _slope(self, leaf: int) -> tuple[float, bool] | None:
         """The slope by finite differences, if several elements along all of them, and whether both sides have it.

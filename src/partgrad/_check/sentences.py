@@ -139,8 +139,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("nan", "not taken"): (
         "{not_finite} The value does not take this path.",
-        "differentiate `{by}`: its derivative is finite, and differences do not settle, so they cannot tell whether it "
-        "is right",
+        "differentiate `{by}`: its derivative is finite, and {untold}",
     ),
     ("nan", "beside"): (
         "{not_finite} The value does not take this path.",

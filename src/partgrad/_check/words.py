@@ -281,6 +281,11 @@ _PARTS: dict[str, Callable[[Finding], str]] = {
     "index_outside": _index_outside,
     "held_by": _held_by,
     "wider": _wider,
+    "untold": lambda finding: (
+        "what differences still find wrong has a cause of its own"
+        if finding.details.get("has_others")
+        else "differences do not settle, so they cannot tell whether it is right"
+    ),
     "unexplained": lambda finding: "" if finding.details["is_explained"] else ", which alone does not explain as much",
     "where_digits_cancel": _where_digits_cancel,
     "outside_jax": lambda finding: f" It leaves JAX in {_at(finding)}." if finding.where else "",
