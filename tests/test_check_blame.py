@@ -429,3 +429,30 @@ def test_a_right_rule_hides_those_inside_its_function():
     (finding,) = pg.check(function)(jnp.array([0.8, -0.2])).findings
     assert finding.line == function.__code__.co_firstlineno + 2
     assert pg.check(lambda x: jnp.sum(hiding(x)))(jnp.array([0.8, -0.2])).ok
+
+
+DRAW_KEY = jax.random.key(0)
+count = lambda p: jax.random.poisson(DRAW_KEY, 5 * p).astype(jnp.float32)
+coin = lambda p: jax.random.bernoulli(DRAW_KEY, p)
+
+# Logarithms of what was drawn and of a parameter, which are none of a probability.
+NO_SCORES = {
+    "a sum": lambda p: jnp.log(count(p) + p),
+    "an observation": lambda p: -0.5 * (2 - jnp.log(count(p) + p)) ** 2,
+    "a sum of exponentials": lambda p: jax.nn.logsumexp(jnp.stack([count(p), p])),
+    "a factor": lambda p: jnp.log(coin(p) * p + 0.2),
+    "an entropy": lambda p: -(share := count(p) / (count(p) + p)) * jnp.log(share + 0.1),
+    "another draw": lambda p: jax.random.poisson(jax.random.key(1), count(p) * p + 1).astype(jnp.float32),
+}
+SCORES = {
+    "chosen by a where": lambda p: (coin(p) + 1) * jnp.log(jnp.where(coin(p), p, 1 - p)),
+    "chosen by an index": lambda p: jnp.log(jnp.stack([1 - p, p])[coin(p).astype(int)]),
+    "a sum of products": lambda p: coin(p) * jnp.log(p) + (1 - coin(p)) * jnp.log1p(-p),
+}
+
+
+@pytest.mark.parametrize(("name", "severity"), [*((n, "warning") for n in NO_SCORES), *((n, "info") for n in SCORES)])
+def test_a_score_is_of_a_probability(name, severity):
+    found = findings(lambda x: (NO_SCORES | SCORES)[name](x["p"]), {"p": jnp.float32(0.7)}).values()
+    draws = {(f.kind, f.severity, f.reason) for f in found if f.kind == "draw"}
+    assert draws == {("draw", severity, "score" if severity == "info" else "discrete")}

@@ -9,6 +9,7 @@ from .._programs import (
     CALLS,
     COMPARISONS,
     Chain,
+    Dependence,
     by_value,
     holds_users_function,
     is_custom_rule,
@@ -33,6 +34,8 @@ _BIASED = frozenset({"wald"})
 _OWN_DRAWS = f"{__file__.rpartition('_check')[0]}_random"
 # What a logarithm of a probability is made with.
 _LOGARITHMS = frozenset({"log", "log1p", "log2", "lgamma"})
+# What depends on a draw itself, and on what a draw chose.
+_DRAWN, _CHOSEN = 1, 2
 
 
 def draws(program: Program) -> Iterator[Finding]:
@@ -114,7 +117,11 @@ def _of_draw(program: Program, leaf: int, chains: list[Chain]) -> tuple[str, str
 
 
 def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
-    """Whether a logarithm that depends on a leaf is evaluated at what was drawn: an estimator by the score."""
+    """Whether a logarithm that depends on a leaf is evaluated at what was drawn: an estimator by the score.
+
+    What is drawn and a logarithm meet in an operation, as in `n * log(p)`; or it chooses the probability of which a
+    logarithm is taken. One of a number that is computed of what is drawn is none of a probability.
+    """
     jaxpr = program.jaxpr.jaxpr
     keys = {tuple(map(id, chain)) for chain in drawn}
     of_draw = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(tuple(map(id, chain)) in keys))
@@ -125,12 +132,35 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
     def meets(chain: Chain) -> bool:
         if not (any(of_draw.into(chain)) and any(of_log.into(chain)) and program.is_into(leaf, chain)):
             return False
-        # The draw on one side, and the smooth logarithm on another; or the logarithm is taken of both.
+        # The draw on one side, and the smooth logarithm on another.
         pairs = list(zip(of_draw.into(chain), of_log.into(chain), strict=True))
         return any(drawn and not log for drawn, log in pairs) and any(log and not drawn for drawn, log in pairs)
 
-    is_after = lambda chain: any(of_draw.into(chain)) and tuple(map(id, chain)) in keys_of_logs
+    chosen = {tuple(map(id, chain)) for chain in of_draw.chains if _is_choice(chain, of_draw)}
+    number = lambda chain: _CHOSEN if (key := tuple(map(id, chain))) in chosen else _DRAWN if key in keys else 0
+    of_choice = by_value(jaxpr, [0] * len(jaxpr.invars), own=number, ends_at_own=True)
+
+    def is_after(chain: Chain) -> bool:
+        if tuple(map(id, chain)) not in keys_of_logs:
+            return False
+        # The factorials of a probability mass function are of numbers that were drawn.
+        is_of_both = chain[-1].primitive.name == "lgamma" and any(of_draw.into(chain))
+        return is_of_both or union(of_choice.into(chain)) == _CHOSEN
+
     return any(meets(chain) or is_after(chain) for chain in program.smooth.chains)
+
+
+def _is_choice(chain: Chain, of_draw: Dependence) -> bool:
+    """Whether an equation selects, or reads by index, by what was drawn and nothing that was."""
+    into = list(of_draw.into(chain))
+    match chain[-1].primitive.name:
+        case "select_n":
+            by, of = into[:1], into[1:]
+        case "gather" | "dynamic_slice":
+            by, of = into[1:], into[:1]
+        case _:
+            return False
+    return any(by) and not any(of)
 
 
 def _is_users_stop(chain: Chain) -> bool:
