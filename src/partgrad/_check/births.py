@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from .._programs import Chain, Dependence, Operands, Sources, all_finite, is_floating, is_mutating
+from .._programs import Chain, Dependence, Operands, Sources, all_finite, ids, is_floating, is_mutating
 from .float64 import widened
 from .probe import Answer, Question, probe
 
@@ -81,8 +81,3 @@ def _worst(value: Any) -> Any:
 
 def _is_floating(value: Any) -> bool:
     return is_floating(value) and value.dtype != jax.dtypes.float0
-
-
-def ids(chain: Chain) -> tuple[int, ...]:
-    """What tells a chain from others."""
-    return tuple(map(id, chain))

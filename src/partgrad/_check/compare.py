@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from .._compat import cached_property
 from .._programs import (
     TRANSPARENT,
     Chain,
+    ids,
     is_custom_rule,
     is_in_library,
     line,
@@ -82,6 +82,8 @@ class Comparison:
         self._own, self._search, self._rules = own, search, rules
         self._program: Program = own.program
         self._excuses = Excuses(search, rules)
+        # The points of the function without some rules.
+        self._corrected: dict[Any, Point] = {}
         self.answers = {leaf: self._excuses.excused(leaf, answer) for leaf, answer in answers.items()}
 
     def verdict(self, leaf: int) -> str:
@@ -165,12 +167,12 @@ class Comparison:
 
     def _smooth(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[Container[int]], bool]:
         """Whether the function is smooth at the point if the results of some operations stay as they are there."""
-        along = self._search.direction([(leaf, seen.indices)], seen.toward)
+        along = self._search.along(leaf, seen)
         return holding(self._search.point, chains, lambda point: not point.slope(along).kind.any())
 
     def _right(self, leaf: int, seen: Seen, chains: list[Chain]) -> Callable[[Container[int]], bool]:
         """Whether the derivative is the slope if the results of some operations stay as they are at the point."""
-        along, slack = self._search.direction([(leaf, seen.indices)], seen.toward), max(self._search.slack, 0.0)
+        along, slack = self._search.along(leaf, seen), max(self._search.slack, 0.0)
         return holding(self._search.point, chains, lambda point: agrees(point, along, slack))
 
     def _of_kink(self, leaf: int, answer: Answer) -> Finding:
@@ -240,7 +242,7 @@ class Comparison:
         seen, point = answer.seen, self._search.point
         if seen is None:
             return True
-        direction = self._search.direction([(leaf, seen.indices)], seen.toward)
+        direction = self._search.along(leaf, seen)
         return point.is_defined_beside(direction, min(seen.reading.steps))
 
     # --- what is wrong -----------------------------------------------------------------------------------------------
@@ -275,23 +277,25 @@ class Comparison:
         others = [blame for blame in blamed if blame not in solvers]
         if not solvers or not others or answer.seen is None:
             return blamed
-        direction = self._search.direction([(leaf, answer.seen.indices)], answer.seen.toward)
-        reading = self._search.point.of(Exact(self._rules.left_out(others))).read(direction, slack=self._search.slack)
+        direction = self._search.along(leaf, answer.seen)
+        reading = self._without(others).read(direction, slack=self._search.slack)
         return others if is_of_a_limit([blame.chain for blame in solvers], reading) else blamed
 
-    @cached_property
-    def _corrected(self) -> Point:
-        """The point of the function without wrong rules."""
-        return self._search.point.of(Exact(self._rules.left_out()))
+    def _without(self, blames: list[Blame] | None = None) -> Point:
+        """The point of the function without some wrong rules, or all; made once, whatever the number of leaves."""
+        key = None if blames is None else tuple(ids(blame.chain) for blame in blames)
+        if key not in self._corrected:
+            self._corrected[key] = self._search.point.of(Exact(self._rules.left_out(blames)))
+        return self._corrected[key]
 
     def _stops_beside(self, leaf: int, answer: Answer) -> tuple[Chain, ...]:
         """The stops that explain what is still wrong with a leaf without wrong rules."""
         seen, slack = answer.seen, max(self._search.slack, 0.0)
         if seen is None or not stops_of(self._program, leaf):
             return ()
-        direction = self._search.direction([(leaf, seen.indices)], seen.toward)
-        is_right = agrees(self._corrected, direction, slack)
-        return () if is_right else explaining_stops(self._corrected, direction, slack)
+        direction = self._search.along(leaf, seen)
+        corrected = self._without()
+        return () if agrees(corrected, direction, slack) else explaining_stops(corrected, direction, slack)
 
     def _unblamed(self, leaf: int, answer: Answer, figures: Figures | None) -> Finding:
         """The finding if neither a rule that differs nor a selection is to blame."""

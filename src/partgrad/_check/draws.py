@@ -12,6 +12,7 @@ from .._programs import (
     Dependence,
     by_value,
     holds_users_function,
+    ids,
     is_custom_rule,
     is_of_jax_random,
     line,
@@ -65,7 +66,7 @@ def _samplers(program: Program) -> list[list[Chain]]:
     for chain in program.smooth.chains:
         name = _sampler(chain[-1])
         if name is not None and not any(map(_sampler, chain[:-1])):
-            groups.setdefault((tuple(map(id, chain[:-1])), name, line(chain)), []).append(chain)
+            groups.setdefault((ids(chain[:-1]), name, line(chain)), []).append(chain)
     reached = reaching(program.jaxpr.jaxpr, [chain for group in groups.values() for chain in group])
     known = set(map(id, reached))
     return [group for group in groups.values() if any(id(chain) in known for chain in group)]
@@ -123,11 +124,11 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
     logarithm is taken. One of a number that is computed of what is drawn is none of a probability.
     """
     jaxpr = program.jaxpr.jaxpr
-    keys = {tuple(map(id, chain)) for chain in drawn}
-    of_draw = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(tuple(map(id, chain)) in keys))
+    keys = {ids(chain) for chain in drawn}
+    of_draw = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(ids(chain) in keys))
     logs = [c for c in program.smooth.chains if c[-1].primitive.name in _LOGARITHMS and program.is_into(leaf, c)]
-    keys_of_logs = {tuple(map(id, chain)) for chain in logs}
-    of_log = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(tuple(map(id, chain)) in keys_of_logs))
+    keys_of_logs = {ids(chain) for chain in logs}
+    of_log = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(ids(chain) in keys_of_logs))
 
     def meets(chain: Chain) -> bool:
         if not (any(of_draw.into(chain)) and any(of_log.into(chain)) and program.is_into(leaf, chain)):
@@ -136,12 +137,12 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
         pairs = list(zip(of_draw.into(chain), of_log.into(chain), strict=True))
         return any(drawn and not log for drawn, log in pairs) and any(log and not drawn for drawn, log in pairs)
 
-    chosen = {tuple(map(id, chain)) for chain in of_draw.chains if _is_choice(chain, of_draw)}
-    number = lambda chain: _CHOSEN if (key := tuple(map(id, chain))) in chosen else _DRAWN if key in keys else 0
+    chosen = {ids(chain) for chain in of_draw.chains if _is_choice(chain, of_draw)}
+    number = lambda chain: _CHOSEN if (key := ids(chain)) in chosen else _DRAWN if key in keys else 0
     of_choice = by_value(jaxpr, [0] * len(jaxpr.invars), own=number, ends_at_own=True)
 
     def is_after(chain: Chain) -> bool:
-        if tuple(map(id, chain)) not in keys_of_logs:
+        if ids(chain) not in keys_of_logs:
             return False
         # The factorials of a probability mass function are of numbers that were drawn.
         is_of_both = chain[-1].primitive.name == "lgamma" and any(of_draw.into(chain))

@@ -64,7 +64,7 @@ class Excuses:
         if seen is None or answer.row.verdict == OK or name == "not finite":
             return answer
         place = self._search.point if answer.is_here or name in ("jump", "noise") else self._search.near
-        direction = self._search.direction([(leaf, seen.indices)], seen.toward)
+        direction = self._search.along(leaf, seen)
         case = _Case(leaf, seen, place, direction, max(self._search.slack, 0.0))
         tried = (explain(self, case) for rows, explain in _EXPLANATIONS if not rows or name in rows)
         excuse, self.chains[leaf] = next(filter(None, tried), ("none", ()))

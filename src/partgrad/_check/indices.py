@@ -18,6 +18,7 @@ from .._programs import (
     Operands,
     any_equation,
     bind,
+    ids,
     is_floating,
     is_in_library,
     line,
@@ -82,7 +83,7 @@ def _grouped(own: Own, which: int) -> dict[tuple[int, ...], tuple[Chain, list[An
         # Its derivative reads or writes at the same index.
         is_own = origin and origin[-1].primitive.name == answer.chain[-1].primitive.name
         if is_own and answer.numbers[which] >= 0:
-            grouped.setdefault(tuple(map(id, origin)), (origin, []))[1].append(answer)
+            grouped.setdefault(ids(origin), (origin, []))[1].append(answer)
     return grouped
 
 

@@ -17,6 +17,7 @@ from .._programs import (
     bind,
     differentiably,
     feeding,
+    ids,
     is_custom_rule,
     is_floating,
     is_in_library,
@@ -25,7 +26,7 @@ from .._programs import (
     of_cotangents,
     quick_jit,
 )
-from .births import asking, births_in, ids
+from .births import asking, births_in
 from .finding import Finding
 from .names import element_of, finding, steps_of
 from .own import Own, is_finite, pulled

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from .._compat import cached_property, silent_callbacks
-from .._programs import CHOOSING, TESTS, Chain, Dependence, Operands, Sources, bind, is_floating, union
+from .._programs import CHOOSING, TESTS, Chain, Dependence, Operands, Sources, bind, ids, is_floating, union
 from .._surrogate import is_surrogate
 from .exact import Leaves
 from .float64 import promoted
@@ -86,8 +86,8 @@ class Outcomes:
 
     def _reaching(self, found: list[Crossing]) -> list[Crossing]:
         """Those whose change reaches the output, through no other selection that says less than a number."""
-        bits = {tuple(map(id, crossing.chain)): 1 << number for number, crossing in enumerate(found)}
-        outer = lambda chain: (tuple(map(id, chain[:length])) for length in range(1, len(chain) + 1))
+        bits = {ids(crossing.chain): 1 << number for number, crossing in enumerate(found)}
+        outer = lambda chain: (ids(chain[:length]) for length in range(1, len(chain) + 1))
 
         def transfer(chain: Chain, sources: Sources) -> Sources:
             bit = union(bits.get(key, 0) for key in outer(chain))
@@ -121,7 +121,7 @@ class Outcomes:
                     _, answers = self._asking(list(point))
                 except (jax.errors.JaxRuntimeError, ValueError):  # The function rejects the point.
                     answers = []
-            self._found[name] = {(tuple(map(id, a.chain)), a.steps): a for a in answers}
+            self._found[name] = {(ids(a.chain), a.steps): a for a in answers}
         return self._found[name]
 
 

@@ -220,7 +220,7 @@ class Point:
         """How far the gradient of a leaf moves with the last digits of the point: its norm."""
         largest = 0.0
         for side in (-1.0, 1.0):
-            gradients = [self.exact.reverse(self._beside(side * by), self.weights) for by in (0.0, *digits)]
+            gradients = self._gradients_at([self._beside(side * by) for by in (0.0, *digits)])
             largest = max(largest, float(np.linalg.norm(_range([g[leaf] for g in gradients if g is not None]))))
         return largest
 

@@ -19,6 +19,7 @@ from .._programs import (
     Operands,
     all_finite,
     bind,
+    ids,
     inner_jaxprs,
     is_custom_rule,
     jaxpr_and_consts,
@@ -81,9 +82,9 @@ def probing(
         outputs, answers = asked(consts, operands)
         if asked.equations is not body.eqns:
             # The equations of this jaxpr, not those of the one that was compiled.
-            places = {_key(chain): number for number, chain in enumerate(_chains(asked.equations))}
+            places = {ids(chain): number for number, chain in enumerate(_chains(asked.equations))}
             chains = list(_chains(body.eqns))
-            answers = [answer._replace(chain=chains[places[_key(answer.chain)]]) for answer in answers]
+            answers = [answer._replace(chain=chains[places[ids(answer.chain)]]) for answer in answers]
         return outputs, sorted(answers, key=lambda answer: answer.order)
 
     return ask
@@ -94,10 +95,6 @@ def _chains(equations: Sequence[JaxprEqn], inside: Chain = ()) -> Iterator[Chain
         yield (*inside, equation)
         for inner in inner_jaxprs(equation):
             yield from _chains(inner.eqns, (*inside, equation))
-
-
-def _key(chain: Chain) -> tuple[int, ...]:
-    return tuple(map(id, chain))
 
 
 class _Asked(NamedTuple):

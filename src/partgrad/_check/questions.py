@@ -136,6 +136,10 @@ class Search:
             moved[leaf].reshape(-1)[indices] = toward[leaf].reshape(-1)[indices]
         return moved
 
+    def along(self, i: int, seen: Seen) -> Leaves:
+        """The direction along which part of a leaf was seen."""
+        return self.direction([(i, seen.indices)], seen.toward)
+
     def read(self, place: Point, group: list[Part], toward: Leaves) -> Reading:
         """Compare along a direction, twice if the first reading is not clear."""
         direction = self.direction(group, toward)
@@ -271,7 +275,7 @@ class Search:
 
     def _halving(self, i: int) -> Halving:
         def glance(seen: Seen, place: Point) -> Seen:
-            direction = self.direction([(i, seen.indices)], seen.toward)
+            direction = self.along(i, seen)
             return seen._replace(reading=place.read(direction, slack=self.slack, excused=False))
 
         return Halving(functools.partial(self.again, i), glance)
@@ -279,7 +283,7 @@ class Search:
     def crossings(self, i: int, seen: Seen, place: Point | None = None) -> list[Crossing]:
         """The selections that change nearest to the point, along the direction of a reading."""
         place = place or self.point
-        direction = self.direction([(i, seen.indices)], seen.toward)
+        direction = self.along(i, seen)
         steps = seen.reading.steps
         probes = [(step, place.moved(direction, side * step)) for step in steps for side in (-1, 1)]
         return place.outcomes.crossings(i, place.leaves, probes)

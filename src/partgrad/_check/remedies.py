@@ -28,7 +28,7 @@ from .probe import Answer
 from .program import Array, Program
 from .questions import Answer as Found, Search
 from .rules import Rules
-from .verdict import INCONCLUSIVE, OK, Row
+from .verdict import OK, Evidence, row_of
 
 # By primitive: the function to call instead, and its name.
 _SAFE: dict[str, tuple[Callable[..., Any], str]] = {
@@ -53,9 +53,9 @@ _BETWEEN = frozenset({"reduce_sum", "mul", "integer_pow", "square", "convert_ele
 # The rows of derivatives that differences refute, and of remedies that do not help.
 _WRONG = ("wrong", "removable")
 _WORSE = (*_WRONG, "modes", "not finite")
-# What may be wrong with a leaf besides, and the row if something is: then differences tell nothing of the remedy.
+# What may be wrong with a leaf besides, and what is known of the remedy then: differences tell nothing of it.
 _OTHER_CAUSES = ("rule", "rule value", "rule stop", "stop", "mark", "stop beside", "unconverged")
-_UNKNOWN = Row("unknown", ("*", "*", "*", "*", "*", "*"), INCONCLUSIVE)
+_UNTOLD = Evidence(sides="noise", match="unknown")
 
 # What a derivative is called, and why it is not finite, with details.
 Reason = tuple[str, dict[str, Any]]
@@ -152,7 +152,7 @@ class Remedies:
     def _undecided(self, wrapped: Found) -> Reason:
         """What is said of `double_where` where the differences do not confirm it."""
         if wrapped.row.name not in _WRONG or wrapped.seen is None:
-            return "not taken", {"by": "partgrad.double_where(f)", "has_others": wrapped.row is _UNKNOWN}
+            return "not taken", {"by": "partgrad.double_where(f)", "has_others": wrapped.evidence is _UNTOLD}
         shown = wrapped.seen.reading.telling
         return "refuted", {"got": shown.got, "expected": shown.expected}
 
@@ -273,7 +273,7 @@ class Remedies:
         comparison = Comparison(self._own, search, self._rules, {leaf: answer})
         others = [found for found in comparison.findings() if found.reason in _OTHER_CAUSES]
         self.others += others
-        return answer._replace(row=_UNKNOWN) if others else answer
+        return answer._replace(evidence=_UNTOLD, row=row_of(_UNTOLD)) if others else answer
 
     def _slope(self, leaf: int) -> tuple[float, bool] | None:
         """The slope by finite differences, if several elements along all of them, and whether both sides have it.

@@ -17,6 +17,7 @@ from .._programs import (
     bind,
     custom_rule_body,
     has_rule_outside_jax,
+    ids,
     is_custom_rule,
     is_floating,
     is_in_library,
@@ -129,7 +130,7 @@ class Rules:
         grouped: dict[tuple[int, ...], list[Answer]] = {}
         for answer in probe(derivative, [*program.leaves, *more], question)[1]:
             if answer.numbers[1] != _UNKNOWN:
-                grouped.setdefault(tuple(map(id, answer.chain)), []).append(answer)
+                grouped.setdefault(ids(answer.chain), []).append(answer)
         return list(map(_blame, grouped.values()))
 
     def ruled_for(self, leaf: int) -> list[Chain]:

@@ -24,6 +24,7 @@ from .._programs import (
     any_equation,
     bind,
     expanded,
+    ids,
     inner_jaxprs,
     is_custom_rule,
     is_floating,
@@ -111,10 +112,7 @@ def explaining_loops(point: Point, leaf: int, direction: Leaves, slack: float, l
     is_near = bool(change <= _FURTHEST * np.max(np.abs(point.start), initial=0.0))
     if not is_near and not (np.isfinite(change) and all(is_linear_solve(solver[-1]) for solver in solvers)):
         return None
-    reading = running_on.read(direction, slack=slack)
-    is_smooth = not (reading.kinks or reading.jumps or reading.unsure)
-    agree = reading.status in (AGREE, ROUNDING) or (is_smooth and reading.telling.relative <= left)
-    return solvers[0] if agree else None
+    return solvers[0] if agrees(running_on, direction, slack, left) else None
 
 
 def solvers_of(program: Program, leaf: int) -> list[Chain]:
@@ -158,16 +156,18 @@ def is_until(equation: JaxprEqn) -> bool:
     return not all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in asked)
 
 
-def agrees(point: Point, direction: Leaves, slack: float) -> bool:
-    """Whether the derivatives of a program are its slope along a direction."""
-    return point.read(direction, slack=slack).status in (AGREE, ROUNDING)
+def agrees(point: Point, direction: Leaves, slack: float, left: float = 0.0) -> bool:
+    """Whether the derivatives of a program are its slope along a direction, but for what may be left of a mismatch."""
+    reading = point.read(direction, slack=slack)
+    is_smooth = not (reading.kinks or reading.jumps or reading.unsure)
+    return reading.status in (AGREE, ROUNDING) or bool(left and is_smooth and reading.telling.relative <= left)
 
 
 def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
     """The `stop_gradient` equations written by the user, or by a library outside its rules; of one leaf, or of all."""
     chains = program.value.chains
     # A stop of JAX or of a library beside a solve is another way to the same derivative.
-    solving = {tuple(map(id, chain[:-1])) for chain in chains if is_linear_solve(chain[-1])}
+    solving = {ids(chain[:-1]) for chain in chains if is_linear_solve(chain[-1])}
 
     def is_candidate(chain: Chain) -> bool:
         outer = [chain[:length] for length in range(len(chain))]
@@ -175,7 +175,7 @@ def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
         return (
             chain[-1].primitive.name == "stop_gradient"
             and not is_of_surrogate(chain)
-            and (_is_users_stop(chain) or not any(tuple(map(id, inside)) in solving for inside in outer))
+            and (_is_users_stop(chain) or not any(ids(inside) in solving for inside in outer))
             # Inside a library's rule: what the user stopped in a function passed to that library.
             and all(map(is_in_library, ruled))
             and not (ruled and is_in_library(chain))

@@ -20,6 +20,7 @@ from .._programs import (
     Sources,
     any_equation,
     differentiably,
+    ids,
     inner_jaxprs,
     is_floating,
     jaxpr_and_consts,
@@ -83,7 +84,7 @@ def declared(program: Program, verdict: Callable[[int], str]) -> Iterator[Findin
         return
     calls: dict[tuple[int, ...], list[Answer]] = {}
     for answer in probe(program.jaxpr, program.leaves, _question, purpose="surrogates")[1]:
-        calls.setdefault(tuple(map(id, answer.chain)), []).append(answer)
+        calls.setdefault(ids(answer.chain), []).append(answer)
     for answers in calls.values():
         chain, names = answers[0].chain, answers[0].chain[-1].params
         distance = float(np.max([answer.numbers[1:].view(np.float32) for answer in answers]))

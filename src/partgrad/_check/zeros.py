@@ -17,6 +17,7 @@ from .._programs import (
     branches_of,
     differentiably,
     feeding,
+    ids,
     is_custom_rule,
     is_floating,
     is_in_library,
@@ -204,13 +205,13 @@ class _Deaths:
         if jaxpr is None:
             return []
         _, answers = probe(jaxpr, [*program.leaves, *self._own.cotangents], self._question(program.pulled))
-        chains = {tuple(map(id, answer.chain)): answer.chain for answer in answers}
+        chains = {ids(answer.chain): answer.chain for answer in answers}
         reached = arriving(jaxpr.jaxpr, chains.values())
         leaves = {
             key: union((mask >> number & 1) << leaf for leaf, mask in enumerate(reached))
             for number, key in enumerate(chains)
         }
-        return [(answer, leaves[tuple(map(id, answer.chain))]) for answer in answers]
+        return [(answer, leaves[ids(answer.chain)]) for answer in answers]
 
     @staticmethod
     def _question(flowing: Dependence) -> Question:

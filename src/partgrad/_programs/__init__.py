@@ -17,6 +17,7 @@ from .dependence import (
     dependencies as dependencies,
     differentiably as differentiably,
     feeding as feeding,
+    ids as ids,
     last_of as last_of,
     of_cotangents as of_cotangents,
     of_draws as of_draws,

@@ -113,15 +113,15 @@ class Dependence:
 
     def knows(self, chain: Chain) -> bool:
         """Whether an equation was met."""
-        return _key(chain) in self._records
+        return ids(chain) in self._records
 
     def is_entered(self, chain: Chain) -> bool:
         """Whether an equation was entered, so that the equations inside speak for it."""
-        return _key(chain) in self._looked_into
+        return ids(chain) in self._looked_into
 
     def into(self, chain: Chain) -> Sources:
         """What the operands of an equation depend on, at any step of the loops around it; empty if it was not met."""
-        return self._records.get(_key(chain), ([0] * len(chain[-1].invars), []))[0]
+        return self._records.get(ids(chain), ([0] * len(chain[-1].invars), []))[0]
 
     def union_into(self, chain: Chain) -> int:
         """What any operand depends on; of an equation that was not met, those of the one around it that was."""
@@ -131,10 +131,10 @@ class Dependence:
 
     def out_of(self, chain: Chain) -> Sources:
         """What the results of an equation depend on."""
-        return self._records.get(_key(chain), ([], [0] * len(chain[-1].outvars)))[1]
+        return self._records.get(ids(chain), ([], [0] * len(chain[-1].outvars)))[1]
 
     def _through(self, jaxpr: Jaxpr, sources: list[Any], inside: Chain) -> list[Any]:
-        self._looked_into.add(_key(inside))
+        self._looked_into.add(ids(inside))
         step = lambda equation, given: self._step((*inside, equation), given)
         return step_through(jaxpr, [self._constant] * len(jaxpr.constvars), sources, step, self._of_literal)
 
@@ -147,7 +147,7 @@ class Dependence:
         return 0 if is_zero else self._constant
 
     def _step(self, chain: Chain, given: list[Any]) -> list[Any]:
-        key, own = _key(chain), self._own(chain)
+        key, own = ids(chain), self._own(chain)
         self._chains.setdefault(key, chain)
         results = self._of(chain, given)
         if own:
@@ -236,7 +236,8 @@ def _fixed_point(step: Callable[[Sources], Sources], carry: Sources) -> Sources:
         carry = grown
 
 
-def _key(chain: Chain) -> tuple[int, ...]:
+def ids(chain: Chain) -> tuple[int, ...]:
+    """What tells a chain from others."""
     return tuple(map(id, chain))
 
 
@@ -370,16 +371,16 @@ def arriving(jaxpr: Jaxpr, chains: Iterable[Chain]) -> Sources:
 
 
 def _marking(jaxpr: Jaxpr, chains: Iterable[Chain]) -> Dependence:
-    bits = {_key(chain): 1 << number for number, chain in enumerate(chains)}
+    bits = {ids(chain): 1 << number for number, chain in enumerate(chains)}
     # Equations inside one of them are part of it.
-    own = lambda chain: union(bits.get(_key(chain[:length]), 0) for length in range(1, len(chain) + 1))
+    own = lambda chain: union(bits.get(ids(chain[:length]), 0) for length in range(1, len(chain) + 1))
     return by_value(jaxpr, [0] * len(jaxpr.invars), own=own)
 
 
 def last_of(jaxpr: Jaxpr, chains: Iterable[Chain]) -> list[Chain]:
     """The given equations whose value reaches the output without going through another of them."""
     chains = list(chains)
-    bits = {_key(chain): 1 << number for number, chain in enumerate(chains)}
-    own = lambda chain: bits.get(_key(chain), 0)
+    bits = {ids(chain): 1 << number for number, chain in enumerate(chains)}
+    own = lambda chain: bits.get(ids(chain), 0)
     reached = union(by_value(jaxpr, [0] * len(jaxpr.invars), own=own, ends_at_own=True).outputs)
-    return [chain for chain in chains if reached & bits[_key(chain)]]
+    return [chain for chain in chains if reached & bits[ids(chain)]]
