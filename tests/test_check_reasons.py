@@ -5,6 +5,7 @@ import functools
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax
 import pytest
 from jax import lax
 from jax.custom_derivatives import linear_call
@@ -252,6 +253,17 @@ def not_symmetric(a):
     return lax.custom_linear_solve(lambda x: a @ x, F(1, 2), lambda _, b: jnp.linalg.solve(a, b), symmetric=True)[0]
 
 
+def little_asymmetry(a):
+    matrix = jnp.array([[3.0, 0.02], [0.0, 2.0]])
+    scaled = lambda x: matrix @ x * a
+    return lax.custom_linear_solve(scaled, F(1, 2), lambda _, b: jnp.linalg.solve(matrix * a, b), symmetric=True)[0]
+
+
+def not_as_tagged(b):
+    operator = lineax.MatrixLinearOperator(MATRIX, lineax.symmetric_tag)
+    return lineax.linear_solve(operator, b, lineax.GMRES(1e-6, 1e-6)).value[0]
+
+
 def no_transpose(x):
     return jnp.sum(linear_call(lambda r, x: r * x, lambda r, c: c, S(3.0), x) ** 2)
 
@@ -269,6 +281,8 @@ CAUSES = {
     "written twice": (written_twice, F(1, 2, 3), "twice", ".at[].set"),
     "a solve that does not solve": (no_solution, MATRIX, "solve", "custom_linear_solve"),
     "equations that are not symmetric": (not_symmetric, MATRIX, "solve", "custom_linear_solve"),
+    "equations that are nearly symmetric": (little_asymmetry, S(1.5), "solve", "custom_linear_solve"),
+    "equations that are not as tagged": (not_as_tagged, F(1, 2), "solve", "linear_solve"),
     "a wrong transpose": (no_transpose, F(1, 2), "transpose", "linear_call"),
     "a stop before a callback": (before_a_callback, S(0.5), "untried stop", "stop_gradient"),
     "a rule without a conjugate": (lambda x: squared(1 + 1j * x), S(0.5), "rule", None),
@@ -283,6 +297,42 @@ def test_the_cause_of_a_mismatch_is_named(name):
     assert (finding.kind, finding.reason) == ("mismatch", reason)
     assert finding.where.startswith("test_check_reasons.py:")
     assert operation in (None, finding.operation)
+
+
+def added_twice(a):
+    return jnp.sum(jnp.zeros(3).at[jnp.array([0, 1, 1])].add(a, unique_indices=True) ** 2)
+
+
+@pytest.mark.parametrize("function", [added_twice, read_twice])
+def test_a_broken_promise_without_consequences_is_a_warning(function):
+    """On this processor value and gradient agree, and JAX says that both are undefined."""
+    report = pg.check(function, progress=False)(F(1, 2, 3))
+    (finding,) = [finding for finding in report.findings if finding.severity != "info"]
+    assert (finding.kind, finding.severity, finding.reason) == ("mismatch", "warning", "not unique")
+    assert finding.where.startswith("test_check_reasons.py:")
+    assert finding.details["index"] == 1
+    assert report.ok
+
+
+def test_a_kept_promise_is_no_finding():
+    function = lambda a: jnp.sum(jnp.zeros(3).at[jnp.array([0, 2, 1])].add(a, unique_indices=True) ** 2)
+    assert not pg.check(function, progress=False)(F(1, 2, 3)).findings
+
+
+def test_leaves_beside_one_that_is_read_out_of_bounds_are_right():
+    stacked = lambda p: jnp.stack(p["nodes"])[jnp.array([0, 7])].sum()
+    report = pg.check(stacked, progress=False)({"nodes": [S(1), S(2), S(3)]})
+    (finding,) = [finding for finding in report.findings if finding.kind == "oob"]
+    assert (finding.severity, finding.leaves) == ("error", ("['nodes'][2]",))
+
+
+@pytest.mark.parametrize(
+    ("function", "leaves"),
+    [(lambda p: jnp.log(p["a"]) + p["b"] ** 2, ("['a']",)), (lambda p: jnp.log(p["a"]) * p["b"], ("['a']", "['b']"))],
+)
+def test_what_is_not_finite_names_the_leaves_that_it_is_made_of(function, leaves):
+    (finding,) = [f for f in pg.check(function, progress=False)({"a": S(-1), "b": S(2)}).findings if f.kind == "nan"]
+    assert (finding.reason, finding.leaves) == ("value", leaves)
 
 
 @pytest.mark.slow

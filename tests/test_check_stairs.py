@@ -1,6 +1,6 @@
-"""A gradient that is zero because the leaf is compared or rounded has the line of that, however fine the steps are.
+"""A value that arrives by steps, as it is compared or rounded, has no derivative: that has its line, and is not `ok`.
 
-Differences of steps that are finer than theirs see the slope of the whole staircase.
+Differences see one step, of which the derivative is right, or many, of which it is wrong: it is `stopped` in both.
 """
 
 import inspect
@@ -90,8 +90,77 @@ def test_what_is_only_compared_or_rounded_has_a_line(name):
     (finding,) = report.findings
     assert (finding.kind, finding.severity, finding.reason) == ("zero", "warning", reason)
     assert finding.where == line(at)
-    assert report.verdict == ("ok" if name == "a few halvings" else "stopped")
-    assert ("where the function changes by" in finding.message) == (report.verdict == "stopped")
+    assert report.verdict == "stopped"
+    assert "where the function changes by" in finding.message
+
+
+def until(k):
+    def half(ends):
+        middle = (ends[0] + ends[1]) / 2
+        above = middle**3 + k * middle > 2.0  # until
+        return jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])
+
+    return lax.while_loop(lambda ends: ends[1] - ends[0] > 1e-6, half, (0.0, 2.0))[0]
+
+
+def nearest(k):
+    grid = jnp.linspace(0.0, 1.0, 20_001)
+    return grid[jnp.argmin((grid - k) ** 2)]  # nearest
+
+
+# What arrives by steps as `f`, and smoothly too: the derivative of the one is there, and that of the other is not.
+BESIDE = {
+    "a sum": lambda f, k: f + jnp.sin(k),
+    "a product": lambda f, k: f * k,
+    "a loss": lambda f, k: (f - 2 * k) ** 2,
+}
+ARRIVING = {
+    "many halvings": (halving(40), "compared"),
+    "a few halvings": (halving(20), "compared"),
+    "until": (until, "until"),
+    "unrolled": (unrolled, "unrolled"),
+    "bits": (by_bits, "bits"),
+    "nearest": (nearest, "nearest"),
+    "rounded": STAIRS["rounded"][::2],
+    "a floor": (lambda k: jnp.floor(k * 1e4) / 1e4, "a small floor"),  # a small floor
+    "a cast": STAIRS["a cast"][::2],
+}
+
+
+@table("name", list(ARRIVING), quick=2)
+@pytest.mark.parametrize("beside", list(BESIDE))
+def test_what_arrives_by_steps_beside_a_smooth_part_is_stopped(name, beside):
+    function, at = ARRIVING[name]
+    report = pg.check(lambda k: BESIDE[beside](function(k), k), progress=False)(jnp.float32(0.7))
+    (finding,) = report.findings
+    assert (finding.kind, finding.severity, finding.reason) == ("mismatch", "warning", "stairs")
+    assert finding.where == line(at)
+    assert report.verdict == "stopped"
+    low, high = jnp.float32(0.697), jnp.float32(0.703)
+    away = BESIDE[beside](function(high), high) - BESIDE[beside](function(low), low)
+    assert finding.figures.slope == pytest.approx(float(away) / 0.006, rel=0.1)
+
+
+GRID = jnp.linspace(0.0, 1.0, 10_001)
+RIGHT = {
+    "few steps": lambda k: k * jnp.round(3 * k),
+    "kinks": lambda k: jnp.where(k > GRID, k - GRID, 0.0).sum(),
+    "a sawtooth": lambda k: 1e4 * k + 0.3 - jnp.floor(1e4 * k + 0.3),
+    "a dead zone": lambda k: jnp.where(jnp.abs(k - 0.7) < 1e-3, 0.0, jnp.sin(k - 0.7)),
+    "a pinball loss": lambda k: jnp.where(k > GRID, 0.9 * (k - GRID), 0.1 * (GRID - k)).mean(),
+    "a table off its grid": lambda k: jnp.interp(k + 3e-5, GRID, jnp.sin(GRID)),
+    "a folded phase": lambda k: jnp.sin(2 * jnp.pi * (k * 3000.0 % 1.0)) + k,
+    "a table": lambda k: jnp.interp(k, GRID, jnp.sin(GRID)),
+    "clipped": lambda k: jnp.clip(k * jnp.arange(1000.0), 1.0, 500.0).mean(),
+    "sorted": lambda k: jnp.sort(jnp.sin(k * jnp.arange(1000.0)))[500:].sum(),
+}
+
+
+@table("name", list(RIGHT), quick=2)
+def test_what_has_the_derivative_of_its_steps_is_ok(name):
+    report = pg.check(RIGHT[name], progress=False)(jnp.float32(0.7))
+    assert report.ok, str(report)
+    assert not [finding for finding in report.findings if finding.kind not in ("tie", "zero")]
 
 
 @pytest.mark.slow
@@ -114,3 +183,12 @@ def test_a_wrong_rule_keeps_the_blame():
     report = pg.check(lambda k: wrong(k) + 0.0 * halving(40)(k), progress=False)(0.7)
     assert {finding.kind for finding in report.findings} == {"mismatch"}
     assert report.verdict in ("stopped", "error")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1e-12, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
+def test_an_exception_at_the_point_is_no_step(width):
+    report = pg.check(lambda x: jnp.where(jnp.abs(x) < width, 0.0, jnp.log1p(x)), progress=False)(jnp.float32(0.0))
+    # At the smallest differences the widest one is flat.
+    expected = ("error", "removable") if width < 1e-3 else ("info", "truly zero")
+    assert [(finding.severity, finding.reason) for finding in report.findings] == [expected]

@@ -18,7 +18,7 @@ WORDS = Evidence(
     ("equal", "differ", "jump", "noise"),
     ("equal", "between", "off", "zero", "unknown"),
     ("equal", "off", "unknown"),
-    ("none", "stop", "declared", "negligible", "solver", "symmetric"),
+    ("none", "stop", "declared", "negligible", "solver", "symmetric", "stairs"),
 )
 EVERYTHING = [Evidence(*words) for words in itertools.product(*WORDS)]
 
@@ -27,6 +27,7 @@ PLAIN = {
     "not finite": Evidence(derivative="not finite"),
     "unconverged": Evidence(match="off", excuse="solver"),
     "stopped": Evidence(match="off", excuse="stop"),
+    "stairs": Evidence(match="off", excuse="stairs"),
     "declared": Evidence(match="off", excuse="declared"),
     "symmetric": Evidence(match="off", excuse="symmetric"),
     "modes": Evidence(modes="disagree"),
@@ -42,7 +43,7 @@ VERDICTS = {
     **dict.fromkeys(("not finite", "modes", "removable", "wrong"), ERROR),
     **dict.fromkeys(("jump", "noise"), INCONCLUSIVE),
     **dict.fromkeys(("unconverged", "declared", "symmetric", "kink", "zero", "agrees"), OK),
-    "stopped": STOPPED,
+    **dict.fromkeys(("stopped", "stairs"), STOPPED),
 }
 
 

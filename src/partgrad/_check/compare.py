@@ -34,6 +34,7 @@ from .stops import (
     explaining_stops,
     holding,
     is_fixed_draw,
+    is_foreign_solve,
     is_solver,
     mark_of,
     stops_of,
@@ -45,7 +46,7 @@ _MOST_CROSSINGS = 4
 # Decompositions that put numbers in order.
 _SPECTRAL = frozenset({"eigh", "svd"})
 # What has a derivative that the user promises, and no function to compare it with.
-_BY_HAND = {"custom_linear_solve": "solve", "linear_call": "transpose"}
+_BY_HAND = {"custom_linear_solve": "solve", "linear_solve": "solve", "linear_call": "transpose"}
 # How far a gradient that exists in its own precision only may be off.
 _OF_OWN = 1e-3
 
@@ -81,7 +82,7 @@ class Comparison:
     def __init__(self, own: Own, search: Search, rules: Rules, answers: dict[int, Answer]):
         self._own, self._search, self._rules = own, search, rules
         self._program: Program = own.program
-        self._excuses = Excuses(search, rules)
+        self._excuses = Excuses(search, rules, answers)
         # The points of the function without some rules.
         self._corrected: dict[Any, Point] = {}
         self.answers = {leaf: self._excuses.excused(leaf, answer) for leaf, answer in answers.items()}
@@ -112,9 +113,9 @@ class Comparison:
                     yield self._of_solver(leaf, answer)
                 case "stopped" | "declared":
                     yield self._of_stop(leaf, answer)
-                case "symmetric":
-                    (chain,), figures = self._excuses.chains[leaf], self._figures(leaf, answer)
-                    yield finding("mismatch", "warning", "symmetric", [self._path(leaf)], chain, figures=figures)
+                case "symmetric" | "stairs" as reason:
+                    chain, figures = self._excuses.chains[leaf][0], self._figures(leaf, answer)
+                    yield finding("mismatch", "warning", reason, [self._path(leaf)], chain, figures=figures)
                 case "kink":
                     yield self._of_kink(leaf, answer)
                 case "jump" | "noise":
@@ -317,9 +318,10 @@ class Comparison:
         return finding("mismatch", "error", "unexplained", path, figures=figures)
 
     def _users(self, name: str, leaf: int) -> list[Chain]:
-        """The equations of a primitive on the path of a leaf that the user wrote."""
+        """The equations of a primitive on the path of a leaf that the user wrote, or that is the library's own."""
         chains = (c for c in self._program.smooth.chains if c[-1].primitive.name == name)
-        return [c for c in chains if not is_in_library(c) and leaf in self._program.leaves_into(c)]
+        is_users = lambda c: is_foreign_solve(c[-1]) or not is_in_library(c)
+        return [c for c in chains if is_users(c) and leaf in self._program.leaves_into(c)]
 
     def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:
         more = {"element": blame.element, "steps": blame.steps}

@@ -17,7 +17,7 @@ from .compare import Comparison, compared_eagerly
 from .draws import draws, has_implicit_draw
 from .eager import may_differ_eagerly
 from .exact import Exact
-from .explained import UNTRIED, told_once
+from .explained import told_once
 from .finding import Finding, merged
 from .float64 import widened
 from .growth import Growth, growths, may_be_growth
@@ -209,17 +209,12 @@ class _Examination:
 
     def _zeros(self) -> list[Finding]:
         is_flat = self._comparison.is_flat if self._comparison else lambda leaf: False
-        errors = [finding for finding in self.findings if finding.severity == "error"]
-        explained = {leaf for found in errors if found.reason not in UNTRIED for leaf in found.leaves}
-        figures = {leaf: found.figures for found in errors for leaf in found.leaves}
-        told = []
-        for zero in zeros(self._own, is_flat, explained) if self._own.is_finite else ():
-            (leaf,) = zero.leaves
-            if leaf not in figures:
-                told.append(self._stationary(self._underflowing(zero)))
-            elif zero.reason in STAIRS:
-                told.append(dataclasses.replace(zero, figures=figures[leaf]))
-        return told
+        explained = {leaf for found in self.findings if found.severity == "error" for leaf in found.leaves}
+        stairs = {leaf: found.figures for found in self.findings if found.reason == "stairs" for leaf in found.leaves}
+        found = zeros(self._own, is_flat, explained) if self._own.is_finite else ()
+        told = (self._stationary(self._underflowing(zero)) for zero in found)
+        in_steps = lambda zero: dataclasses.replace(zero, figures=stairs.get(zero.leaves[0]))
+        return [in_steps(zero) if zero.reason in STAIRS else zero for zero in told]
 
     def _underflowing(self, zero: Finding) -> Finding:
         """The finding for a gradient that is zero only in its own precision; or else the same."""
@@ -297,8 +292,6 @@ class _Examination:
         # What was compared with noise says nothing.
         is_noise = any(finding.kind == "growth" for finding in own)
         verdict = OK if is_noise else compared.row.verdict
-        if verdict == ERROR and any(finding.kind == "zero" and finding.reason in STAIRS for finding in own):
-            verdict = STOPPED
         return worst([verdict, *([INCONCLUSIVE] if undecided else [])])
 
 

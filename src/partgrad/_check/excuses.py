@@ -1,17 +1,22 @@
-"""What explains that a derivative differs from the slopes: a solver that stops early, a stop, symmetric matrices."""
+"""What explains that a derivative differs from slopes: a solver that ends early, a stop, symmetric matrices, stairs."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
+from .._compat import cached_property
 from .._programs import Chain, is_in_library
 from .agreement import Reading
 from .draws import is_scored
 from .exact import Leaves
 from .halving import Seen
+from .outcomes import is_discrete
 from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Rules
+from .stairs import explaining_stairs, from_afar, missing_slope
 from .stops import (
     explaining_factorization,
     explaining_loops,
@@ -54,22 +59,37 @@ class Excuses:
         chains: The operations that explain that of a leaf.
     """
 
-    def __init__(self, search: Search, rules: Rules):
-        self._search, self._rules, self._program = search, rules, search.program
+    def __init__(self, search: Search, rules: Rules, answers: dict[int, Answer]):
+        self._search, self._rules, self._program, self._answers = search, rules, search.program, answers
         self.chains: dict[int, tuple[Chain, ...]] = {}
 
     def excused(self, leaf: int, answer: Answer) -> Answer:
         """The answer, with the first explanation that holds."""
         seen, name = answer.seen, answer.row.name
-        if seen is None or answer.row.verdict == OK or name == "not finite":
+        if seen is None or name == "not finite" or (answer.row.verdict == OK and not self._may_have_stairs):
             return answer
-        place = self._search.point if answer.is_here or name in ("jump", "noise") else self._search.near
+        is_here = answer.is_here or answer.row.verdict == OK or name in _UNSETTLED
+        place = self._search.point if is_here else self._search.near
         direction = self._search.along(leaf, seen)
         case = _Case(leaf, seen, place, direction, max(self._search.slack, 0.0))
-        tried = (explain(self, case) for rows, explain in _EXPLANATIONS if not rows or name in rows)
+        tried = (explain(self, case) for rows, explain in _EXPLANATIONS if name in rows)
         excuse, self.chains[leaf] = next(filter(None, tried), ("none", ()))
+        if excuse == "stairs":
+            seen = seen._replace(reading=from_afar(place, direction, seen.reading))
         evidence = answer.evidence._replace(excuse=excuse)
-        return answer._replace(evidence=evidence, row=row_of(evidence))
+        return answer._replace(seen=seen, evidence=evidence, row=row_of(evidence))
+
+    @cached_property
+    def _may_have_stairs(self) -> bool:
+        """Whether the function lacks a derivative from afar, along all leaves that are right, and selects anything."""
+        chains, point = self._program.value.chains, self._search.point
+        if not any(is_discrete(chain) and any(self._program.value.into(chain)) for chain in chains):
+            return False
+        direction = [np.zeros_like(leaf) for leaf in point.leaves]
+        for leaf, answer in self._answers.items():
+            if answer.seen is not None and answer.row.verdict == OK:
+                direction[leaf] = self._search.along(leaf, answer.seen)[leaf]
+        return bool(missing_slope(point, direction))
 
     def loops(self, case: _Case) -> Excuse:
         """The differences agree once the loops of a solver run on."""
@@ -108,14 +128,21 @@ class Excuses:
         chain = explaining_factorization(case.place, case.leaf, case.direction, case.slack)
         return None if chain is None else ("symmetric", (chain,))
 
+    def stairs(self, case: _Case) -> Excuse:
+        """From afar the function has a slope that its derivative lacks, at the point and beside it."""
+        stairs = explaining_stairs(case.place, case.leaf, case.direction)
+        return ("stairs", stairs) if stairs else None
 
-# In which order, for which rows of the table of verdicts (all if none is named), and how it is tried.
+
+_UNSETTLED = ("jump", "noise")
+# In which order, for which rows of the table of verdicts, and how it is tried.
 _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]], ...] = (
-    ((), Excuses.loops),
+    (("wrong", "modes", "removable", *_UNSETTLED), Excuses.loops),
     (("wrong", "modes"), Excuses.stops),
     (("wrong", "modes"), Excuses.approximate_rule),
     (("wrong",), Excuses.stopping_rule),
     (("wrong",), Excuses.factorization),
+    (("wrong", "agrees", "zero", *_UNSETTLED), Excuses.stairs),
 )
 
 

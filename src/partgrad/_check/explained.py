@@ -7,13 +7,14 @@ from typing import NamedTuple
 from .finding import Finding
 from .zeros import STAIRS
 
-# Mismatches for which nothing that was tried is to blame.
-UNTRIED = ("unexplained", "unknown rule", "solve", "transpose", "untried stop")
-
 
 def _is(*kinds: str, reasons: Sequence[str] = ()) -> Callable[[Finding], bool]:
     """Whether a finding is of some kinds and, if any are given, of some reasons."""
     return lambda finding: finding.kind in kinds and (not reasons or finding.reason in reasons)
+
+
+def _is_at_the_same_line(one: Finding, other: Finding) -> bool:
+    return bool(one.where) and one.where == other.where
 
 
 def _has_same_rule(one: Finding, other: Finding) -> bool:
@@ -65,6 +66,9 @@ def _joined(findings: list[Finding]) -> Finding:
 # In order: what was explained explains nothing.
 _TABLE = (
     _Row(_is("growth"), _is("noise")),
+    # No gradient is meaningful where the value is not finite.
+    _Row(_is("nan", reasons=["value"]), _is("nan", reasons=["singular", "no remedy", "edge"]), _is_at_the_same_line),
+    _Row(_is("mismatch", reasons=["twice"]), _is("mismatch", reasons=["not unique"]), _is_at_the_same_line),
     # A rule that changes the value is why the derivatives of leaves are wrong.
     _Row(_is("value", reasons=["rule"]), _is("mismatch", reasons=["rule value"]), _has_same_rule, gathers=True),
     _Row(_is("tie", "jump"), _is("zero", reasons=["rule", "not chosen", "truly zero"])),
@@ -74,8 +78,12 @@ _TABLE = (
         _is("mismatch", reasons=["stop", "mark"]),
         _is("zero", reasons=["not chosen", "left out", *STAIRS]),
     ),
-    # The differences, not the derivative, miss the steps.
-    _Row(_is("zero", reasons=STAIRS), _is("mismatch", reasons=UNTRIED)),
+    # Of a value that arrives by steps only, that is said.
+    _Row(_is("zero", reasons=STAIRS), _is("mismatch", reasons=["stairs"])),
+    _Row(
+        _is("mismatch", reasons=["stairs"]),
+        _is("zero", reasons=["rule", "not chosen", "left out", "cancels", "truly zero"]),
+    ),
     # What cancels, or is lost, is not truly zero.
     _Row(_is("precision"), _is("zero", reasons=["truly zero", "cancels"])),
     _Row(_is("zero", reasons=["rounding"]), _is("zero", reasons=["truly zero", "cancels"])),

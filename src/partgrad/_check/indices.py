@@ -43,11 +43,10 @@ def asked(program: Program) -> dict[str, Any]:
 
 
 def indices(own: Own) -> Iterator[Finding]:
-    """One finding for each read or write out of bounds, with the leaves that go through it."""
+    """One finding for each read or write out of bounds or twice, with the leaves that go through it."""
     program, grouped = own.program, _grouped(own, _OUTSIDE)
-    if not grouped:
-        return
-    disagreeing = _disagreeing(own)
+    yield from _not_unique(own)
+    disagreeing = _disagreeing(own) if grouped else set()
     for chain, answers in grouped.values():
         leaves = program.leaves_into(chain)
         is_wrong = _may_disagree(chain[-1])
@@ -55,7 +54,8 @@ def indices(own: Own) -> Iterator[Finding]:
         facts = _facts(chain, answers)
         if wrong:
             yield finding("oob", "error", "disagrees", [program.paths[leaf] for leaf in wrong], chain, **facts)
-        rest = [program.paths[leaf] for leaf in leaves if leaf not in wrong]
+            continue
+        rest = [program.paths[leaf] for leaf in leaves]
         # Libraries may read beyond the end and discard what they read.
         if is_in_library(chain) and not _is_used(own, chain):
             continue
@@ -65,6 +65,14 @@ def indices(own: Own) -> Iterator[Finding]:
         # `jnp.nonzero` and similar functions count by writes that drop what is out of bounds.
         elif not leaves and not _counts(chain[-1]) and line(chain):
             yield finding("oob", "warning", "value only", [], chain, **facts)
+
+
+def _not_unique(own: Own) -> Iterator[Finding]:
+    """One finding for each broken promise of the user's that indices are unique, whatever it does on this device."""
+    for chain, answers in _grouped(own, _TWICE).values():
+        leaves = [own.program.paths[leaf] for leaf in own.program.leaves_into(chain)]
+        if leaves and not is_in_library(chain):
+            yield finding("mismatch", "warning", "not unique", leaves, chain, index=int(answers[0].numbers[_TWICE]))
 
 
 def written_twice(own: Own, leaf: int) -> tuple[Chain, int] | None:

@@ -303,8 +303,10 @@ def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
         yield finding("nan", "warning", "written", [], chosen)
         return
     first = next(iter(births_in(program.jaxpr, program.leaves, program.value, own.plain)), None)
-    paths = [program.paths[leaf] for leaf in bad]
     chain = first.chain if first else ()
+    # Those that flow into that operation, and those whose gradient is not finite because of it.
+    into = program.leaves_into(chain, program.value) if first else ()
+    paths = [path for leaf, path in enumerate(program.paths) if leaf in bad or leaf in into]
     what = None if first is None else "NaN" if first.numbers[1] else "infinite"
     more: dict[str, Any] = {"first": what, "dtype": "", "steps": steps_of([first] if first else [])}
     if is_finite(point.start):

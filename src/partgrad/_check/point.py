@@ -123,6 +123,16 @@ class Point:
         moved, noise = slopes(np.where(rounding > usual, rounding, 0.0))
         return (UNIT * np.abs(moved) >= _AS_STEEP * noise) & (noise > 0)
 
+    def derivative(self, direction: Leaves, step: float = 0.0) -> float:
+        """That of the weighted sum of the outputs, by forward mode or else reverse mode, after a step along it."""
+        at = self.moved(direction, step)
+        tangents = self.exact.forward(at, direction)
+        with np.errstate(all="ignore"):
+            if tangents is not None:
+                return float((self.weights * tangents).real.sum())
+            gradient = self.exact.reverse(at, self.weights)
+            return np.nan if gradient is None else _product(gradient, direction)[0]
+
     @cached_property
     def resolution(self) -> float:
         """Half a unit of float32 if a leaf has no more digits: what changes nearer than that changes at the point."""

@@ -20,6 +20,7 @@ from .halving import Halving, Seen, most_wrong, worst_status
 from .outcomes import Crossing
 from .point import Point
 from .program import Array, Program
+from .stairs import missing_slope
 from .verdict import Evidence, Row, row_of
 
 # Each leaf is moved by itself. With more leaves than this, further directions move some together, in so many groups.
@@ -42,6 +43,9 @@ _LEAST = 1e3
 _OTHER_STEPS = (0.73, 1.37)
 _LARGER_STEPS = 12.0
 _SMALLER_STEPS = _LARGER_STEPS**-3
+# Parts of a step at which derivatives are compared with that of the point, and how nearly it has to be among them.
+_BESIDE = (-0.97, -0.71, -0.43, -0.19, 0.13, 0.37, 0.59, 0.83)
+_AMONG = 1e-9
 # How many times the resolution of the leaves the steps are from which a selection looks as if it changed at the point.
 _FROM_AFAR = 64.0
 
@@ -164,7 +168,21 @@ class Search:
         )
         is_wrong = lambda found, mode: getattr(found, mode).status == MISMATCH
         refuted = [mode for mode in ("forward", "reverse") if is_wrong(reading, mode) and not is_wrong(other, mode)]
+        if from_near := self._from_near(place, direction, reading):
+            return from_near
         return reading._replace(**{mode: getattr(reading, mode)._replace(status=INCONCLUSIVE) for mode in refuted})
+
+    def _from_near(self, place: Point, direction: Leaves, reading: Reading) -> Reading | None:
+        """What smaller steps see of a function with many small kinks, if they agree with its derivative.
+
+        Larger ones see a mean of derivatives. That of the point is among those, or else it is an exception; and none is
+        missing, or else the function goes by steps.
+        """
+        found = place.read(direction, slack=self.slack, shrink=_SMALLER_STEPS, excused=False)
+        own, *others = (place.derivative(direction, side * max(reading.steps)) for side in (0.0, *_BESIDE))
+        off = _AMONG * np.max(np.abs([own, *others]))
+        is_typical = min(others) - off <= own <= max(others) + off
+        return found if found.is_settled and is_typical and not missing_slope(place, direction) else None
 
     def _is_at_edge(self, place: Point, group: list[Part], direction: Leaves, reading: Reading) -> bool:
         """Whether the function is finite on one side only, and a selection changes there: the other slope may count."""

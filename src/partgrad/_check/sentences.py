@@ -87,6 +87,11 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "{compared}; {at} promises unique indices, and index {index} occurs twice.",
         "leave out `unique_indices=True`",
     ),
+    ("mismatch", "not unique"): (
+        "{at} promises unique indices, and index {index} occurs twice: value and gradient are undefined, even where "
+        "they agree, as on this device.",
+        "leave out `unique_indices=True`",
+    ),
     ("mismatch", "modes"): (
         "forward and reverse mode contradict each other{both_modes}.",
         "look at the derivative rules on its path",
@@ -99,6 +104,11 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "the derivative of {at} is that of a symmetric matrix, and this one is moved element by element; for symmetric "
         "changes the two agree.",
         "pass (a + a.T) / 2, unless the matrix stays symmetric anyway",
+    ),
+    ("mismatch", "stairs"): (
+        "{changes}part of that goes through {at}, by steps that have no derivative.",
+        "choose smoothly, or leave out the rounding; if it decides a search for a root, `jax.lax.custom_root` can "
+        "differentiate what that solves",
     ),
     ("mismatch", "stop"): (
         "{changes}`stop_gradient` at {all_lines} stops part of it, and without that the two agree.",

@@ -17,6 +17,7 @@ from jax.extend.core import JaxprEqn
 from .._marks import EXPLICIT, mark_in
 from .._programs import (
     FIXED_DRAW,
+    FOREIGN,
     HIGH,
     OF_SURROGATE,
     Chain,
@@ -47,7 +48,7 @@ _FACTORIZATIONS = frozenset({"cholesky", "eigh", "linear_solve"})
 _LINEAR_SOLVES = frozenset({"custom_linear_solve", "linear_solve"})
 # What is raised by programs that cannot be evaluated at two points at once.
 _NOT_TWICE = (TypeError, ValueError, NotImplementedError, AssertionError)
-ITERATIONS = HIGH | {"while", "custom_linear_solve"}
+_ITERATIONS = HIGH | {"while", "scan"}
 # How far the value may move if a loop runs on, unless it solves linear equations: those have one solution.
 _FURTHEST = 0.5
 
@@ -55,20 +56,22 @@ _FURTHEST = 0.5
 def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Chain, ...]:
     """The fewest `stop_gradient` equations that explain a mismatch along a direction; none if they do not."""
     stops = list({id(chain[-1]): chain for chain in stops_of(point.exact.program)}.values())
-    if not stops:
-        return ()
-    explain = holding(point, stops, lambda held: agrees(held, direction, slack))
-    tried, needed = range(len(stops))[:_MOST_TRIED], set(range(len(stops)))
+    return fewest(stops, holding(point, stops, lambda held: agrees(held, direction, slack))) if stops else ()
+
+
+def fewest(chains: list[Chain], explain: Callable[[Container[int]], bool]) -> tuple[Chain, ...]:
+    """The fewest of some equations that explain something, by their numbers; none if all together do not."""
+    tried, needed = range(len(chains))[:_MOST_TRIED], set(range(len(chains)))
     if not explain(needed):
         needed = set()
-    if len(stops) > 1:
+    if len(chains) > 1:
         for one in tried:
             if explain({one}):
-                return (stops[one],)
+                return (chains[one],)
     for one in tried:
         if len(needed) > 1 and explain(needed - {one}):
             needed -= {one}
-    return tuple(stops[one] for one in sorted(needed))
+    return tuple(chains[one] for one in sorted(needed))
 
 
 def holding(point: Point, chains: list[Chain], question: Callable[[Point], bool]) -> Callable[[Container[int]], bool]:
@@ -129,9 +132,16 @@ def is_solver(chain: Chain) -> bool:
     if name == "while":
         return is_until(chain[-1]) or any(is_solver(chain[:length]) for length in range(1, len(chain)))
     if is_custom_rule(chain[-1]):
-        iterates = lambda e: e.primitive.name in ITERATIONS | {"scan"} or _is_foreign_solve(e)
-        return any(any_equation(inner, iterates) for inner in inner_jaxprs(chain[-1]))
-    return name in ITERATIONS or _is_foreign_solve(chain[-1])
+        return any(any_equation(inner, _iterates) for inner in inner_jaxprs(chain[-1]))
+    return _iterates(chain[-1]) and name != "scan"
+
+
+def _iterates(equation: JaxprEqn) -> bool:
+    """Whether an equation may end before it has converged; a linear solve does if what solves it iterates."""
+    if equation.primitive.name == "custom_linear_solve":
+        may = lambda inner: _iterates(inner) or inner.primitive.name in FOREIGN
+        return any_equation(jaxpr_and_consts(equation.params["jaxprs"].solve)[0], may)
+    return equation.primitive.name in _ITERATIONS or is_foreign_solve(equation)
 
 
 def is_linear_solve(equation: JaxprEqn) -> bool:
@@ -139,9 +149,9 @@ def is_linear_solve(equation: JaxprEqn) -> bool:
     return equation.primitive.name in _LINEAR_SOLVES
 
 
-def _is_foreign_solve(equation: JaxprEqn) -> bool:
+def is_foreign_solve(equation: JaxprEqn) -> bool:
     """Whether an equation is of a solver that has a primitive of its own, such as one of lineax, and iterates."""
-    if not is_linear_solve(equation) or equation.primitive.name in ITERATIONS:
+    if equation.primitive.name != "linear_solve":
         return False
     inside = expanded(equation)
     return inside is not None and any_equation(jaxpr_and_consts(inside)[0], is_until)

@@ -23,8 +23,8 @@ class Evidence(NamedTuple):
         nearby: The same at a point beside this one: `equal`, `off`, or `unknown` if nobody asked or could tell.
         excuse: What explains that it is off, or that the differences do not settle: a `stop`, which may be a rule that
             gives no derivative at all; a `declared` stop, such as that of a draw with `gradient="fixed"`; a
-            `negligible` one of a library; a `solver` that has not converged; or a `symmetric` matrix whose elements
-            were moved one by one. `none` if nothing does.
+            `negligible` one of a library; a `solver` that has not converged; a `symmetric` matrix whose elements
+            were moved one by one; or `stairs`, of which the derivative has no part. `none` if nothing does.
     """
 
     derivative: str = "finite"
@@ -55,6 +55,7 @@ TABLE = (
     Row("not finite",  ("not finite", "*",        "*",           "*",    "*",     "*"),        ERROR),
     Row("unconverged", ("finite",     "*",        "*",           "*",    "*",     "solver"),   OK),
     Row("stopped",     ("finite",     "*",        "*",           "*",    "*",     "stop"),     STOPPED),
+    Row("stairs",      ("finite",     "*",        "*",           "*",    "*",     "stairs"),   STOPPED),
     Row("declared",    ("finite",     "*",        "*",           "*",    "*",     "declared|negligible"), OK),
     Row("symmetric",   ("finite",     "*",        "*",           "*",    "*",     "symmetric"), OK),
     Row("modes",       ("finite",     "disagree", "*",           "*",    "*",     "none"),     ERROR),

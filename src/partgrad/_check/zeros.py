@@ -46,7 +46,7 @@ _REMAINDERS = frozenset({"mod", "%", "remainder", "fmod", "divmod"})
 # What adds up what goes along several paths, forwards or back.
 _SUMS = frozenset({"reduce_sum", "add_any", "add", "sub"})
 _PARTS = frozenset({"slice", "split", "unstack"})
-# Why the value of a leaf arrives in steps: differences of fine ones, seen from afar, have the slope of a staircase.
+# Why the value of a leaf arrives in steps only.
 STAIRS = ("compared", "rounded", "cast", "integers")
 _PLACING = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice", "slice"})
 
@@ -115,7 +115,7 @@ def _in_rules_of_libraries(program: Program, leaf: int) -> list[Chain]:
 
 def _blocked(program: Program, leaf: int) -> Iterator[Finding]:
     found = blockers(program, leaf)
-    untold = [chain for chain in found if not _is_told_with_draws(program, chain)]
+    untold = [chain for chain in found if not is_told_with_draws(program, chain)]
     if not found:
         untold = blockers(program, leaf, wanted=lambda chain: True)
     if untold:
@@ -124,7 +124,7 @@ def _blocked(program: Program, leaf: int) -> Iterator[Finding]:
         yield _barrier(program.paths[leaf], untold[0])
 
 
-def _is_told_with_draws(program: Program, chain: Chain) -> bool:
+def is_told_with_draws(program: Program, chain: Chain) -> bool:
     """Whether a random number decides here, which the findings of draws report."""
     is_stop = chain[-1].primitive.name == "stop_gradient"
     return any(map(sampler_of, chain)) or (any(program.drawn.into(chain)) and not is_stop)
