@@ -1,8 +1,10 @@
 """Lost digits have a line, relative to what the dtype has; and a solver that stopped early is told to go on."""
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optimistix
 import pytest
 from jax import lax
 
@@ -432,3 +434,41 @@ def test_a_verdict_has_a_finding():
     report = pg.check(angle)(jnp.array([0.3, 0.7]))
     assert report.verdict == "error"
     assert any(finding.severity == "error" for finding in report.findings)
+
+
+def test_a_cotangent_too_small_for_half_precision():
+    narrow = lambda w: 1e-10 * jnp.sum(w.astype(jnp.float16).astype(jnp.float32) ** 2)
+    (finding,) = pg.check(narrow, progress=False)(jnp.array([0.5, -0.3])).findings
+    assert (finding.kind, finding.severity) == ("precision", "error")
+    assert "float16" in finding.message
+    assert "nothing as small" in finding.message
+    assert "scale the loss" in finding.suggestion
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_a_solver_that_is_far_from_converged_has_a_right_rule(steps):
+    def loss(p):
+        newton = optimistix.Newton(rtol=1e-8, atol=1e-8)
+        residual = lambda x, args: jnp.exp(x) * args[1] + x - args[0]
+        return optimistix.root_find(residual, newton, 2.5, (p["c"], p["k"]), max_steps=steps, throw=False).value ** 2
+
+    report = pg.check(loss, progress=False)({"c": 0.7, "k": 1.3})
+    (finding,) = report.findings
+    assert (finding.kind, finding.reason, len(finding.leaves)) == ("precision", "unconverged", 2)
+    assert not report.ok
+
+
+@pytest.mark.slow
+def test_a_time_that_reaches_its_end_exactly_is_not_moved_by_the_rounding_of_others():
+    """Rounding errors of the time would take another step; no error of a state moves the time."""
+    halved = jax.custom_jvp(jnp.sinh)
+    halved.defjvp(lambda p, t: (jnp.sinh(p[0]), 0.8 * jnp.cosh(p[0]) * t[0]))
+
+    def solved(y):
+        term = diffrax.ODETerm(lambda t, y, args: -halved(y))
+        return diffrax.diffeqsolve(term, diffrax.Euler(), 0.0, 1.0, 0.5, y, max_steps=4).ys[-1]
+
+    (finding,) = pg.check(solved, progress=False)(0.9).findings
+    assert (finding.kind, finding.severity, finding.reason) == ("mismatch", "error", "rule")
+    assert finding.where.startswith("test_check_precision.py:")

@@ -27,7 +27,7 @@ from .._programs import (
     quick_jit,
     reclosing,
 )
-from .float64 import Rule, exactly, leaves_jax, promoted
+from .float64 import Rule, exactly, leaves_jax, promoted, without_callbacks
 from .noise import REFUSALS, rounding_noise
 from .program import Array, Program
 from .surrogates import has_surrogates, moving_along, smooth_instead
@@ -68,7 +68,7 @@ class Exact:
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
 
     def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
-        given: dict[str, Any] = {} if runs_on is None else {"runs_on": runs_on, "rule": _without_callbacks}
+        given: dict[str, Any] = {} if runs_on is None else {"runs_on": runs_on, "rule": without_callbacks}
         value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
         own = _either(self._moving, given.get("rule"))
         is_complex, pairs = any(self._is_complex), self._moving is not None
@@ -128,7 +128,7 @@ class Exact:
         numbers = {id(chain[-1]): number for number, chain in enumerate(chains)}
         value, leaves_of = self._jaxprs[_VALUE], functools.partial(_leaves_of, self._inputs)
         # Callbacks to Python cannot run at many points at once.
-        other = _either(self._moving, _without_callbacks)
+        other = _either(self._moving, without_callbacks)
 
         def of_value(held: Any, consts: Any, moved: Any, point: Any) -> Any:
             def rule(chain: Chain, operands: Operands) -> Operands | None:
@@ -197,8 +197,9 @@ class Exact:
     def rounding(self, point: Leaves, moved: Leaves) -> Leaves | None:
         """How far rounding moves what the outputs change by from one point to another; None if nobody can tell."""
         found = self._rounding(_VALUE, moved, still=point)
-        # Callbacks to Python may not run at two points at once.
-        return self._rounding(_VALUE, moved) if found is None else found
+        # Callbacks to Python may not run at two points at once, where it matters what they return.
+        is_known = found is not None and all(np.isfinite(moves).all() for moves in found)
+        return found if is_known else self._rounding(_VALUE, moved)
 
     def rounding_of_tangents(self, point: Leaves, direction: Leaves) -> Leaves | None:
         """How far rounding moves the tangents of the outputs along a direction."""
@@ -250,13 +251,6 @@ def _either(first: Rule | None, second: Rule | None) -> Rule:
         return second(chain, operands) if results is None and second is not None else results
 
     return rule
-
-
-def _without_callbacks(chain: Chain, operands: Operands) -> Operands | None:
-    """What code outside JAX returns is unknown: where it matters, nothing is known."""
-    if not leaves_jax(chain[-1]):
-        return None
-    return [jnp.full(v.aval.shape, jnp.nan if is_floating(v.aval) else 0) for v in chain[-1].outvars]
 
 
 def wide_real(vector: Any) -> Any:

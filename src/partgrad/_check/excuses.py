@@ -1,13 +1,13 @@
 """What explains that a derivative differs from slopes: a solver that ends early, a stop, symmetric matrices, stairs."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._compat import cached_property
-from .._programs import Chain, is_in_library
-from .agreement import Reading
+from .._programs import Chain, ids, is_in_library
+from .agreement import MISMATCH, Reading
 from .draws import is_scored
 from .exact import Leaves
 from .halving import Seen
@@ -18,8 +18,8 @@ from .questions import Answer, Search
 from .rules import Rules
 from .stairs import explaining_stairs, from_afar, missing_slope
 from .stops import (
+    explain_loops,
     explaining_factorization,
-    explaining_loops,
     explaining_stops,
     is_fixed_draw,
     is_linear_solve,
@@ -27,6 +27,7 @@ from .stops import (
     is_solver,
     mark_of,
     solvers_of,
+    with_loops_running_on,
 )
 from .verdict import OK, row_of
 
@@ -34,6 +35,8 @@ from .verdict import OK, row_of
 SLIGHT = 1e-3
 # The part of a mismatch that may be left once a solver runs on.
 _LEFT = 1e-2
+# The part of it that is left, at most, if what is little off comes nearer.
+_NEARER = 0.5
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
@@ -62,6 +65,7 @@ class Excuses:
     def __init__(self, search: Search, rules: Rules, answers: dict[int, Answer]):
         self._search, self._rules, self._program, self._answers = search, rules, search.program, answers
         self.chains: dict[int, tuple[Chain, ...]] = {}
+        self._points: dict[Any, Point] = {}
 
     def excused(self, leaf: int, answer: Answer) -> Answer:
         """The answer, with the first explanation that holds."""
@@ -93,9 +97,12 @@ class Excuses:
 
     def loops(self, case: _Case) -> Excuse:
         """The differences agree once the loops of a solver run on."""
-        left = min(SLIGHT, _LEFT * case.seen.reading.telling.relative)
-        chain = explaining_loops(case.place, case.leaf, case.direction, case.slack, left)
-        return None if chain is None else ("solver", (chain,))
+        solvers, left = solvers_of(self._program, case.leaf), min(SLIGHT, _LEFT * case.seen.reading.telling.relative)
+        if not solvers:
+            return None
+        running_on = self._running_on(case.place, solvers)
+        is_explained = explain_loops(case.place, running_on, case.direction, case.slack, left)
+        return ("solver", (solvers[0],)) if is_explained else None
 
     def approximate_rule(self, case: _Case) -> Excuse:
         """All that is off is little, and of rules that are exact only in the limit of an iteration."""
@@ -104,7 +111,20 @@ class Excuses:
         if len(solvers) < len(blamed):
             return None
         solvers = solvers or solvers_of(self._program, case.leaf)
-        return ("solver", (solvers[0],)) if solvers and is_of_a_limit(solvers, case.seen.reading) else None
+        off = case.seen.reading
+        if not solvers or not is_of_a_limit(solvers, off):
+            return None
+        nearer = self._running_on(case.place, solvers).read(case.direction, slack=case.slack).telling
+        # Where it is not known what more steps would do, it may be that.
+        is_nearer = nearer.status != MISMATCH or nearer.relative <= _NEARER * off.telling.relative
+        return ("solver", (solvers[0],)) if is_nearer else None
+
+    def _running_on(self, place: Point, solvers: list[Chain]) -> Point:
+        """A point of the program in which the loops of some solvers run on; made once for all leaves."""
+        key = (id(place), *(ids(solver) for solver in solvers))
+        if key not in self._points:
+            self._points[key] = with_loops_running_on(place, solvers)
+        return self._points[key]
 
     def stops(self, case: _Case) -> Excuse:
         """The differences agree if the results of some stops stay as they are."""

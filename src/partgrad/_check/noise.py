@@ -20,10 +20,8 @@ from .._programs import (
     ENTERED,
     KINDS,
     Chain,
-    Dependence,
     Operands,
     bind,
-    by_value,
     is_custom_rule,
     is_floating,
     is_mutating,
@@ -33,7 +31,7 @@ from .._programs import (
     reclosing,
     run,
 )
-from .float64 import UNSUPPORTED, widened
+from .float64 import UNSUPPORTED, widened, without_callbacks
 from .twice import here
 
 SAMPLES = 8
@@ -72,8 +70,7 @@ def rounding_noise(
     """
     body, consts = jaxpr_and_consts(jaxpr)
     compiled = kept("noise", [jaxpr], lambda: quick_jit(_with_errors(body)))
-    moving = [] if still is None else [bool(np.any(one != other)) for one, other in zip(operands, still, strict=True)]
-    with_seed = lambda seed: _wide(compiled(consts, list(operands), still, np.array(moving, bool), np.uint32(seed)))
+    with_seed = lambda seed: _wide(compiled(consts, list(operands), still, np.uint32(seed)))
     return _spread(with_seed(0), (with_seed(seed) for seed in range(1, samples + 1)))
 
 
@@ -81,13 +78,12 @@ def _with_errors(body: Jaxpr) -> Callable[..., Operands]:
     """A program whose operations round differently for each seed: all of them, or those of what moves."""
     closed = reclosing(body)
 
-    def evaluate(consts: Operands, operands: Operands, still: Operands | None, moving: Any, seed: Any) -> Operands:
+    def evaluate(consts: Operands, operands: Operands, still: Operands | None, seed: Any) -> Operands:
         at = lambda rule, operands: run(*jaxpr_and_consts(closed(consts)), operands, rule, in_place=CUSTOM_RULES)
         if still is None:
             return at(_Errors(seed, seed != 0), operands)
-        flow = by_value(body, [1 << number for number in range(len(operands))])
         pairs = [jnp.stack(pair) for pair in zip(operands, still, strict=True)]
-        rule = lambda is_still: _ErrorsOfMoved(jnp.where(is_still, 0, seed), seed != 0, flow, moving)
+        rule = lambda is_still: _ErrorsOfMoved(jnp.where(is_still, 0, seed), seed != 0)
         both = jax.vmap(lambda is_still, operands: at(rule(is_still), operands))(jnp.array([False, True]), pairs)
         return [moved for moved, _ in both]
 
@@ -179,19 +175,23 @@ def _bits(value: Any, draw: Any) -> Any:
 class _ErrorsOfMoved(_Errors):
     """The same for what differs between two points, at which the program runs at once.
 
-    Where an operation depends on what moves, and no element of it has changed, the change is lost to rounding: then
-    all of them get errors.
+    Where an operand has changed, and no element of the result, the change is lost to rounding: then all of them get
+    errors. What does not change at all gets none: of a time that is compared with the last, they would add a step.
     """
 
-    def __init__(self, seed: Any, on: Any, flow: Dependence, moving: Any):
-        super().__init__(seed, on)
-        self._flow, self._moving = flow, moving
+    _arrives: Any = False
+
+    def __call__(self, chain: Chain, operands: Operands) -> Operands | None:
+        unknown = without_callbacks(chain, operands, lambda dtype: dtype)
+        if unknown is not None:
+            return unknown
+        changes = [jnp.any(x != here(x)) for x in operands if hasattr(x, "dtype") and is_floating(x)]
+        self._arrives = jnp.any(jnp.stack(changes)) if changes else False
+        return super().__call__(chain, operands)
 
     def _unit(self, chain: Chain, value: Any) -> Any:
-        sources = self._flow.union_into(chain)
-        depends = jnp.any(self._moving & np.array([bool(sources >> i & 1) for i in range(len(self._moving))]))
         changed = value != here(value)
-        return jnp.where(changed | (depends & ~jnp.any(changed)), super()._unit(chain, value), 0.0)
+        return jnp.where(changed | (self._arrives & ~jnp.any(changed)), super()._unit(chain, value), 0.0)
 
 
 def _positions(shape: tuple[int, ...]) -> Any:

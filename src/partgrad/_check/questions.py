@@ -46,6 +46,8 @@ _SMALLER_STEPS = _LARGER_STEPS**-3
 # Parts of a step at which derivatives are compared with that of the point, and how nearly it has to be among them.
 _BESIDE = (-0.97, -0.71, -0.43, -0.19, 0.13, 0.37, 0.59, 0.83)
 _AMONG = 1e-9
+# By how many times their errors slopes differ that contradict each other.
+_APART = 3.0
 # How many times the resolution of the leaves the steps are from which a selection looks as if it changed at the point.
 _FROM_AFAR = 64.0
 
@@ -182,7 +184,10 @@ class Search:
         own, *others = (place.derivative(direction, side * max(reading.steps)) for side in (0.0, *_BESIDE))
         off = _AMONG * np.max(np.abs([own, *others]))
         is_typical = min(others) - off <= own <= max(others) + off
-        return found if found.is_settled and is_typical and not missing_slope(place, direction) else None
+        # They have to contradict the larger ones, and not merely to know less.
+        is_another = abs(found.right - reading.right) > _APART * (found.noise + reading.noise)
+        is_seen = found.is_settled and is_typical and is_another
+        return found if is_seen and not missing_slope(place, direction) else None
 
     def _is_at_edge(self, place: Point, group: list[Part], direction: Leaves, reading: Reading) -> bool:
         """Whether the function is finite on one side only, and a selection changes there: the other slope may count."""

@@ -46,11 +46,13 @@ _MOST_TRIED = 24
 _FACTORIZATIONS = frozenset({"cholesky", "eigh", "linear_solve"})
 # Of JAX, and of lineax.
 _LINEAR_SOLVES = frozenset({"custom_linear_solve", "linear_solve"})
+# How far symmetric parts may move the value of a matrix that is symmetric up to rounding, relative to it.
+_SYMMETRIC = 1e-6
 # What is raised by programs that cannot be evaluated at two points at once.
 _NOT_TWICE = (TypeError, ValueError, NotImplementedError, AssertionError)
 _ITERATIONS = HIGH | {"while", "scan"}
-# How far the value may move if a loop runs on, unless it solves linear equations: those have one solution.
-_FURTHEST = 0.5
+# How far the value may move if a loop runs on to where nothing depends on the leaf: a rule of zeros agrees with that.
+_FURTHEST, _VANISHING = 0.5, 1e-6
 
 
 def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Chain, ...]:
@@ -96,26 +98,29 @@ def explaining_factorization(point: Point, leaf: int, direction: Leaves, slack: 
     if first is None:
         return None
     symmetrised = Program(lambda leaves: program.run(leaves, _with_symmetric_parts), program.leaves, program.paths)
-    return first if agrees(point.of(Exact(symmetrised)), direction, slack) else None
+    other = point.of(Exact(symmetrised))
+    is_symmetric = np.allclose(other.start, point.start, rtol=_SYMMETRIC, atol=0.0, equal_nan=True)
+    return first if is_symmetric and agrees(other, direction, slack) else None
 
 
-def explaining_loops(point: Point, leaf: int, direction: Leaves, slack: float, left: float) -> Chain | None:
-    """The solver whose tolerance explains a mismatch: both derivatives agree if its loops run on until they stand.
+def with_loops_running_on(point: Point, solvers: list[Chain]) -> Point:
+    """The point of the program in which the loops of some solvers run on until they stand."""
+    program, inside = point.exact.program, {id(solver[-1]) for solver in solvers}
+    runs_on = lambda chain: any(id(outer) in inside for outer in program.origin(chain))
+    return point.of(Exact(program, runs_on))
+
+
+def explain_loops(point: Point, running_on: Point, direction: Leaves, slack: float, left: float) -> bool:
+    """Whether a tolerance explains a mismatch: both derivatives agree if the loops of the solver run on.
 
     A solver may use its tolerance in its steps too: a relative mismatch may be left.
     """
-    program = point.exact.program
-    solvers = solvers_of(program, leaf)
-    if not solvers:
-        return None
-    inside = {id(solver[-1]) for solver in solvers}
-    running_on = point.of(Exact(program, lambda chain: any(id(outer) in inside for outer in program.origin(chain))))
     with np.errstate(all="ignore"):
         change = np.max(np.abs(running_on.start - point.start), initial=0.0)
+    if not np.isfinite(change) or not agrees(running_on, direction, slack, left):
+        return False
     is_near = bool(change <= _FURTHEST * np.max(np.abs(point.start), initial=0.0))
-    if not is_near and not (np.isfinite(change) and all(is_linear_solve(solver[-1]) for solver in solvers)):
-        return None
-    return solvers[0] if agrees(running_on, direction, slack, left) else None
+    return is_near or abs(running_on.derivative(direction)) > _VANISHING * abs(point.derivative(direction))
 
 
 def solvers_of(program: Program, leaf: int) -> list[Chain]:

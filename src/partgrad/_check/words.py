@@ -236,10 +236,20 @@ def _held_by(finding: Finding) -> str:
     return f"{leaves} {'are' if len(finding.leaves) > 1 else 'is'} held by"
 
 
+def _unexplained(finding: Finding) -> str:
+    """What a conversion leaves to be said of the lost digits."""
+    if finding.details["is_explained"]:
+        return ""
+    is_zero = finding.details.get("vanishes")
+    return ", which has nothing as small: it is zero" if is_zero else ", which alone does not explain as much"
+
+
 def _wider(finding: Finding) -> str:
     details = finding.details
     if details["is_explained"]:
         return f"none needed if {details['through']} is enough"
+    if details.get("vanishes"):
+        return f"compute in {details['dtype']}, or scale the loss so that {details['through']} can hold its cotangents"
     return f"compute in {details['dtype']}, or rewrite what cancels"
 
 
@@ -286,7 +296,7 @@ _PARTS: dict[str, Callable[[Finding], str]] = {
         if finding.details.get("has_others")
         else "differences do not settle, so they cannot tell whether it is right"
     ),
-    "unexplained": lambda finding: "" if finding.details["is_explained"] else ", which alone does not explain as much",
+    "unexplained": _unexplained,
     "where_digits_cancel": _where_digits_cancel,
     "outside_jax": lambda finding: f" It leaves JAX in {_at(finding)}." if finding.where else "",
 }
