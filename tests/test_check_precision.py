@@ -460,6 +460,21 @@ def test_a_solver_that_is_far_from_converged_has_a_right_rule(steps):
 
 
 @pytest.mark.slow
+def test_steps_that_adapt_are_a_tolerance():
+    def solved(p):
+        term, steps = diffrax.ODETerm(lambda t, y, k: -k * y**2), diffrax.PIDController(rtol=1e-4, atol=1e-6)
+        solve = lambda y, k: diffrax.diffeqsolve(
+            term, diffrax.Tsit5(), 0.0, 1.0, 0.25, y, args=k, max_steps=32, stepsize_controller=steps
+        )
+        return solve(p["y"], p["k"]).ys[-1]
+
+    report = pg.check(solved, progress=False)({"k": 1.3, "y": 0.9})
+    (finding,) = report.findings
+    assert (finding.kind, finding.reason, finding.operation) == ("precision", "unconverged", "diffeqsolve")
+    assert report.ok
+
+
+@pytest.mark.slow
 def test_a_time_that_reaches_its_end_exactly_is_not_moved_by_the_rounding_of_others():
     """Rounding errors of the time would take another step; no error of a state moves the time."""
     halved = jax.custom_jvp(jnp.sinh)

@@ -264,6 +264,18 @@ def not_as_tagged(b):
     return lineax.linear_solve(operator, b, lineax.GMRES(1e-6, 1e-6)).value[0]
 
 
+NEARLY = jnp.array([[2.0, -1.0, 0.0], [-1.01, 2.0, -1.0], [0.0, -1.01, 2.0]])
+
+
+def not_for_conjugate_gradients(a):
+    return jax.scipy.sparse.linalg.cg(lambda v: a * NEARLY @ v, F(1, 2, 0.5), tol=1e-6)[0][2]
+
+
+def not_as_tagged_for_conjugate_gradients(a):
+    operator = lineax.MatrixLinearOperator(a * NEARLY, lineax.positive_semidefinite_tag)
+    return lineax.linear_solve(operator, F(1, 2, 0.5), lineax.CG(1e-6, 1e-6)).value[2]
+
+
 def no_transpose(x):
     return jnp.sum(linear_call(lambda r, x: r * x, lambda r, c: c, S(3.0), x) ** 2)
 
@@ -283,6 +295,8 @@ CAUSES = {
     "equations that are not symmetric": (not_symmetric, MATRIX, "solve", "custom_linear_solve"),
     "equations that are nearly symmetric": (little_asymmetry, S(1.5), "solve", "custom_linear_solve"),
     "equations that are not as tagged": (not_as_tagged, F(1, 2), "solve", "linear_solve"),
+    "conjugate gradients, nearly symmetric": (not_for_conjugate_gradients, S(1.5), "solve", "cg"),
+    "conjugate gradients, not as tagged": (not_as_tagged_for_conjugate_gradients, S(1.5), "solve", "linear_solve"),
     "a wrong transpose": (no_transpose, F(1, 2), "transpose", "linear_call"),
     "a stop before a callback": (before_a_callback, S(0.5), "untried stop", "stop_gradient"),
     "a rule without a conjugate": (lambda x: squared(1 + 1j * x), S(0.5), "rule", None),

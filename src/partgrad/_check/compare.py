@@ -34,7 +34,6 @@ from .stops import (
     explaining_stops,
     holding,
     is_fixed_draw,
-    is_foreign_solve,
     is_solver,
     mark_of,
     stops_of,
@@ -46,7 +45,8 @@ _MOST_CROSSINGS = 4
 # Decompositions that put numbers in order.
 _SPECTRAL = frozenset({"eigh", "svd"})
 # What has a derivative that the user promises, and no function to compare it with.
-_BY_HAND = {"custom_linear_solve": "solve", "linear_solve": "solve", "linear_call": "transpose"}
+_OF_LINEAX = "linear_solve"
+_BY_HAND = {"custom_linear_solve": "solve", _OF_LINEAX: "solve", "linear_call": "transpose"}
 # How far a gradient that exists in its own precision only may be off.
 _OF_OWN = 1e-3
 
@@ -308,7 +308,8 @@ class Comparison:
         if twice := written_twice(self._own, leaf):
             chain, index = twice
             return finding("mismatch", "error", "twice", path, chain, figures=figures, index=index)
-        if unknown := self._rules.incomparable_for(leaf):
+        # A rule for an iteration has more to be wrong in than one for a step of it.
+        if unknown := sorted(self._rules.incomparable_for(leaf), key=lambda pair: not is_solver(pair[0])):
             chain, raised = unknown[0]
             return finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
         by_hand = [(reason, self._users(name, leaf)) for name, reason in _BY_HAND.items()]
@@ -320,7 +321,7 @@ class Comparison:
     def _users(self, name: str, leaf: int) -> list[Chain]:
         """The equations of a primitive on the path of a leaf that the user wrote, or that is the library's own."""
         chains = (c for c in self._program.smooth.chains if c[-1].primitive.name == name)
-        is_users = lambda c: is_foreign_solve(c[-1]) or not is_in_library(c)
+        is_users = lambda c: name == _OF_LINEAX or not is_in_library(c)
         return [c for c in chains if is_users(c) and leaf in self._program.leaves_into(c)]
 
     def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:

@@ -114,10 +114,12 @@ class Excuses:
         off = case.seen.reading
         if not solvers or not is_of_a_limit(solvers, off):
             return None
-        nearer = self._running_on(case.place, solvers).read(case.direction, slack=case.slack).telling
-        # Where it is not known what more steps would do, it may be that.
-        is_nearer = nearer.status != MISMATCH or nearer.relative <= _NEARER * off.telling.relative
-        return ("solver", (solvers[0],)) if is_nearer else None
+        # What a library iterates may have another limit, such as small steps in time, than that of more of them.
+        is_shown = is_of_library(solvers)
+        if not is_shown:
+            nearer = self._running_on(case.place, solvers).read(case.direction, slack=case.slack).telling
+            is_shown = nearer.status != MISMATCH or nearer.relative <= _NEARER * off.telling.relative
+        return ("solver", (solvers[0],)) if is_shown else None
 
     def _running_on(self, place: Point, solvers: list[Chain]) -> Point:
         """A point of the program in which the loops of some solvers run on; made once for all leaves."""
@@ -168,8 +170,12 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
 
 def is_of_a_limit(solvers: list[Chain], reading: Reading) -> bool:
     """Whether rules of solvers, which are exact in the limit, are off by so little that it may not be reached yet."""
-    is_of_library = all(is_in_library(solver) and not is_linear_solve(solver[-1]) for solver in solvers)
-    return reading.telling.relative <= (_OF_LIBRARIES if is_of_library else _OF_SOLVERS)
+    return reading.telling.relative <= (_OF_LIBRARIES if is_of_library(solvers) else _OF_SOLVERS)
+
+
+def is_of_library(solvers: list[Chain]) -> bool:
+    """Whether solvers are those of a library, and not for linear equations."""
+    return all(is_in_library(solver) and not is_linear_solve(solver[-1]) for solver in solvers)
 
 
 def is_score(program: Program, leaf: int, stops: tuple[Chain, ...]) -> bool:

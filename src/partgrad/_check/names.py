@@ -113,17 +113,27 @@ def operation_of(chain: Chain) -> str:
     for equation in chain[begin:]:
         if is_custom_rule(equation):
             is_own = is_users(written(jaxpr_and_consts(primal_jaxpr(equation))[0]).file.rpartition(":")[0])
-            return (not is_own and _called(chain[begin])) or _of_rule(equation)
+            return (not is_own and (_called(chain[begin]) or _compiled(chain))) or _of_rule(equation)
         name = str(equation.params.get("name", "")) if equation.primitive.name in CALLS else ""
         if name and name not in TRANSPARENT and not holds_users_function(equation):
-            return _called(chain[begin]) or _public(name) or spoken(chain[-1])
+            return _called(chain[begin]) or _compiled(chain) or _public(name) or spoken(chain[-1])
     return _called(chain[begin]) or _in_line(chain) or spoken(chain[-1])
+
+
+def _compiled(chain: Chain) -> str:
+    """The compiled function of a library that the user's line calls by its name."""
+    name = str(chain[placed(chain)[2]].params.get("name", ""))
+    return name if name.isidentifier() and _is_called(name, chain) else ""
+
+
+def _is_called(name: str, chain: Chain) -> bool:
+    return bool(re.search(rf"\b{name}\s*\(", linecache.getline(*place(chain))))
 
 
 def _in_line(chain: Chain) -> str:
     """The function that is called in the user's line, if only one of those that it may be is written there."""
-    names, line = _IN_PLACE.get(chain[-1].primitive.name, ()), linecache.getline(*place(chain))
-    written_there = [name for name in names if re.search(rf"\b{name}\s*\(", line)]
+    names = _IN_PLACE.get(chain[-1].primitive.name, ())
+    written_there = [name for name in names if _is_called(name, chain)]
     return written_there[0] if len(written_there) == 1 else ""
 
 
