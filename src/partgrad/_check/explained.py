@@ -66,8 +66,6 @@ def _joined(findings: list[Finding]) -> Finding:
 # In order: what was explained explains nothing.
 _TABLE = (
     _Row(_is("growth"), _is("noise")),
-    # No gradient is meaningful where the value is not finite.
-    _Row(_is("nan", reasons=["value"]), _is("nan", reasons=["singular", "no remedy", "edge"]), _is_at_the_same_line),
     _Row(_is("mismatch", reasons=["twice"]), _is("mismatch", reasons=["not unique"]), _is_at_the_same_line),
     # A rule that changes the value is why the derivatives of leaves are wrong.
     _Row(_is("value", reasons=["rule"]), _is("mismatch", reasons=["rule value"]), _has_same_rule, gathers=True),
