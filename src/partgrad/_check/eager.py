@@ -54,6 +54,9 @@ def _consts(jaxpr: Any) -> Iterator[Any]:
 def _is_equal(first: Any, second: Any) -> bool:
     if first is second:
         return True
+    if isinstance(first, jax.core.Tracer) and isinstance(second, jax.core.Tracer):
+        # From 0.12 on, rules that equinox makes hold those of what they were traced in.
+        return first.aval == second.aval
     if any(not hasattr(x, "dtype") or jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in (first, second)):
         return False
     return np.asarray(first).tobytes() == np.asarray(second).tobytes()

@@ -146,7 +146,7 @@ def _iterates(equation: JaxprEqn) -> bool:
     if equation.primitive.name == "custom_linear_solve":
         may = lambda inner: _iterates(inner) or inner.primitive.name in FOREIGN
         return any_equation(jaxpr_and_consts(equation.params["jaxprs"].solve)[0], may)
-    return equation.primitive.name in _ITERATIONS or is_foreign_solve(equation)
+    return equation.primitive.name in _ITERATIONS or _is_foreign_solve(equation)
 
 
 def is_linear_solve(equation: JaxprEqn) -> bool:
@@ -154,7 +154,7 @@ def is_linear_solve(equation: JaxprEqn) -> bool:
     return equation.primitive.name in _LINEAR_SOLVES
 
 
-def is_foreign_solve(equation: JaxprEqn) -> bool:
+def _is_foreign_solve(equation: JaxprEqn) -> bool:
     """Whether an equation is of a solver that has a primitive of its own, such as one of lineax, and iterates."""
     if equation.primitive.name != "linear_solve":
         return False
