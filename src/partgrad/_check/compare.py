@@ -30,6 +30,7 @@ from .program import Program
 from .questions import Answer, Search
 from .rules import Blame, Rules
 from .stops import (
+    OF_LINEAX,
     agrees,
     explaining_stops,
     holding,
@@ -45,8 +46,7 @@ _MOST_CROSSINGS = 4
 # Decompositions that put numbers in order.
 _SPECTRAL = frozenset({"eigh", "svd"})
 # What has a derivative that the user promises, and no function to compare it with.
-_OF_LINEAX = "linear_solve"
-_BY_HAND = {"custom_linear_solve": "solve", _OF_LINEAX: "solve", "linear_call": "transpose"}
+_BY_HAND = {"custom_linear_solve": "solve", OF_LINEAX: "solve", "linear_call": "transpose"}
 # How far a gradient that exists in its own precision only may be off.
 _OF_OWN = 1e-3
 
@@ -321,7 +321,7 @@ class Comparison:
     def _users(self, name: str, leaf: int) -> list[Chain]:
         """The equations of a primitive on the path of a leaf that the user wrote, or that is the library's own."""
         chains = (c for c in self._program.smooth.chains if c[-1].primitive.name == name)
-        is_users = lambda c: name == _OF_LINEAX or not is_in_library(c)
+        is_users = lambda c: name == OF_LINEAX or not is_in_library(c)
         return [c for c in chains if is_users(c) and leaf in self._program.leaves_into(c)]
 
     def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:

@@ -211,12 +211,11 @@ def leaves_jax(equation: JaxprEqn) -> bool:
     return equation.primitive.name in _LEAVING
 
 
-def without_callbacks(chain: Chain, operands: Operands, dtype: Callable[[Any], Any] | None = None) -> Operands | None:
+def without_callbacks(chain: Chain, operands: Operands, dtype: Callable[[Any], Any] = wide_dtype) -> Operands | None:
     """What code outside JAX returns is unknown: where it matters, nothing is known. Floats are wide by default."""
     if not leaves_jax(chain[-1]):
         return None
-    of = dtype or wide_dtype
-    unknown = lambda aval: jnp.full(aval.shape, jnp.nan if is_floating(aval) else 0, of(aval.dtype))
+    unknown = lambda aval: jnp.full(aval.shape, jnp.nan if is_floating(aval) else 0, dtype(aval.dtype))
     return [unknown(variable.aval) for variable in chain[-1].outvars]
 
 

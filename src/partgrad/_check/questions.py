@@ -181,13 +181,14 @@ class Search:
         missing, or else the function goes by steps.
         """
         found = place.read(direction, slack=self.slack, shrink=_SMALLER_STEPS, excused=False)
+        # They have to contradict the larger ones, and not merely to know less.
+        is_another = abs(found.right - reading.right) > _APART * (found.noise + reading.noise)
+        if not (found.is_settled and is_another):
+            return None
         own, *others = (place.derivative(direction, side * max(reading.steps)) for side in (0.0, *_BESIDE))
         off = _AMONG * np.max(np.abs([own, *others]))
         is_typical = min(others) - off <= own <= max(others) + off
-        # They have to contradict the larger ones, and not merely to know less.
-        is_another = abs(found.right - reading.right) > _APART * (found.noise + reading.noise)
-        is_seen = found.is_settled and is_typical and is_another
-        return found if is_seen and not missing_slope(place, direction) else None
+        return found if is_typical and not missing_slope(place, direction) else None
 
     def _is_at_edge(self, place: Point, group: list[Part], direction: Leaves, reading: Reading) -> bool:
         """Whether the function is finite on one side only, and a selection changes there: the other slope may count."""

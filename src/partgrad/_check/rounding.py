@@ -40,8 +40,13 @@ def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
     if narrow is not None:
         kind = narrow[-1].outvars[0].aval.dtype
         is_explained = error <= _EXPLAINED_UNITS * float(jnp.finfo(kind).eps)
-        more = {"error": error, "dtype": str(dtype), "through": str(kind), "is_explained": is_explained}
-        more["vanishes"] = not own.gradients[leaf].any()
+        more = {
+            "error": error,
+            "dtype": str(dtype),
+            "through": str(kind),
+            "is_explained": is_explained,
+            "vanishes": not own.gradients[leaf].any(),
+        }
         severity = "info" if is_explained else "error" if error >= NO_DIGIT else "warning"
         yield finding("precision", severity, "narrow", path, narrow, **more)
     elif is_lost:

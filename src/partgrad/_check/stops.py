@@ -43,9 +43,10 @@ from .program import Program
 
 # How many are tried one by one.
 _MOST_TRIED = 24
-_FACTORIZATIONS = frozenset({"cholesky", "eigh", "linear_solve"})
-# Of JAX, and of lineax.
-_LINEAR_SOLVES = frozenset({"custom_linear_solve", "linear_solve"})
+# The primitive of lineax.
+OF_LINEAX = "linear_solve"
+_FACTORIZATIONS = frozenset({"cholesky", "eigh", OF_LINEAX})
+_LINEAR_SOLVES = frozenset({"custom_linear_solve", OF_LINEAX})
 # How far symmetric parts may move the value of a matrix that is symmetric up to rounding, relative to it.
 _SYMMETRIC = 1e-6
 # What is raised by programs that cannot be evaluated at two points at once.
@@ -156,7 +157,7 @@ def is_linear_solve(equation: JaxprEqn) -> bool:
 
 def _is_foreign_solve(equation: JaxprEqn) -> bool:
     """Whether an equation is of a solver that has a primitive of its own, such as one of lineax, and iterates."""
-    if equation.primitive.name != "linear_solve":
+    if equation.primitive.name != OF_LINEAX:
         return False
     inside = expanded(equation)
     return inside is not None and any_equation(jaxpr_and_consts(inside)[0], is_until)

@@ -240,7 +240,7 @@ def _unexplained(finding: Finding) -> str:
     """What a conversion leaves to be said of the lost digits."""
     if finding.details["is_explained"]:
         return ""
-    is_zero = finding.details.get("vanishes")
+    is_zero = finding.details["vanishes"]
     return ", which has nothing as small: it is zero" if is_zero else ", which alone does not explain as much"
 
 
@@ -248,7 +248,7 @@ def _wider(finding: Finding) -> str:
     details = finding.details
     if details["is_explained"]:
         return f"none needed if {details['through']} is enough"
-    if details.get("vanishes"):
+    if details["vanishes"]:
         return f"compute in {details['dtype']}, or scale the loss so that {details['through']} can hold its cotangents"
     return f"compute in {details['dtype']}, or rewrite what cancels"
 
