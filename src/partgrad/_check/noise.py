@@ -135,26 +135,33 @@ class _Errors:
         # A sampler by rejection would draw another number from disturbed operands.
         if name not in _ROUNDING_ONCE and not name.startswith("random_"):
             given = zip(equation.invars, operands, strict=True)
-            operands = [value if isinstance(atom, Literal) else self._moved(chain, value) for atom, value in given]
-        return [self._moved(chain, value) for value in bind(equation, operands)]
+            operands = [value if isinstance(atom, Literal) else self._moved(value) for atom, value in given]
+        return [self._moved(value) for value in bind(equation, operands)]
 
-    def _unit(self, chain: Chain, value: Any) -> Any:
-        """The size of the errors of an operand or result of an equation."""
-        return self._size * float(jnp.finfo(value.dtype).eps)
+    def _size_of(self, value: Any) -> Any:
+        """The size of the errors of an operand or result, in units of its last digit."""
+        return self._size
 
-    def _moved(self, chain: Chain, value: Any) -> Any:
+    def _moved(self, value: Any) -> Any:
         # A Python number is a literal here, and exact.
         if not hasattr(value, "dtype") or not is_floating(value):
             return value
         self._draws += 1
         draw = self._seed + np.uint32(self._draws * 0x85EBCA6B & 0xFFFFFFFF)
-        # In a branch, across which XLA does not fuse: it writes out what it fuses again for each use, without end.
-        return lax.cond(self._on, _with_errors_of, lambda value, *_: value, value, self._unit(chain, value), draw)
+        return _disturbed(self._on, value, self._size_of(value), draw)
 
 
+# What follows is under `jax.jit`, to be traced once for each shape: there are as many calls as operations.
 @jax.jit
-def _with_errors_of(value: Any, unit: Any, draw: Any) -> Any:
-    """An array with errors of a size; traced once for each shape, since there are as many as operations."""
+def _disturbed(on: Any, value: Any, size: Any, draw: Any) -> Any:
+    """An array with errors, if they are on."""
+    # In a branch, across which XLA does not fuse: it writes out what it fuses again for each use, without end.
+    return lax.cond(on, _with_errors_of, lambda value, *_: value, value, size, draw)
+
+
+def _with_errors_of(value: Any, size: Any, draw: Any) -> Any:
+    """An array with errors of a size."""
+    unit = size * float(jnp.finfo(value.dtype).eps)
     bits, less, more = _bits(value, draw), 1 - unit, 1 + unit
     # Half of them are zero, because real errors are mostly smaller than a unit.
     factor = jnp.where(bits < _HALF_OF_BITS + _HALF_OF_BITS // 2, less, more)
@@ -185,13 +192,23 @@ class _ErrorsOfMoved(_Errors):
         unknown = without_callbacks(chain, operands, lambda dtype: dtype)
         if unknown is not None:
             return unknown
-        changes = [jnp.any(x != here(x)) for x in operands if hasattr(x, "dtype") and is_floating(x)]
-        self._arrives = jnp.any(jnp.stack(changes)) if changes else False
+        self._arrives = _any_changes([x for x in operands if hasattr(x, "dtype") and is_floating(x)])
         return super().__call__(chain, operands)
 
-    def _unit(self, chain: Chain, value: Any) -> Any:
-        changed = value != here(value)
-        return jnp.where(changed | (self._arrives & ~jnp.any(changed)), super()._unit(chain, value), 0.0)
+    def _size_of(self, value: Any) -> Any:
+        return _size_of_moved(value, self._arrives, self._size)
+
+
+@jax.jit
+def _any_changes(values: Operands) -> Any:
+    return jnp.any(jnp.array([jnp.any(value != here(value)) for value in values], bool))
+
+
+@jax.jit
+def _size_of_moved(value: Any, arrives: Any, size: Any) -> Any:
+    """The size of the errors of a result: that of all, where it changes; nothing elsewhere, unless a change is lost."""
+    changed = value != here(value)
+    return jnp.where(changed | (arrives & ~jnp.any(changed)), size, 0.0)
 
 
 def _positions(shape: tuple[int, ...]) -> Any:

@@ -7,7 +7,7 @@ element is not symmetric. And so does a solver that has not converged: if its lo
 two agree.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from typing import Any
 
 import jax.numpy as jnp
@@ -58,11 +58,16 @@ _FURTHEST, _VANISHING = 0.5, 1e-6
 
 def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Chain, ...]:
     """The fewest `stop_gradient` equations that explain a mismatch along a direction; none if they do not."""
-    stops = list({id(chain[-1]): chain for chain in stops_of(point.exact.program)}.values())
-    return fewest(stops, holding(point, stops, lambda held: agrees(held, direction, slack))) if stops else ()
+    program = point.exact.program
+    stops = list({id(chain[-1]): chain for chain in stops_of(program)}.values())
+    # All can be held by one program, which is compiled once for all leaves; those of what stays need not be tried.
+    moving = {leaf for leaf, moves in enumerate(direction) if np.any(moves)}
+    tried = [n for n, stop in enumerate(stops) if moving.intersection(program.leaves_into(stop, program.value))]
+    explain = holding(point, stops, lambda held: agrees(held, direction, slack))
+    return fewest([stops[n] for n in tried], lambda some: explain({tried[n] for n in some})) if tried else ()
 
 
-def fewest(chains: list[Chain], explain: Callable[[Container[int]], bool]) -> tuple[Chain, ...]:
+def fewest(chains: list[Chain], explain: Callable[[Collection[int]], bool]) -> tuple[Chain, ...]:
     """The fewest of some equations that explain something, by their numbers; none if all together do not."""
     tried, needed = range(len(chains))[:_MOST_TRIED], set(range(len(chains)))
     if not explain(needed):
