@@ -18,6 +18,8 @@ _WORST = 1e-4
 _WITHIN, _BEYOND = 3.0, 10.0
 # How much of a derivative may be its own rounding errors, if it is to agree.
 _MOST_NOISE = 1e-2
+# The noise of slopes that does not matter, relative to the value: less than that may agree as zeros.
+_NEGLIGIBLE = 1e-6
 # Relative errors of a derivative that has not two right digits, and of one that has none.
 TWO_DIGITS, NO_DIGIT = 1e-2, 1.0
 # How exact a slope must be that noise hides, if a derivative is to agree with it in two digits.
@@ -28,13 +30,15 @@ class Agreement(NamedTuple):
     """Whether a derivative agrees with finite differences, and the numbers where the agreement is worst.
 
     The status `rounding` means that constants of low precision may explain the difference; `relative` is the
-    difference relative to the sum of the magnitudes.
+    difference relative to the sum of the magnitudes; and `unseen`, that some numbers agree because they are less than
+    the noise of the differences.
     """
 
     status: str
     got: Any = 0.0
     expected: Any = 0.0
     relative: float = 0.0
+    unseen: bool = False
 
 
 NOTHING = Agreement(INCONCLUSIVE)
@@ -84,6 +88,11 @@ class Reading(NamedTuple):
         return self.status in (AGREE, ROUNDING, ABSENT) and not (self.jumps or self.unsure)
 
     @property
+    def is_unseen(self) -> bool:
+        """Whether a derivative agrees because the differences cannot see it."""
+        return self.is_clean and (self.forward.unseen or self.reverse.unseen)
+
+    @property
     def telling(self) -> Agreement:
         """The most telling agreement."""
         order = (MISMATCH, ROUNDING, AGREE, INCONCLUSIVE, ABSENT)
@@ -99,12 +108,15 @@ def agreement(
     magnitude: Vector,
     off: Vector,
     *,
+    size: Vector,
     hidden: Vector | None = None,
+    arrays: Vector | None = None,
 ) -> Agreement:
     """Whether numbers lie between others, which have a noise, and they themselves are off by rounding.
 
-    Numbers that are less than the noise agree as zeros, unless the noise is so large that it hides slopes: `hidden`
-    says then which numbers it hides.
+    Numbers that are less than the noise agree as zeros, unless that is much of the `size` of the value, or so large
+    that it hides slopes: `hidden` says then which numbers it hides. Those that agree say nothing of the numbers of
+    another of the `arrays`, most of which may be undecided.
     """
     if not got.size:
         return Agreement(INCONCLUSIVE)
@@ -117,11 +129,11 @@ def agreement(
         difference = np.where(np.isfinite(got), np.maximum(beyond, 0.0), np.inf)
         # The error of a finite difference may only explain away so much.
         agrees = difference <= np.maximum(_AIM * magnitude, np.minimum(_WITHIN * error, _WORST * magnitude))
-        if hidden is None:
-            # Both are zero up to the noise of the differences.
-            agrees |= (magnitude <= _WITHIN * noise) & np.isfinite(noise)
         # The derivative itself has lost digits, in float64.
         agrees |= (difference <= _WITHIN * off) & (off <= _MOST_NOISE * magnitude)
+        # Both are zero up to the noise of the differences.
+        is_nothing = (magnitude <= _WITHIN * noise) & (noise <= _NEGLIGIBLE * size) & (hidden is None)
+        unseen, agrees = is_nothing & ~agrees, agrees | is_nothing
         differs = ~agrees & (difference > _BEYOND * error)
         if hidden is not None:
             differs &= ~hidden
@@ -130,14 +142,24 @@ def agreement(
     by_status = {
         MISMATCH: differs & ~is_slight,
         ROUNDING: differs & is_slight,
+        INCONCLUSIVE: _of_undecided_arrays(~(agrees | differs), magnitude, arrays),
         AGREE: agrees,
-        INCONCLUSIVE: np.ones(got.shape, bool),
     }
-    status, of_status = next(item for item in by_status.items() if item[1].any())
+    undecided = (INCONCLUSIVE, np.ones(got.shape, bool))
+    status, of_status = next((item for item in by_status.items() if item[1].any()), undecided)
     worst = int(np.argmax(np.where(of_status, relative, -1.0)))
     # No negative zeros.
     numbers = got[worst].item() + 0.0, middle[worst].item() + 0.0
-    return Agreement(status, *numbers, float(relative[worst]))
+    return Agreement(status, *numbers, float(relative[worst]), bool(unseen.any()))
+
+
+def _of_undecided_arrays(undecided: Vector, magnitude: Vector, arrays: Vector | None) -> Vector:
+    """The numbers of which most of their array, by magnitude, is undecided."""
+    if arrays is None or not undecided.any():
+        return np.zeros(undecided.shape, bool)
+    known = np.where(np.isfinite(magnitude), magnitude, 0.0)
+    total, unknown = (np.bincount(arrays, weights=weights) for weights in (known, known * undecided))
+    return undecided & (unknown > total / 2)[arrays]
 
 
 def coarsely(reading: Reading) -> Reading:

@@ -15,7 +15,7 @@ from .._programs import (
     name_of,
     placed,
 )
-from .agreement import NO_DIGIT, ROUNDING
+from .agreement import MISMATCH, NO_DIGIT, ROUNDING
 from .exact import Exact
 from .excuses import SLIGHT, Excuses, is_of_a_limit, is_score
 from .finding import Figures, Finding
@@ -29,6 +29,7 @@ from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Blame, Rules
+from .slopes import JUMP, UNSURE
 from .stops import (
     OF_LINEAX,
     agrees,
@@ -59,8 +60,12 @@ def compared_eagerly(own: Own, point: Point, rules: Rules, generator: np.random.
         direction[leaf] = generator.uniform(0.5, 1.5, point.leaves[leaf].shape) * (np.abs(point.leaves[leaf]) + 1)
         found = point.slope(direction)
         got = float((widened(own.gradients[leaf]) * direction[leaf]).real.sum())
-        meant = float((own.weights * found.derivative).real.sum())
-        if found.kind.any() or abs(got - meant) <= _OF_OWN * max(abs(got), abs(meant)):
+        if np.isin(found.kind, (JUMP, UNSURE)).any():
+            yield finding("noise", "info", "noise", [path])
+            continue
+        sides = [(own.weights * side).real for side in (found.left, found.right)]
+        meant = float(np.clip(got, np.minimum(*sides).sum(), np.maximum(*sides).sum()))
+        if abs(got - meant) <= _OF_OWN * max(abs(got), abs(meant)):
             continue
         relative = abs(got - meant) / max(abs(got), abs(meant))
         figures = Figures(path, None, got, None, meant, meant, float(found.error.sum()), found.steps, relative)
@@ -82,7 +87,7 @@ class Comparison:
     def __init__(self, own: Own, search: Search, rules: Rules, answers: dict[int, Answer]):
         self._own, self._search, self._rules = own, search, rules
         self._program: Program = own.program
-        self._excuses = Excuses(search, rules, answers)
+        self._excuses = Excuses(search, rules)
         # The points of the function without some rules.
         self._corrected: dict[Any, Point] = {}
         self.answers = {leaf: self._excuses.excused(leaf, answer) for leaf, answer in answers.items()}
@@ -114,8 +119,9 @@ class Comparison:
                 case "stopped" | "declared":
                     yield self._of_stop(leaf, answer)
                 case "symmetric" | "stairs" as reason:
-                    chain, figures = self._excuses.chains[leaf][0], self._figures(leaf, answer)
-                    yield finding("mismatch", "warning", reason, [self._path(leaf)], chain, figures=figures)
+                    (chain, *together), figures = self._excuses.chains[leaf], self._figures(leaf, answer)
+                    more = {"figures": figures, "together": tuple(together)}
+                    yield finding("mismatch", "warning", reason, [self._path(leaf)], chain, **more)
                 case "kink":
                     yield self._of_kink(leaf, answer)
                 case "jump" | "noise":
@@ -145,8 +151,10 @@ class Comparison:
             return finding("draw", severity, "score", [path], chains[0], figures=figures)
         if (mark := mark_of(chains[0])) is not None:
             return finding("mismatch", severity, "mark", [path], chains[0], figures=figures, mark=mark)
-        others = [where for where in dict.fromkeys(map(line, chains)) if where]
-        return finding("mismatch", severity, "stop", [path], chains[0], figures=figures, lines=others)
+        more = {"lines": [where for where in dict.fromkeys(map(line, chains)) if where], "together": chains[1:]}
+        if answer.seen is not None and answer.seen.reading.status != MISMATCH:
+            return finding("mismatch", severity, "stopped draw", [path], chains[0], **more)
+        return finding("mismatch", severity, "stop", [path], chains[0], figures=figures, **more)
 
     # --- kinks and jumps ---------------------------------------------------------------------------------------------
 
@@ -260,7 +268,7 @@ class Comparison:
         for blame in self._without_limits(leaf, answer, blamed):
             yield self._of_rule("rule value" if blame.of_value else "rule", path, blame, figures)
         if blamed and (stops := self._stops_beside(leaf, answer)):
-            more = {"lines": [where for where in dict.fromkeys(map(line, stops)) if where]}
+            more = {"lines": [where for where in dict.fromkeys(map(line, stops)) if where], "together": stops[1:]}
             yield finding("mismatch", "warning", "stop beside", path, stops[0], **more)
         # The first selections guard what the last one selects.
         is_possible = not blamed and (

@@ -21,8 +21,8 @@ from .._programs import (
 )
 from .float64 import exact, exactly, widened
 from .own import Own
+from .precision import relative_error
 from .program import Program
-from .questions import relative_error
 
 # An operation loses digits if it makes the relative error this many times larger.
 _AMPLIFIES = 20.0
@@ -42,10 +42,18 @@ class _Suspect(NamedTuple):
     of_value: bool
 
 
-def losing(own: Own, leaf: int, error: float) -> tuple[Chain, bool]:
+def losing(own: Own, leaf: int, error: float, wide: Any, least: float) -> tuple[Chain, bool] | None:
     """The first operation without whose rounded operands the gradient would be exact, and whether it is of the value.
 
-    The equation is empty if none is known.
+    The equation is empty if none is known. It is None if the gradient is as exact as it has to be: float64 only decides
+    something in another way, as where a number is rounded to an index.
+
+    Args:
+        own: The program as the user runs it.
+        leaf: The leaf.
+        error: The relative error of its gradient, or of an element or a part of that.
+        wide: Its gradient in float64.
+        least: The relative error that counts.
     """
     # Inside the derivative of `double_where` there are no operations to be run one by one.
     program = own.program.unwrapped
@@ -56,6 +64,8 @@ def losing(own: Own, leaf: int, error: float) -> tuple[Chain, bool]:
         gradients = start.gradients()
         meant = widened(gradients[leaf][1])
         before = relative_error(widened(gradients[leaf][0]), meant)
+        if before < least <= relative_error(meant, wide):
+            return None
         for suspect in start.suspects[:_MOST_SUSPECTS]:
             with_exact = _InPairs(program, own, error, suspect.number).gradients()[leaf][0]
             if relative_error(widened(with_exact), meant) < before / 5:
@@ -125,7 +135,8 @@ class _InPairs:
         with jax.enable_x64(True):
             wide = exactly(equation, [value for _, value in given])
         self._count += 1
-        pairs = list(zip(own, wide, strict=True))
+        # What is decided is decided as it is.
+        pairs = [(r, w if is_floating(r) else r) for r, w in zip(own, wide, strict=True)]
         if self._count == self._made_exact:
             return [(w if r is None else jnp.asarray(np.asarray(w), r.dtype), w) for r, w in pairs]
         before, after = max(map(_error, given), default=0.0), max(map(_error, pairs), default=0.0)

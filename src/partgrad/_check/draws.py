@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from jax import lax
 from jax.extend.core import JaxprEqn
 
 from .._programs import (
@@ -10,6 +11,7 @@ from .._programs import (
     COMPARISONS,
     Chain,
     Dependence,
+    bind,
     by_value,
     holds_users_function,
     ids,
@@ -22,10 +24,11 @@ from .._programs import (
     smoothly,
     union,
 )
+from .exact import Exact
 from .finding import Finding
 from .names import finding
 from .program import Program
-from .stops import is_of_surrogate
+from .stops import is_of_surrogate, stops_of
 
 # Tests for NaN, which make no decision.
 _TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
@@ -35,6 +38,7 @@ _BIASED = frozenset({"wald"})
 _OWN_DRAWS = f"{__file__.rpartition('_check')[0]}_random"
 # What a logarithm of a probability is made with.
 _LOGARITHMS = frozenset({"log", "log1p", "log2", "lgamma"})
+_PRODUCTS = frozenset({"mul", "dot_general"})
 # What depends on a draw itself, and on what a draw chose.
 _DRAWN, _CHOSEN = 1, 2
 
@@ -52,7 +56,28 @@ def draws(program: Program) -> Iterator[Finding]:
 
 def implicit_draws(program: Program) -> list[Chain]:
     """The draws with an implicit derivative, which is not the difference at a fixed key."""
-    return [chain for chain in program.smooth.chains if chain[-1].primitive.name == "random_gamma"]
+    return [chain for chain in program.smooth.chains if _is_implicit(chain)]
+
+
+def holding_implicit_draws(exact: Exact) -> Exact:
+    """The program with draws that stay as they are at the point, and have no derivative; itself if there are none."""
+    program, draws = exact.program, [chain for chain in exact.program.value.chains if _is_implicit(chain)]
+    if not draws:
+        return exact
+    stopped = lambda chain, given: lax.stop_gradient(bind(chain[-1], given)) if _is_implicit(chain) else None
+    other = Program(lambda leaves: program.run(leaves, stopped), program.leaves, program.paths)
+    return exact.with_derivatives(other.tangent, other.cotangent).holding(draws)(range(len(draws)))
+
+
+def stops_of_implicit_draws(program: Program, leaf: int) -> tuple[Chain, ...]:
+    """The stops of what an implicit draw makes of a leaf, which is held where derivatives are compared."""
+    jaxpr = program.jaxpr.jaxpr
+    drawn = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(_is_implicit(chain)))
+    return tuple(stop for stop in stops_of(program) if any(drawn.into(stop)) and program.is_into(leaf, stop))
+
+
+def _is_implicit(chain: Chain) -> bool:
+    return chain[-1].primitive.name == "random_gamma"
 
 
 def has_implicit_draw(program: Program, leaf: int) -> bool:
@@ -125,16 +150,21 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
     """
     jaxpr = program.jaxpr.jaxpr
     keys = {ids(chain) for chain in drawn}
-    of_draw = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(ids(chain) in keys))
+    depending = lambda on: by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(ids(chain) in on))
+    of_draw = depending(keys)
+    # What multiplies a logarithm in a logarithmic density is a count; what was stopped on a smooth way is none.
+    is_cut = lambda chain: chain[-1].primitive.name == "stop_gradient" and program.is_into(leaf, chain)
+    of_count = depending({ids(chain) for chain in drawn if not is_cut(chain)})
     logs = [c for c in program.smooth.chains if c[-1].primitive.name in _LOGARITHMS and program.is_into(leaf, c)]
     keys_of_logs = {ids(chain) for chain in logs}
-    of_log = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(ids(chain) in keys_of_logs))
+    of_log = depending(keys_of_logs)
 
     def meets(chain: Chain) -> bool:
-        if not (any(of_draw.into(chain)) and any(of_log.into(chain)) and program.is_into(leaf, chain)):
+        into = (of_count if chain[-1].primitive.name in _PRODUCTS else of_draw).into(chain)
+        if not (any(into) and any(of_log.into(chain)) and program.is_into(leaf, chain)):
             return False
         # The draw on one side, and the smooth logarithm on another.
-        pairs = list(zip(of_draw.into(chain), of_log.into(chain), strict=True))
+        pairs = list(zip(into, of_log.into(chain), strict=True))
         return any(drawn and not log for drawn, log in pairs) and any(log and not drawn for drawn, log in pairs)
 
     chosen = {ids(chain) for chain in of_draw.chains if _is_choice(chain, of_draw)}

@@ -42,6 +42,8 @@ _REJECTIONS = (jax.errors.JaxRuntimeError, TypeError, ValueError, NotImplemented
 _VALUE, _FORWARD, _REVERSE = range(3)
 # A few units in the last digit of float64.
 UNIT = 1e-15
+# The smallest size of an element, relative to the largest of its leaf.
+_SMALLEST = 1e-3
 # How many runs with other rounding errors tell how far these move the results.
 _SAMPLES = 4
 
@@ -110,12 +112,17 @@ class Exact:
                 kind = np.complex128 if any(self._is_complex) else np.float64
                 return missing(sum(self.sizes), kind), missing(point.size, np.float64)
 
+    @property
+    def is_reverse_only(self) -> bool:
+        """Whether there is no forward derivative."""
+        return self._jaxprs[_FORWARD] is None
+
     # --- the same function with something changed --------------------------------------------------------------------
 
-    def with_reverse_of(self, program: Program) -> "Exact":
-        """The same function with the reverse derivative of another program, and without a forward derivative."""
+    def with_derivatives(self, tangent: ClosedJaxpr | None, cotangent: ClosedJaxpr | None) -> "Exact":
+        """The same function with the derivatives of another program."""
         changed = copy.copy(self)
-        changed._jaxprs, changed._traced = [self._jaxprs[_VALUE], None, program.cotangent], {}
+        changed._jaxprs, changed._traced = [self._jaxprs[_VALUE], tangent, cotangent], {}
         changed._run = changed._staged(None)
         return changed
 
@@ -320,3 +327,10 @@ def _vector(leaves: Leaves) -> Vector:
 
 def _joined(outputs: list[Any]) -> Any:
     return jnp.concatenate([jnp.ravel(_unsharded(output)) for output in outputs]) if outputs else jnp.zeros(0)
+
+
+def scale_of(leaf: Array) -> Array:
+    """The size of each element, or that of the others if it is much smaller; a zero has none of its own."""
+    sizes = size_of(leaf)
+    largest = sizes.max(initial=0.0) or 1.0
+    return np.where(sizes == 0, largest, np.maximum(sizes, _SMALLEST * largest))

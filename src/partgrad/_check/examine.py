@@ -14,7 +14,7 @@ from .._programs import FOREIGN, Operands, raised_at
 from .._transforms import Call, first_of_pair
 from ..errors import ArgumentError
 from .compare import Comparison, compared_eagerly
-from .draws import draws, has_implicit_draw
+from .draws import draws, has_implicit_draw, holding_implicit_draws
 from .eager import may_differ_eagerly
 from .exact import Exact
 from .explained import told_once
@@ -28,15 +28,17 @@ from .nonfinite import nonfinite
 from .outcomes import Outcomes
 from .own import Own, cotangents_of, weights_of
 from .point import Point
+from .precision import Precision, least
 from .program import Program, differentiable
 from .progress import Progress
-from .questions import Search, least
+from .questions import Search
 from .report import GradientReport
 from .rounding import is_undecided, rounding
 from .rows import paths_of, report_of
 from .rules import Rules
 from .smoothing import MENDED, Smoothing
 from .surrogates import declared
+from .thresholds import jumps_at
 from .values import CONCRETIZATION, Values, untraceable, with_open_marks
 from .verdict import ERROR, INCONCLUSIVE, OK, STOPPED, worst
 from .zeros import STAIRS, zeros
@@ -127,7 +129,7 @@ class _Examination:
     def _point(self) -> Point:
         program = self._program
         leaves = [widened(leaf) for leaf in program.leaves]
-        return Point(Exact(program), leaves, self._own.weights, Outcomes(program))
+        return Point(holding_implicit_draws(Exact(program)), leaves, self._own.weights, Outcomes(program))
 
     @property
     def evaluations(self) -> int:
@@ -145,7 +147,7 @@ class _Examination:
             self.findings.append(no_reverse(self._program, own.missing))
         say(nonfinite(own, lambda: self._point))
         say(indices(own))
-        say(draws(self._program))
+        say(self._draws())
         self._progress.tick("operations")
         if is_stable:
             self._compare()
@@ -161,14 +163,9 @@ class _Examination:
         if not own.is_traced:
             self.findings += compared_eagerly(own, self._point, self._rules, self._generator)
             return
-        # What is not finite has no slope, that of an implicit draw is not its slope at a fixed key, and what is read
-        # out of bounds was found to disagree.
+        # What is not finite has no slope, and what is read out of bounds was found to disagree.
         bad = self._in_error("nan", "oob")
-        leaves = [
-            leaf
-            for leaf, path in enumerate(program.paths)
-            if path not in bad and own.is_finite and not has_implicit_draw(program, leaf)
-        ]
+        leaves = [leaf for leaf, path in enumerate(program.paths) if path not in bad and own.is_finite]
 
         def tick(now: int, of: int) -> None:
             if now == 1:
@@ -177,13 +174,20 @@ class _Examination:
 
         search = Search(self._point, self._generator, leaves)
         search.look_around(self._options.directions, self._options.exhaustive, tick)
-        answers = {leaf: search.answer(leaf, own.gradients or None) for leaf in leaves}
+        answers = {leaf: search.answer(leaf) for leaf in leaves}
         self._comparison = Comparison(own, search, self._rules, answers)
         self.findings += self._comparison.findings()
-        wrong = self._in_error("mismatch")
+        wrong, precision = self._in_error("mismatch"), Precision(own, self._point, self._options.exhaustive)
         for leaf, answer in self._comparison.answers.items():
-            if program.paths[leaf] not in wrong:
-                self.findings += rounding(own, leaf, answer)
+            # In float64, an implicit draw is held.
+            if program.paths[leaf] not in wrong and not has_implicit_draw(program, leaf):
+                self.findings += rounding(own, leaf, answer, precision, search)
+
+    def _draws(self) -> Iterator[Finding]:
+        """The findings of draws; a threshold at which the value jumps decides like any other."""
+        for found in draws(self._program):
+            is_decision = found.reason == "threshold" and jumps_at(self._point, self._numbers(found)[0], found.chain)
+            yield dataclasses.replace(found, severity="warning", reason="decision") if is_decision else found
 
     @cached_property
     def _growths(self) -> list[Growth]:
@@ -277,8 +281,8 @@ class _Examination:
             return ERROR
         compared = self._comparison.answers.get(leaf) if self._comparison else None
         if compared is None:
-            # The gradient of an implicit draw is right on average.
-            return OK if has_implicit_draw(self._program, leaf) or not self._own.is_traced else INCONCLUSIVE
+            is_unknown = self._own.is_traced or any(finding.kind == "noise" for finding in own)
+            return INCONCLUSIVE if is_unknown else OK
         undecided = [finding for finding in own if is_undecided(finding)]
         told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise", "oob")] + undecided
         # A zero may stand for the mismatch that it explains; one that is meant excuses it.

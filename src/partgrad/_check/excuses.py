@@ -3,12 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from .._compat import cached_property
 from .._programs import Chain, ids, is_in_library
 from .agreement import MISMATCH, Reading
-from .draws import is_scored
+from .draws import has_implicit_draw, is_scored, stops_of_implicit_draws
 from .exact import Leaves
 from .halving import Seen
 from .outcomes import is_discrete
@@ -16,7 +13,7 @@ from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Rules
-from .stairs import explaining_stairs, from_afar, missing_slope
+from .stairs import explaining_stairs, from_afar
 from .stops import (
     explain_loops,
     explaining_factorization,
@@ -62,15 +59,15 @@ class Excuses:
         chains: The operations that explain that of a leaf.
     """
 
-    def __init__(self, search: Search, rules: Rules, answers: dict[int, Answer]):
-        self._search, self._rules, self._program, self._answers = search, rules, search.program, answers
+    def __init__(self, search: Search, rules: Rules):
+        self._search, self._rules, self._program = search, rules, search.program
         self.chains: dict[int, tuple[Chain, ...]] = {}
         self._points: dict[Any, Point] = {}
 
     def excused(self, leaf: int, answer: Answer) -> Answer:
         """The answer, with the first explanation that holds."""
         seen, name = answer.seen, answer.row.name
-        if seen is None or name == "not finite" or (answer.row.verdict == OK and not self._may_have_stairs):
+        if seen is None or name == "not finite" or (answer.row.verdict == OK and not self._may_lack_a_part(leaf)):
             return answer
         is_here = answer.is_here or answer.row.verdict == OK or name in _UNSETTLED
         place = self._search.point if is_here else self._search.near
@@ -83,17 +80,12 @@ class Excuses:
         evidence = answer.evidence._replace(excuse=excuse)
         return answer._replace(seen=seen, evidence=evidence, row=row_of(evidence))
 
-    @cached_property
-    def _may_have_stairs(self) -> bool:
-        """Whether the function lacks a derivative from afar, along all leaves that are right, and selects anything."""
-        chains, point = self._program.value.chains, self._search.point
-        if not any(is_discrete(chain) and any(self._program.value.into(chain)) for chain in chains):
-            return False
-        direction = [np.zeros_like(leaf) for leaf in point.leaves]
-        for leaf, answer in self._answers.items():
-            if answer.seen is not None and answer.row.verdict == OK:
-                direction[leaf] = self._search.along(leaf, answer.seen)[leaf]
-        return bool(missing_slope(point, direction))
+    def _may_lack_a_part(self, leaf: int) -> bool:
+        """Whether a leaf goes into a comparison, a rounding, or a draw, of which differences nearby show nothing."""
+        flow = self._program.value
+        chosen = (chain for chain in flow.chains if is_discrete(chain))
+        is_chosen = any(leaf in self._program.leaves_into(chain, flow) for chain in chosen)
+        return is_chosen or has_implicit_draw(self._program, leaf)
 
     def loops(self, case: _Case) -> Excuse:
         """The differences agree once the loops of a solver run on."""
@@ -150,6 +142,11 @@ class Excuses:
         chain = explaining_factorization(case.place, case.leaf, case.direction, case.slack)
         return None if chain is None else ("symmetric", (chain,))
 
+    def stopped_draw(self, case: _Case) -> Excuse:
+        """A draw with an implicit derivative is stopped."""
+        stops = stops_of_implicit_draws(self._program, case.leaf)
+        return ("stop", stops) if stops and not is_score(self._program, case.leaf, stops) else None
+
     def stairs(self, case: _Case) -> Excuse:
         """From afar the function has a slope that its derivative lacks, at the point and beside it."""
         stairs = explaining_stairs(case.place, case.leaf, case.direction)
@@ -164,6 +161,7 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
     (("wrong", "modes"), Excuses.approximate_rule),
     (("wrong",), Excuses.stopping_rule),
     (("wrong",), Excuses.factorization),
+    (("agrees", "zero", "kink"), Excuses.stopped_draw),
     (("wrong", "agrees", "zero", *_UNSETTLED), Excuses.stairs),
 )
 

@@ -122,11 +122,13 @@ class Finding:
     fix: Fix | None = None
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     chain: Chain = dataclasses.field(default=(), compare=False, repr=False)
+    # The other operations that are the cause only together with that one.
+    together: tuple[Chain, ...] = dataclasses.field(default=(), compare=False, repr=False)
     intended: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Equations of JAX can be neither pickled nor copied.
-        return {**self.__dict__, "chain": ()}
+        return {**self.__dict__, "chain": (), "together": ()}
 
     @property
     def where(self) -> str:
@@ -149,7 +151,8 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for `json.dumps`."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "chain"}
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("chain", "together")]
+        own = {name: getattr(self, name) for name in names}
         own |= {
             "rule": self.rule and self.rule.name,
             "figures": self.figures and dataclasses.asdict(self.figures),

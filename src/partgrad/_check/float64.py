@@ -132,10 +132,11 @@ class _Evaluation:
 
     def _run_on(self, equation: JaxprEqn, operands: Operands, carry: Operands) -> Operands:
         """The results of a loop whose body runs on as long as that changes something, to what is finite."""
-        name = equation.primitive.name
+        name, freezing = equation.primitive.name, set[int]()
         if name == "while":
             parts = while_of(equation)
             body, consts = parts.body, operands[parts.test_consts :][: parts.body_consts]
+            freezing = _freezing(parts)
         elif name == "scan" and (scanned := scan_of(equation)).consts + scanned.carried == len(equation.invars):
             body, consts = scanned.body, operands[: scanned.consts]
             if scanned.carried < len(equation.outvars):
@@ -143,10 +144,12 @@ class _Evaluation:
         else:
             return carry
         is_float = [is_floating(variable.aval) for variable in equation.outvars]
+        thawed = lambda chain, given: given[2:] if id(chain[-1]) in freezing else self.rule(chain, given)
+        running = _Evaluation(self.x64, thawed, self.runs_on)
 
         def step(state: Any) -> Any:
             count, old, _ = state
-            new = self.run(*jaxpr_and_consts(body), [*consts, *old])
+            new = running.run(*jaxpr_and_consts(body), [*consts, *old])
             floats = [(n, o) for n, o, floating in zip(new, old, is_float, strict=True) if floating]
             is_finite = jnp.stack([True, *(jnp.isfinite(n).all() for n, _ in floats)]).all()
             is_new = jnp.stack([False, *((n != o).any() for n, o in floats)]).any()
@@ -179,6 +182,16 @@ class _Evaluation:
     def _traced(self, jaxpr: Jaxpr, consts: Operands) -> ClosedJaxpr:
         inputs = [jax.ShapeDtypeStruct(v.aval.shape, wide_dtype(v.aval.dtype)) for v in jaxpr.invars]
         return jax.make_jaxpr(lambda *operands: self.run(jaxpr, consts, list(operands)))(*inputs)
+
+
+def _freezing(loop: Any) -> set[int]:
+    """The selections by which `jax.vmap` lets what has reached its end wait for the others."""
+    test, body = (jaxpr_and_consts(part)[0] for part in (loop.test, loop.body))
+    if not any(e.primitive.name == "reduce_or" and test.outvars[0] in e.outvars for e in test.eqns):
+        return set()
+    carried = dict(zip(map(id, body.outvars), body.invars[loop.body_consts :], strict=True))
+    selections = (e for e in body.eqns if e.primitive.name == "select_n" and len(e.invars) == 3)
+    return {id(e) for e in selections if e.invars[1] is carried.get(id(e.outvars[0]))}
 
 
 def _wide(variables: Any, results: Operands) -> Operands:

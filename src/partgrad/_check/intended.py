@@ -2,14 +2,15 @@
 
 import dataclasses
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .._programs import running
+from .._programs import Chain, place, running
 from .finding import Finding
-from .names import known_as
+from .names import known_as, operation_of, rule_of
 
 Meant = str | Callable[..., Any]
 
@@ -22,13 +23,25 @@ def intended(findings: Sequence[Finding], meant: Sequence[Meant]) -> Iterator[Fi
     met: set[int] = set()
     for whole in findings:
         for finding in _by_leaf(whole, meant):
-            about = [i for i, what in enumerate(meant) if finding.kind in _KINDS and _is_about(finding, what)]
-            met.update(about)
-            yield dataclasses.replace(finding, severity="info", intended=True) if about else finding
+            # What is the cause only together with others is meant if all of them are.
+            parts = [finding, *(_of_chain(finding, chain) for chain in finding.together)]
+            about = [[i for i, what in enumerate(meant) if _is_about(part, what)] for part in parts]
+            if finding.kind in _KINDS:
+                met.update(itertools.chain(*about))
+            is_meant = finding.kind in _KINDS and all(about)
+            yield dataclasses.replace(finding, severity="info", intended=True) if is_meant else finding
     for i, what in enumerate(meant):
         if i not in met:
             name = what if isinstance(what, str) else getattr(what, "__qualname__", repr(what))
             yield Finding("intended", "warning", "stale", details={"entry": name})
+
+
+def _of_chain(finding: Finding, chain: Chain) -> Finding:
+    """The same finding about another operation."""
+    file, line = place(chain)
+    return dataclasses.replace(
+        finding, file=file, line=line, operation=operation_of(chain), rule=rule_of(chain), chain=chain
+    )
 
 
 def _by_leaf(finding: Finding, meant: Sequence[Meant]) -> list[Finding]:

@@ -253,7 +253,7 @@ def finding(kind: str, severity: str, reason: str, leaves: Sequence[str], chain:
         **more: Figures and a fix; everything else is a detail.
     """
     file, line = place(chain) if chain else ("", 0)
-    own = {name: more.pop(name) for name in ("figures", "fix", "rule", "operation") if name in more}
+    own = {name: more.pop(name) for name in ("figures", "fix", "rule", "operation", "together") if name in more}
     own = {"operation": operation_of(chain), "rule": rule_of(chain), **own}
     stacks = (str(equation.source_info.name_stack).split(OF_MAP) for equation in chain)
     of_map = next((parts[1] for parts in stacks if len(parts) > 2), "")

@@ -310,7 +310,8 @@ def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
     what = None if first is None else "NaN" if first.numbers[1] else "infinite"
     more: dict[str, Any] = {"first": what, "dtype": "", "steps": steps_of([first] if first else [])}
     if is_finite(point.start):
-        more |= {"dtype": str(own.program.out_avals[0].dtype), "lost": lost_in(own)}
+        results = chain[-1].outvars if chain else program.out_avals
+        more |= {"dtype": str(getattr(results[0], "aval", results[0]).dtype), "lost": lost_in(own)}
     yield finding("nan", "error", "value", paths, chain, **more)
 
 

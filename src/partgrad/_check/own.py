@@ -105,6 +105,13 @@ class Own:
         """The gradient for each leaf; empty if there is no reverse derivative."""
         return [np.asarray(gradient) for gradient in self.runs[0][len(self.program.out_avals) :]]
 
+    def gradients_of_sum(self, weights: Array) -> list[Array]:
+        """The gradient for each leaf of another weighted sum of the outputs."""
+        cotangent, operands = self.program.cotangent, [*self.program.leaves]
+        assert cotangent is not None
+        pulled = _evaluating(cotangent)([*operands, *cotangents_of(weights, self.program.out_avals)])
+        return [np.asarray(gradient) for gradient in pulled]
+
     @cached_property
     def is_finite(self) -> bool:
         """Whether the value is finite."""

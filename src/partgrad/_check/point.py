@@ -26,6 +26,8 @@ _FEW, _STEADY = 4, 1.05
 _USUAL, _USUAL_OF_ZERO = 1e-10, 1e-12
 # Where rounding is looked at: at a step like the first difference, and if that leaves the domain, at a smaller one.
 _PROBES = (2.0**-6, 2.0**-20)
+# Slopes that are so many times their errors are known, and outputs whose slopes differ by such a factor are unlike.
+_BEYOND_NOISE, _UNLIKE = 1e3, 1e3
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
 # A slope is as steep as the noise if a step of the last digit moves the value by such a part of that.
@@ -44,10 +46,22 @@ class Point:
         """The same point of another program."""
         return Point(exact, self.leaves, self.weights, self.outcomes)
 
+    def with_weights(self, weights: Vector) -> "Point":
+        """The same point with other weights."""
+        return Point(self.exact, self.leaves, weights, self.outcomes)
+
     @cached_property
     def start(self) -> Vector:
         """The outputs."""
         return self.exact.value(self.leaves, [np.zeros_like(leaf) for leaf in self.leaves], 0.0)
+
+    @cached_property
+    def _sizes(self) -> Vector:
+        """How large the outputs are: each as the largest of its array, and what is zero like the others."""
+        largest = [np.max(size_of(output), initial=0.0) for output in self.exact.by_output(self.start)]
+        others = max(largest, default=0.0) or np.inf
+        each = zip(self.exact.sizes, largest, strict=True)
+        return np.concatenate([np.zeros(0), *(np.full(number, size or others) for number, size in each)])
 
     def is_defined_beside(self, direction: Leaves, step: float) -> bool:
         """Whether the function has a finite value on both sides of the point."""
@@ -123,15 +137,28 @@ class Point:
         moved, noise = slopes(np.where(rounding > usual, rounding, 0.0))
         return (UNIT * np.abs(moved) >= _AS_STEEP * noise) & (noise > 0)
 
-    def derivative(self, direction: Leaves, step: float = 0.0) -> float:
-        """That of the weighted sum of the outputs, by forward mode or else reverse mode, after a step along it."""
-        at = self.moved(direction, step)
+    def derivative(self, direction: Leaves) -> float:
+        """That of the weighted sum of all outputs, by forward mode or else reverse mode."""
+        tangents = self.exact.forward(self.leaves, direction)
+        if tangents is not None:
+            return float(self.sums(tangents).sum())
+        return np.nan if self.gradient is None else _product(self.gradient, direction)[0]
+
+    def derivatives(self, direction: Leaves, step: float = 0.0) -> Vector:
+        """Those of the weighted sum of each output, after a step along the direction."""
+        at, outputs = self.moved(direction, step), range(len(self.exact.sizes))
         tangents = self.exact.forward(at, direction)
+        if tangents is not None:
+            return self.sums(tangents)
+        each = [np.repeat(np.equal(outputs, output), self.exact.sizes) for output in outputs]
+        gradients = [self.exact.reverse(at, self.weights * own) for own in each]
         with np.errstate(all="ignore"):
-            if tangents is not None:
-                return float((self.weights * tangents).real.sum())
-            gradient = self.exact.reverse(at, self.weights)
-            return np.nan if gradient is None else _product(gradient, direction)[0]
+            return np.array([np.nan if found is None else _product(found, direction)[0] for found in gradients])
+
+    def sums(self, outputs: Vector) -> Vector:
+        """The weighted sum of each output."""
+        with np.errstate(all="ignore"):
+            return np.array([part.real.sum() for part in self.exact.by_output(self.weights * outputs)])
 
     @cached_property
     def resolution(self) -> float:
@@ -179,6 +206,9 @@ class Point:
             each = with_noise
         if excused and each[2].status == MISMATCH:
             each = (*each[:2], self._modes(tangents, direction, slack, self._rounding_of_derivatives(direction)))
+        if each[0].status == INCONCLUSIVE and len(self.exact.sizes) > 1 and each[1].status == AGREE:
+            # The sum of several outputs says nothing of one that is small beside the others.
+            each = (each[0], each[1]._replace(status=INCONCLUSIVE), each[2])
         kinks, jumps, unsure = (int((found.kind == kind).sum()) for kind in (KINK, JUMP, UNSURE))
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
         total = lambda slopes: float((self.weights * np.where(settled, slopes, 0)).real.sum())
@@ -249,7 +279,9 @@ class Point:
         rounding = np.broadcast_to(off, settled.shape)
         given = (tangents, found.left, found.right, found.error, magnitude, rounding)
         hidden = self._hides(direction, lambda noise: (tangents[settled], noise[settled]))
-        return agreement(slack, *(values[settled] for values in given), hidden=hidden)
+        arrays = np.repeat(np.arange(len(self.exact.sizes)), self.exact.sizes)[settled]
+        more = {"size": self._sizes[settled], "hidden": hidden, "arrays": arrays}
+        return agreement(slack, *(values[settled] for values in given), **more)
 
     def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:
         settled = (found.kind == SMOOTH) | (found.kind == KINK)
@@ -259,6 +291,28 @@ class Point:
         gradient = self.gradient if settled.all() else self.exact.reverse(self.leaves, weights)
         if gradient is None:
             return Agreement(ABSENT)
+        agreed = self._pulled(direction, found, slack, off, weights, gradient)
+        if not self.exact.is_reverse_only or agreed.status != AGREE:
+            return agreed
+        # Outputs with small slopes have no say in a sum with large ones, unless they have larger weights.
+        steep = np.where(settled, np.maximum(size_of(found.left), size_of(found.right)), 0.0)
+        steep[steep <= _BEYOND_NOISE * found.error] = 0.0
+        least = np.min(steep, where=steep > 0, initial=np.inf)
+        if not np.max(steep) > _UNLIKE * least:
+            return agreed
+        balanced = weights * np.divide(least, steep, out=np.zeros_like(steep), where=steep > 0)
+        gradient = self.exact.reverse(self.leaves, balanced)
+        if gradient is None or not agreed.got:
+            return agreed
+        # As much of it is noise as of the other sum.
+        off = off * abs(_product(gradient, direction)[0] / agreed.got)
+        return self._pulled(direction, found, slack, off, balanced, gradient)
+
+    def _pulled(
+        self, direction: Leaves, found: Slope, slack: float, off: float, weights: Vector, gradient: Leaves
+    ) -> Agreement:
+        """Whether the slopes of a weighted sum of the outputs agree with its gradient."""
+        settled = (found.kind == SMOOTH) | (found.kind == KINK)
         got, magnitude = _product(gradient, direction)
         sides = [(weights * np.where(settled, side, 0.0)).real for side in (found.left, found.right)]
         low, high = np.minimum(*sides), np.maximum(*sides)
@@ -271,7 +325,8 @@ class Point:
         magnitude = max(magnitude, size_of(low.sum()), size_of(high.sum()), _NOTHING * size.sum())
         given = (got, low.sum(), high.sum(), noise, magnitude, off)
         hidden = self._hides(direction, lambda noise: (got, np.linalg.norm(weights * noise)))
-        return agreement(slack, *map(np.atleast_1d, given), hidden=hidden)
+        total = np.atleast_1d(np.linalg.norm(weights[settled] * self._sizes[settled]))
+        return agreement(slack, *map(np.atleast_1d, given), size=total, hidden=hidden)
 
     def _modes(self, tangents: Vector | None, direction: Leaves, slack: float, off: tuple[Any, float]) -> Agreement:
         if tangents is None or self.gradient is None:
@@ -283,7 +338,8 @@ class Point:
             return Agreement(INCONCLUSIVE, got, products.sum())
         error = np.linalg.norm(self.weights * off[0]) + off[1]
         pushed = products.sum()
-        return agreement(slack, *(np.atleast_1d(v) for v in (got, pushed, pushed, error, magnitude, error)))
+        given = (np.atleast_1d(v) for v in (got, pushed, pushed, error, magnitude, error))
+        return agreement(slack, *given, size=np.array([np.inf]))
 
 
 def _joined(arrays: Leaves) -> Vector:

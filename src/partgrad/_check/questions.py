@@ -7,15 +7,14 @@ until the elements to blame are found, and asked again at a generic point nearby
 import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from .._compat import cached_property
 from .agreement import AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Reading, coarsely
-from .exact import Leaves, size_of
-from .float64 import wide_dtype, widened
+from .exact import Leaves, scale_of, size_of
+from .float64 import wide_dtype
 from .halving import Halving, Seen, most_wrong, worst_status
 from .outcomes import Crossing
 from .point import Point
@@ -28,21 +27,18 @@ _ALONE = 8
 _GROUPS = 4
 # How many parts of a leaf that are not clear are read at the point nearby.
 _NEARBY_READINGS = 4
-# The smallest size of an element, relative to the largest of its leaf; and the distance of the point nearby.
-_SMALLEST = 1e-3
+# The distance of the point nearby.
 _NEARBY = 1e-3
 # How far an element moves relative to its size: no two alike, so that exchanged elements are noticed.
 _STRIDES = (0.5, 1.5)
 # A disagreement, relative to the slope, that constants of low precision may explain.
 SLACK_OF_CONSTANTS = 1e-6
-# Parts of the value that are little, and next to nothing.
-_LITTLE, _HARDLY = 1e-3, 1e-5
-# In the smallest normal number of a dtype: what has lost no digit although it is next to that.
-_LEAST = 1e3
 # Other steps, for a second opinion, and larger ones.
 _OTHER_STEPS = (0.73, 1.37)
 _LARGER_STEPS = 12.0
 _SMALLER_STEPS = _LARGER_STEPS**-3
+# By how much steps grow that are too small to move the value, from where on, and how much alike two slopes have to be.
+_WIDER, _SMALLEST_SEEN, _ALIKE = 1e3, 1e-15, 1e-2
 # Parts of a step at which derivatives are compared with that of the point, and how nearly it has to be among them.
 _BESIDE = (-0.97, -0.71, -0.43, -0.19, 0.13, 0.37, 0.59, 0.83)
 _AMONG = 1e-9
@@ -63,8 +59,6 @@ class Answer(NamedTuple):
         evidence: What it was decided by.
         seen: The reading that shows it best; None if none was taken.
         is_here: Whether the derivative is off at the point itself, and not only nearby.
-        precision: The relative error of the gradient in the precision of the program, compared with float64; None if
-            there is none, or if it consists of rounding errors only (`cancels`).
     """
 
     row: Row
@@ -72,8 +66,6 @@ class Answer(NamedTuple):
     seen: Seen | None
     is_here: bool
     status: str
-    precision: float | None
-    cancels: bool
 
 
 class Search:
@@ -82,7 +74,7 @@ class Search:
     def __init__(self, point: Point, generator: np.random.Generator, compared: Collection[int]):
         self.point, self._generator, self._compared = point, generator, list(compared)
         self.program: Program = point.exact.program
-        self._scales = [_scale(leaf) for leaf in point.leaves]
+        self._scales = [scale_of(leaf) for leaf in point.leaves]
         self._shift = [v * generator.uniform(_NEARBY / 2, _NEARBY, v.shape) for v in self._toward()]
         self._seen: list[list[Seen]] = [[] for _ in point.leaves]
         inexact = [v.aval.dtype for v in (*self.program.jaxpr.jaxpr.invars, *self.program.jaxpr.jaxpr.outvars)]
@@ -132,8 +124,29 @@ class Search:
             self._look(group[:middle], toward)
             self._look(group[middle:], toward)
             return
+        if len(group) == 1 and reading.is_unseen:
+            reading, toward = self._from_larger_steps(group, toward) or (reading, toward)
         for leaf, indices in group:
             self._seen[leaf].append(Seen(reading, indices, toward))
+
+    def _from_larger_steps(self, group: list[Part], toward: Leaves) -> tuple[Reading, Leaves] | None:
+        """What larger steps see of a leaf that is so small that its own size does not move the value.
+
+        What is wrong along two of them in the same way is wrong; what bends on that scale says nothing of the point.
+        """
+        ((leaf, _),) = group
+        slopes: list[float] = []
+        while 0 < (size := float(np.max(size_of(toward[leaf])))) < 1:
+            wider = min(max(_WIDER * size, _SMALLEST_SEEN), 1.0)
+            toward = [v * (wider / size) if i == leaf else v for i, v in enumerate(toward)]
+            reading = self.read(self.point, group, toward)
+            if reading.is_clean and not reading.is_unseen:
+                return reading, toward
+            if reading.status == MISMATCH and not (reading.kinks or reading.jumps or reading.unsure):
+                slopes.append(reading.right / wider)
+                if len(slopes) > 1 and abs(slopes[-1] - slopes[-2]) <= _ALIKE * abs(slopes[-1]):
+                    return reading, toward
+        return None
 
     def direction(self, group: list[Part], toward: Leaves) -> Leaves:
         """The direction that moves some elements only."""
@@ -185,7 +198,7 @@ class Search:
         is_another = abs(found.right - reading.right) > _APART * (found.noise + reading.noise)
         if not (found.is_settled and is_another):
             return None
-        own, *others = (place.derivative(direction, side * max(reading.steps)) for side in (0.0, *_BESIDE))
+        own, *others = (place.derivatives(direction, side * max(reading.steps)).sum() for side in (0.0, *_BESIDE))
         off = _AMONG * np.max(np.abs([own, *others]))
         is_typical = min(others) - off <= own <= max(others) + off
         return found if is_typical and not missing_slope(place, direction) else None
@@ -235,7 +248,7 @@ class Search:
 
     # --- what was found ----------------------------------------------------------------------------------------------
 
-    def answer(self, i: int, gradient: Leaves | None) -> Answer:
+    def answer(self, i: int) -> Answer:
         """What was found of a leaf, read in parts and at a point nearby if it is not clear."""
         seen, halving = self._seen[i], self._halving(i)
         blamed = most_wrong(seen) or halving.hidden(seen, self.point)
@@ -253,15 +266,12 @@ class Search:
             # The one at the kink or jump.
             telling = {"jump": "jumps", "noise": "unsure", "differ": "kinks"}.get(evidence.sides)
             shown = next((s for s in seen if telling and getattr(s.reading, telling)), shown)
-        cancels = self._cancels(i, gradient)
         return Answer(
             row=row_of(evidence),
             evidence=evidence,
             seen=shown,
             is_here=blamed is not None,
             status=worst_status(seen),
-            precision=None if cancels else self._precision(i, gradient),
-            cancels=cancels,
         )
 
     def _evidence(self, i: int, seen: list[Seen], blamed: Seen | None, near: list[Seen]) -> Evidence:
@@ -311,49 +321,6 @@ class Search:
         steps = seen.reading.steps
         probes = [(step, place.moved(direction, side * step)) for step in steps for side in (-1, 1)]
         return place.outcomes.crossings(i, place.leaves, probes)
-
-    # --- in the precision of the program -----------------------------------------------------------------------------
-
-    def _precision(self, i: int, gradient: Leaves | None) -> float | None:
-        """The relative error of the gradient in the precision of the program, compared with float64."""
-        if self.point.gradient is None or gradient is None:
-            return None
-        return relative_error(widened(gradient[i]), self.point.gradient[i], least(gradient[i].dtype))
-
-    def _cancels(self, i: int, own: Leaves | None) -> bool:
-        error, gradient = self._precision(i, own), self.point.gradient
-        if error is None or not 1e-2 < error < np.inf or gradient is None:
-            return False
-        moves = lambda by: float(np.linalg.norm(widened(by) * self._scales[i]))
-        size, value = np.linalg.norm(gradient[i]), np.linalg.norm(self.point.start)
-        if own is None or moves(own[i]) > _LITTLE * value:
-            # What the user gets is far from zero.
-            return False
-        if size <= 10 * self.point.noise_of_gradient(i):
-            return True
-        # Or with those that the leaf has, if all of the leaf would hardly move the value.
-        return bool(
-            moves(gradient[i]) <= _HARDLY * value
-            and size <= 10 * self.point.noise_of_gradient(i, (2 * self.point.resolution,))
-        )
-
-
-def least(dtype: Any) -> float:
-    """What is smaller than this has no digits to lose, because the dtype can hardly tell it from zero."""
-    return _LEAST * float(jnp.finfo(dtype).tiny)
-
-
-def relative_error(got: Any, expected: Any, smallest: float = 0.0) -> float:
-    """The distance of one array from another, relative to the size of that, or to the smallest size that counts."""
-    size, off = max(float(np.linalg.norm(expected)), smallest), np.linalg.norm(got - expected)
-    return float(off / size) if size else float(off > 0)
-
-
-def _scale(leaf: Array) -> Array:
-    """The size of each element, or that of the others if it is much smaller; a zero has none of its own."""
-    sizes = size_of(leaf)
-    largest = sizes.max(initial=0.0) or 1.0
-    return np.where(sizes == 0, largest, np.maximum(sizes, _SMALLEST * largest))
 
 
 def _signs(generator: np.random.Generator, leaf: Array) -> Array:

@@ -262,10 +262,10 @@ class Remedies:
         point = self._point()
         if key not in self._remedied:
             remedied = Program(function, self._program.leaves, self._program.paths)
-            self._remedied[key] = point.exact.with_reverse_of(remedied)
+            self._remedied[key] = point.exact.with_derivatives(None, remedied.cotangent)
         search = Search(point.of(self._remedied[key]), np.random.default_rng(0), [leaf])
         search.look_around(1, False, lambda done, of: None)
-        answer = search.answer(leaf, None)
+        answer = search.answer(leaf)
         return answer if answer.row.name not in _WORSE else self._with_other_causes(search, leaf, answer)
 
     def _with_other_causes(self, search: Search, leaf: int, answer: Found) -> Found:

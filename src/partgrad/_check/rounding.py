@@ -16,30 +16,36 @@ from .float64 import widened
 from .names import finding
 from .outcomes import selects
 from .own import Own
+from .precision import Precision
 from .program import Program
-from .questions import Answer
+from .questions import Answer, Search
 
 # Relative errors of a gradient: the least that cannot be trusted, in units in the last place and at all; the most at
 # which it can; and, in units, what is worth telling if a conversion explains it, and what it explains.
-_LOST, _LOST_UNITS = 3e-3, 30.0
+_LOST, _LOST_UNITS, _LOST_AT_MOST = 3e-3, 30.0, 0.1
 _TOLD_UNITS = 100.0
 _EXPLAINED_UNITS = 10.0
+# How many elements that are off are looked at.
+_MOST_ELEMENTS = 8
 
 
-def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
+def rounding(own: Own, leaf: int, answer: Answer, precision: Precision, search: Search) -> Iterator[Finding]:
     """A finding if the gradient of a leaf has lost its digits to rounding, relative to what its dtype has."""
     program, path = own.program, [own.program.paths[leaf]]
-    if answer.cancels:
+    if precision.cancels(leaf):
         yield finding("zero", "info", "rounding", path)
-    error, dtype = answer.precision, program.leaves[leaf].dtype
-    if error is None or not error < float("inf"):
+    error, wide, dtype = precision.error(leaf), search.point.gradient, program.leaves[leaf].dtype
+    if error is None or wide is None or not error < float("inf"):
         return
     unit = float(jnp.finfo(dtype).eps)
-    is_lost = error > min(max(_LOST, _LOST_UNITS * unit), LOST_ANYHOW)
+    lost = min(max(_LOST, _LOST_UNITS * unit), _LOST_AT_MOST)
+    is_lost = error > lost
     narrow = _narrowing(program, leaf, error) if error > _TOLD_UNITS * unit else None
+    if narrow is not None and is_lost and not precision.is_of_narrow(leaf, error):
+        narrow = None
     if narrow is not None:
         kind = narrow[-1].outvars[0].aval.dtype
-        is_explained = error <= _EXPLAINED_UNITS * float(jnp.finfo(kind).eps)
+        is_explained = error <= min(_EXPLAINED_UNITS * float(jnp.finfo(kind).eps), LOST_ANYHOW)
         more = {
             "error": error,
             "dtype": str(dtype),
@@ -50,9 +56,12 @@ def rounding(own: Own, leaf: int, answer: Answer) -> Iterator[Finding]:
         severity = "info" if is_explained else "error" if error >= NO_DIGIT else "warning"
         yield finding("precision", severity, "narrow", path, narrow, **more)
     elif is_lost:
-        chain, of_value = losing(own, leaf, error)
+        found = losing(own, leaf, error, wide[leaf], lost)
+        if found is None:
+            return
+        chain, of_value = found
         is_told = answer.row.name in ("kink", "jump") and bool(chain) and selects(chain)
-        if is_told or (answer.row.name == "kink" and _is_between_sides(own, leaf, answer)):
+        if is_told or (answer.row.name == "kink" and _is_between_sides(own, leaf, answer, search)):
             # Which side of it the point is on is a matter of rounding, and that it is there was said.
             return
         severity = "error" if error >= NO_DIGIT else "warning"
@@ -67,33 +76,42 @@ def is_undecided(finding: Finding) -> bool:
     return finding.kind == "precision" and not details.get("is_explained") and details.get("error", 0.0) > TWO_DIGITS
 
 
-def _is_between_sides(own: Own, leaf: int, answer: Answer) -> bool:
-    """Whether the gradient as it is lies between the slopes on the two sides of a kink."""
-    seen = answer.seen
-    if seen is None:
+def _is_between_sides(own: Own, leaf: int, answer: Answer, search: Search) -> bool:
+    """Whether the elements whose gradient is off, as it is, are at a kink, and it lies between the slopes there."""
+    seen, exact = answer.seen, search.point.gradient
+    if seen is None or exact is None:
         return False
-    along = (widened(array).reshape(-1)[seen.indices] for array in (own.gradients[leaf], seen.toward[leaf]))
-    got = float(np.sum(np.multiply(*along)).real)
-    low, high = sorted((seen.reading.left, seen.reading.right))
-    slack = _LOST * max(abs(low), abs(high))
-    return low - slack <= got <= high + slack
+    got = widened(own.gradients[leaf]).reshape(-1)
+    off = np.abs(got - exact[leaf].reshape(-1))
+    for element in np.argsort(-off)[:_MOST_ELEMENTS]:
+        if off[element] <= _LOST * np.linalg.norm(exact[leaf]):
+            break
+        alone = search.again(leaf, seen._replace(indices=np.array([element])), search.point)
+        low, high = sorted((alone.reading.left, alone.reading.right))
+        slope = float((got[element] * seen.toward[leaf].reshape(-1)[element]).real)
+        slack = _LOST * max(abs(low), abs(high))
+        if not alone.reading.kinks or not low - slack <= slope <= high + slack:
+            return False
+    return True
 
 
 def _narrowing(program: Program, leaf: int, error: float) -> Chain | None:
     """The first conversion to fewer digits: of a value that depends on a leaf, in its derivative, or elsewhere."""
-    narrowing = [chain for chain in program.smooth.chains if _is_narrowing(chain)]
+    unit = float(jnp.finfo(program.leaves[leaf].dtype).eps)
+    narrowing = [chain for chain in program.smooth.chains if _is_narrowing(chain, unit)]
     for chain in narrowing:
         if any(mask >> leaf & 1 for mask in program.smooth.out_of(chain)):
             return chain
     for chain in program.pulled.chains if program.cotangent is not None else ():
         origin = program.origin(chain)
-        if _is_narrowing(chain) and origin and leaf in program.leaves_into(origin):
+        if _is_narrowing(chain, unit) and origin and leaf in program.leaves_into(origin):
             return (*origin, chain[-1])
     explains = lambda chain: error < _TOLD_UNITS * float(jnp.finfo(chain[-1].outvars[0].aval.dtype).eps)
     return next(filter(explains, reaching(program.jaxpr.jaxpr, narrowing)), None)
 
 
-def _is_narrowing(chain: Chain) -> bool:
+def _is_narrowing(chain: Chain, unit: float) -> bool:
+    """Whether an equation converts to fewer digits than it was given, and than a leaf of such a unit has."""
     equation = chain[-1]
     if equation.primitive.name != "convert_element_type":
         return False
@@ -102,4 +120,4 @@ def _is_narrowing(chain: Chain) -> bool:
         # A Python number takes the dtype of the array it meets.
         return False
     both = jnp.issubdtype(given, jnp.inexact) and jnp.issubdtype(made, jnp.inexact)
-    return both and bool(jnp.finfo(made).eps > jnp.finfo(given).eps)
+    return both and bool(jnp.finfo(made).eps > max(float(jnp.finfo(given).eps), unit))

@@ -114,6 +114,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "{changes}`stop_gradient` at {all_lines} stops part of it, and without that the two agree.",
         "remove it, unless it is intentional",
     ),
+    ("mismatch", "stopped draw"): (
+        "`stop_gradient` at {all_lines} stops the implicit derivative of a draw, so the gradient lacks that part.",
+        "remove it, unless it is intentional",
+    ),
     ("mismatch", "stop beside"): (
         "`stop_gradient` at {all_lines} stops another part of the derivative.",
         "remove it, unless it is intentional",
@@ -258,8 +262,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "",
     ),
     ("draw", "threshold"): (
-        "together with a random draw it decides {at}, whose gradient is zero. If the alternatives agree there, all is "
-        "well.",
+        "together with a random draw it decides {at}, whose gradient is zero; the value was not seen to jump there.",
         "",
     ),
     ("tie", "tie"): ("the point is on a kink, where {at} changes{place}{sides}, a convention.", _KINK),

@@ -100,7 +100,7 @@ class Smoothing:
             return None
         search = Search(point, np.random.default_rng(0), [leaf])
         search.look_around(1, False, lambda done, of: None)
-        answer = search.answer(leaf, None)
+        answer = search.answer(leaf)
         return fix_of(*words, answer, beside) if is_confirmed(answer) and answer.row.name == "agrees" else None
 
     def _smoothed(self, equation: JaxprEqn) -> tuple[Point, Operands, tuple[str, ...]] | None:

@@ -4,7 +4,7 @@ At steps finer than those, the derivative is the slope. But from afar the functi
 over steps of several sizes, and which goes once what is compared and rounded stays as it is at the point.
 """
 
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from .point import Point
 from .stops import fewest, holding
 from .zeros import blockers, is_told_with_draws
 
-# Steps, relative to the size of a leaf, that are large beside those of a staircase.
-_AFAR = (2.0**-5, 2.0**-7, 2.0**-9)
+# Steps, relative to the size of a leaf, of which three neighbours may be large beside those of a staircase.
+_AFAR = tuple(2.0**-power for power in (1, 3, 5, 7, 9, 11, 13))
+_TOGETHER = 3
 # Where derivatives are read between the point and the largest.
 _BETWEEN = (-0.875, -0.625, -0.375, -0.125, 0.125, 0.375, 0.625, 0.875)
 # A slope is the same over two of them up to this factor; what bends differs by their ratio, or its square.
@@ -26,52 +27,74 @@ _STEADY = 1.5
 _COUNTS, _LEFT = 2e-2, 0.1
 
 
+class Missing(NamedTuple):
+    """The slopes of the weighted sum of one output over large steps, and what the derivative lacks of them."""
+
+    steps: tuple[float, ...]
+    slopes: Vector
+    lacks: Vector
+    output: int
+
+
 def explaining_stairs(point: Point, leaf: int, direction: Leaves) -> tuple[Chain, ...]:
     """The fewest operations through which the value, and no derivative, has a slope from afar; none if it has none."""
     missing = missing_slope(point, direction)
-    if not missing:
+    if missing is None:
         return ()
     program = point.exact.program
     wanted = lambda chain: is_discrete(chain) and not is_told_with_draws(program, chain)
     chains = blockers(program, leaf, wanted=wanted)
-    is_whole = lambda held: abs(_missing(held, direction)[1][-1]) <= _LEFT * missing
+    left = lambda held: _over(missing.steps[-1:], held, direction)[1][-1, missing.output]
+    is_whole = lambda held: abs(left(held)) <= _LEFT * abs(missing.lacks[-1])
     return fewest(chains, holding(point, chains, is_whole)) if chains else ()
 
 
-def missing_slope(point: Point, direction: Leaves) -> float:
-    """By how much the slope that a function has from afar differs from its derivative; nothing if there is none.
+def missing_slope(point: Point, direction: Leaves) -> Missing | None:
+    """What a function has of a slope from afar that its derivative lacks; None if there is none.
 
     A function changes by the integral of its derivative, unless it goes by steps.
     """
-    slopes, missing = _missing(point, direction)
-    if not (np.isfinite(slopes).all() and _is_steady(slopes) and _is_steady(missing)):
-        return 0.0
-    size = max(np.max(np.abs(slopes)), np.max(np.abs(slopes - missing)))
-    off = float(np.min(np.abs(missing)))
-    if min(off, float(np.min(np.abs(slopes)))) <= _COUNTS * size:
-        return 0.0
-    mean = np.mean([point.derivative(direction, part * _AFAR[0]) for part in _BETWEEN])
-    return off if _is_steady(np.array([missing[0], slopes[0] - mean])) else 0.0
+    slopes, lacks = _over(_AFAR, point, direction)
+    firsts = range(len(_AFAR) - _TOGETHER + 1)
+    windows = [(slice(first, first + _TOGETHER), i) for first in firsts for i in range(slopes.shape[1])]
+    counting = [found for i in windows if _counts(found := Missing(_AFAR[i[0]], slopes[i], lacks[i], i[1]))]
+    for found in sorted(counting, key=lambda found: _unsteadiness(found.lacks)):
+        between = [point.derivatives(direction, part * found.steps[0])[found.output] for part in _BETWEEN]
+        if _unsteadiness(np.array([found.lacks[0], found.slopes[0] - np.mean(between)])) <= _STEADY:
+            return found
+    return None
 
 
 def from_afar(point: Point, direction: Leaves, reading: Reading) -> Reading:
     """The reading with the slope that the function has from afar."""
-    slopes, missing = _missing(point, direction)
-    slope, off = float(slopes[-1]), float(missing[-1])
+    found = missing_slope(point, direction)
+    if found is None:
+        return reading
+    slope, off = float(found.slopes[-1]), float(found.lacks[-1])
     got = slope - off
-    found = Agreement(MISMATCH, got, slope, abs(off) / max(abs(slope), abs(got)))
-    return reading._replace(forward=found, reverse=found, right=slope, left=slope, noise=0.0, steps=_AFAR)
+    agreement = Agreement(MISMATCH, got, slope, abs(off) / max(abs(slope), abs(got)))
+    return reading._replace(forward=agreement, reverse=agreement, right=slope, left=slope, noise=0.0, steps=found.steps)
 
 
-def _missing(point: Point, direction: Leaves) -> tuple[Vector, Vector]:
-    """The slopes of the weighted sum of the outputs over large steps, and what the derivative lacks of them."""
-    exact = point.exact
-    value = lambda step: (point.weights * exact.value(point.leaves, direction, step)).real.sum()
+def _over(steps: tuple[float, ...], point: Point, direction: Leaves) -> tuple[Vector, Vector]:
+    """The slopes over some steps, and what the derivative lacks of them, of each output."""
+    value = lambda step: point.sums(point.exact.value(point.leaves, direction, step))
     with np.errstate(all="ignore"):
-        slopes = np.array([(value(step) - value(-step)) / (2 * step) for step in _AFAR])
-        return slopes, slopes - point.derivative(direction)
+        slopes = np.array([(value(step) - value(-step)) / (2 * step) for step in steps])
+        return slopes, slopes - point.derivatives(direction)
 
 
-def _is_steady(numbers: Vector) -> bool:
-    ratios = [one / other if other else np.inf for one, other in pairwise(numbers)]
-    return all(1 / _STEADY <= ratio <= _STEADY for ratio in ratios)
+def _counts(missing: Missing) -> bool:
+    """Whether the slopes over large steps are the same, and so is what the derivative lacks of them, which is much."""
+    slopes, lacks = missing.slopes, missing.lacks
+    if not (np.isfinite(slopes).all() and max(map(_unsteadiness, (slopes, lacks))) <= _STEADY):
+        return False
+    size = max(np.max(np.abs(slopes)), np.max(np.abs(slopes - lacks)))
+    return bool(min(np.min(np.abs(lacks)), np.min(np.abs(slopes))) > _COUNTS * size)
+
+
+def _unsteadiness(numbers: Vector) -> float:
+    """By which factor neighbours differ, at most; infinite if they have two signs, or are not finite."""
+    with np.errstate(all="ignore"):
+        ratios = numbers[1:] / numbers[:-1]
+    return float(np.max(np.maximum(ratios, 1 / ratios))) if np.all(ratios > 0) else np.inf

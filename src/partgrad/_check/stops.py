@@ -30,6 +30,7 @@ from .._programs import (
     is_custom_rule,
     is_floating,
     is_in_library,
+    is_of_jax,
     jaxpr_and_consts,
     running,
     union,
@@ -230,7 +231,8 @@ def is_of_surrogate(chain: Chain) -> bool:
 
 def is_of_partgrad(chain: Chain) -> bool:
     """Whether partgrad itself stops here, as its estimators and safe functions do, and no mark of the user's."""
-    return any(f"{_OWN}{room}" in file for file, _, _ in running(chain[-1:]) for room in ("_random", "safe"))
+    innermost = next((file for file, _, _ in running(chain[-1:]) if not is_of_jax(file)), "")
+    return any(innermost.startswith(f"{_OWN}{room}") for room in ("_random", "safe"))
 
 
 _OWN = f"{__file__.rpartition('_check')[0]}"

@@ -50,6 +50,7 @@ def moving_along(jaxpr: ClosedJaxpr) -> Rule:
     def is_of_surrogates(chain: Chain) -> bool:
         # A comparison of a spike with 1 sees the spike, which stays, and not how its derivative moves it.
         is_step = not any(smoothly(chain, [1] * len(chain[-1].invars))) and not any(inner_jaxprs(chain[-1]))
+        is_step &= chain[-1].primitive.name != "stop_gradient"
         return is_step and any(whole.into(chain)) and not any(others.into(chain))
 
     def rule(chain: Chain, operands: Operands) -> Operands | None:

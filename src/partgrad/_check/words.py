@@ -241,7 +241,7 @@ def _unexplained(finding: Finding) -> str:
     if finding.details["is_explained"]:
         return ""
     is_zero = finding.details["vanishes"]
-    return ", which has nothing as small: it is zero" if is_zero else ", which alone does not explain as much"
+    return ", which has nothing as small: it is zero" if is_zero else ", which has too few digits for it"
 
 
 def _wider(finding: Finding) -> str:

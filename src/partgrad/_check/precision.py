@@ -1,0 +1,148 @@
+"""How exact a gradient is in the precision of the program: it is compared with that in float64."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compat import cached_property, silent_callbacks
+from .._programs import Chain, Operands, inner_jaxprs, is_floating, jaxpr_and_consts, kept, quick_jit, reclosing
+from .exact import Leaves, scale_of
+from .float64 import Rule, exactly, promoted, wide_dtype, widened
+from .own import Own
+from .point import Point
+from .program import Array
+
+# Parts of the value that are little, and next to nothing.
+_LITTLE, _HARDLY = 1e-3, 1e-5
+# In the smallest normal number of a dtype: what has lost no digit although it is next to that, and not in float16.
+_LEAST, _LEAST_AT_MOST = 1e3, 1e-4
+# How far the rounding of a whole leaf may move an element, in units of the leaf.
+_OF_OTHERS = 1e3
+# Outputs whose gradients differ by such a factor are unlike: their sum has the digits of the larger one.
+_UNLIKE = 1e3
+# How much more than rounding to fewer digits moves a gradient it may explain.
+_EXPLAINS = 5.0
+
+
+class _Sum(NamedTuple):
+    """The gradient of a weighted sum of the outputs, as the user gets it, and in float64."""
+
+    gradients: list[Array]
+    exact: Leaves
+    point: Point
+
+    def error(self, leaf: int, by_element: bool) -> float | None:
+        """The relative error of the gradient of a leaf; None if it consists of rounding errors."""
+        if self.cancels(leaf):
+            return None
+        got, expected, dtype = widened(self.gradients[leaf]), self.exact[leaf], self.gradients[leaf].dtype
+        error = relative_error(got, expected, least(dtype))
+        if not by_element:
+            return error
+        # Of an element, what the rounding of larger ones does not explain.
+        with np.errstate(all="ignore"):
+            off, sizes = np.abs(got - expected), np.maximum(np.abs(expected), least(dtype))
+            is_own = off > _OF_OTHERS * float(jnp.finfo(dtype).eps) * np.linalg.norm(expected)
+        return max(error, float(np.max(off / sizes, where=is_own, initial=0.0)))
+
+    def cancels(self, leaf: int) -> bool:
+        """Whether the gradient of a leaf is zero up to rounding errors, of which it consists."""
+        own, exact, point = self.gradients[leaf], self.exact[leaf], self.point
+        if not 1e-2 < relative_error(widened(own), exact, least(own.dtype)) < np.inf:
+            return False
+        moves = lambda by: float(np.linalg.norm(widened(by) * scale_of(point.leaves[leaf])))
+        size, value = np.linalg.norm(exact), np.linalg.norm(point.start[point.weights != 0])
+        if moves(own) > _LITTLE * value:
+            # What the user gets is far from zero.
+            return False
+        if size <= 10 * point.noise_of_gradient(leaf):
+            return True
+        # Or with those that the leaf has, if all of the leaf would hardly move the value.
+        is_hardly = moves(exact) <= _HARDLY * value
+        return bool(is_hardly and size <= 10 * point.noise_of_gradient(leaf, (2 * point.resolution,)))
+
+
+class Precision:
+    """The gradient in the precision of the program, beside that in float64.
+
+    Args:
+        own: The program as the user runs it.
+        point: The same in float64.
+        by_element: Whether every element counts, and not only a whole leaf.
+    """
+
+    def __init__(self, own: Own, point: Point, by_element: bool):
+        self._own, self._point, self._is_by_element = own, point, by_element
+
+    @cached_property
+    def _whole(self) -> _Sum | None:
+        exact = self._point.gradient
+        return _Sum(self._own.gradients, exact, self._point) if self._own.gradients and exact is not None else None
+
+    @cached_property
+    def _outputs(self) -> list[_Sum]:
+        """Each of several outputs alone."""
+        point, sizes = self._point, self._point.exact.sizes
+        of_output = np.repeat(np.arange(len(sizes)), sizes)
+        points = [point.with_weights(point.weights * (of_output == output)) for output in range(len(sizes))]
+        gradients = lambda one: self._own.gradients_of_sum(one.weights)
+        return [_Sum(gradients(one), one.gradient, one) for one in points if one.gradient is not None]
+
+    def error(self, leaf: int) -> float | None:
+        """The largest relative error of a gradient of a leaf; None if there is none to compare."""
+        if self._whole is None:
+            return None
+        sums = [self._whole]
+        if len(self._point.exact.sizes) > 1:
+            # A sum has the digits of what is large in it.
+            norms = np.array([np.linalg.norm(output.exact[leaf]) for output in self._outputs])
+            sums += [one for one, norm in zip(self._outputs, norms, strict=True) if 0 < norm < norms.max() / _UNLIKE]
+        errors = [one.error(leaf, self._is_by_element) for one in sums]
+        return max((error for error in errors if error is not None), default=None)
+
+    def cancels(self, leaf: int) -> bool:
+        """Whether the gradient of a leaf is zero up to rounding errors."""
+        return self._whole is not None and self._whole.cancels(leaf)
+
+    def is_of_narrow(self, leaf: int, error: float) -> bool:
+        """Whether an error of the gradient of a leaf is that of rounding to dtypes that are narrower than its own."""
+        exact, program, dtype = self._point.gradient, self._own.program, self._own.program.leaves[leaf].dtype
+        if exact is None or program.cotangent is None:
+            return False
+        body, consts = jaxpr_and_consts(program.cotangent)
+        closed, how = reclosing(body), dict[str, Any](rule=_rounding_narrow(dtype), x64=bool(jax.config.jax_enable_x64))
+        run = lambda consts, operands: promoted(closed(consts), **how)(*operands)
+        with jax.enable_x64(True), silent_callbacks():
+            compiled = kept(f"narrower than {dtype}", [program.cotangent], lambda: quick_jit(run))
+            operands = [*self._point.leaves, *self._point.exact.cotangents(self._point.weights)]
+            moved = widened(jax.device_get(compiled(consts, operands))[leaf])
+        return error <= _EXPLAINS * relative_error(moved, exact[leaf], least(dtype))
+
+
+def _rounding_narrow(dtype: Any) -> Rule:
+    """The rule for a program in float64 that rounds, as it was, what is narrower than a dtype."""
+    unit = float(jnp.finfo(dtype).eps)
+
+    def rule(chain: Chain, operands: Operands) -> Operands | None:
+        equation = chain[-1]
+        is_narrow = lambda aval: is_floating(aval) and float(jnp.finfo(aval.dtype).eps) > unit
+        if any(inner_jaxprs(equation)) or not any(is_narrow(variable.aval) for variable in equation.outvars):
+            return None
+        pairs = zip(exactly(equation, operands), equation.outvars, strict=True)
+        narrow = lambda value, dtype: jnp.asarray(value).astype(dtype).astype(wide_dtype(dtype))
+        return [narrow(value, v.aval.dtype) if is_narrow(v.aval) else value for value, v in pairs]
+
+    return rule
+
+
+def least(dtype: Any) -> float:
+    """What is smaller than this has no digits to lose, because the dtype can hardly tell it from zero."""
+    return min(_LEAST * float(jnp.finfo(dtype).tiny), _LEAST_AT_MOST)
+
+
+def relative_error(got: Any, expected: Any, smallest: float = 0.0) -> float:
+    """The distance of one array from another, relative to the size of that, or to the smallest size that counts."""
+    size, off = max(float(np.linalg.norm(expected)), smallest), np.linalg.norm(got - expected)
+    return float(off / size) if size else float(off > 0)
