@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .._programs import Chain, ids, is_in_library
 from .agreement import MISMATCH, Reading
 from .draws import has_implicit_draw, is_scored, stops_of_implicit_draws
@@ -13,7 +15,7 @@ from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Rules
-from .stairs import explaining_stairs, from_afar
+from .stairs import explaining_stairs, from_afar, missing_slope
 from .stops import (
     explain_loops,
     explaining_factorization,
@@ -62,6 +64,8 @@ class Excuses:
     def __init__(self, search: Search, rules: Rules):
         self._search, self._rules, self._program = search, rules, search.program
         self.chains: dict[int, tuple[Chain, ...]] = {}
+        # The readings of the leaves that have a slope from afar.
+        self._afar: dict[int, Reading] = {}
         self._points: dict[Any, Point] = {}
 
     def excused(self, leaf: int, answer: Answer) -> Answer:
@@ -75,8 +79,7 @@ class Excuses:
         case = _Case(leaf, seen, place, direction, max(self._search.slack, 0.0))
         tried = (explain(self, case) for rows, explain in _EXPLANATIONS if name in rows)
         excuse, self.chains[leaf] = next(filter(None, tried), ("none", ()))
-        if excuse == "stairs":
-            seen = seen._replace(reading=from_afar(place, direction, seen.reading))
+        seen = seen._replace(reading=self._afar.get(leaf, seen.reading))
         evidence = answer.evidence._replace(excuse=excuse)
         return answer._replace(seen=seen, evidence=evidence, row=row_of(evidence))
 
@@ -149,8 +152,16 @@ class Excuses:
 
     def stairs(self, case: _Case) -> Excuse:
         """From afar the function has a slope that its derivative lacks, at the point and beside it."""
-        stairs = explaining_stairs(case.place, case.leaf, case.direction)
-        return ("stairs", stairs) if stairs else None
+        # Of several elements, what is missing may cancel along one direction.
+        shape = case.direction[case.leaf].shape
+        signs = np.where(np.arange(np.prod(shape, dtype=int)) % 2, -1.0, 1.0).reshape(shape)
+        turned = [v * signs if leaf == case.leaf else v for leaf, v in enumerate(case.direction)]
+        for direction in (case.direction, turned) if signs.size > 1 else (case.direction,):
+            missing = missing_slope(case.place, direction)
+            if missing and (chains := explaining_stairs(case.place, case.leaf, direction, missing)):
+                self._afar[case.leaf] = from_afar(missing, case.seen.reading)
+                return "stairs", chains
+        return None
 
 
 _UNSETTLED = ("jump", "noise")

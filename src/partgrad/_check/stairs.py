@@ -36,11 +36,8 @@ class Missing(NamedTuple):
     output: int
 
 
-def explaining_stairs(point: Point, leaf: int, direction: Leaves) -> tuple[Chain, ...]:
-    """The fewest operations through which the value, and no derivative, has a slope from afar; none if it has none."""
-    missing = missing_slope(point, direction)
-    if missing is None:
-        return ()
+def explaining_stairs(point: Point, leaf: int, direction: Leaves, missing: Missing) -> tuple[Chain, ...]:
+    """The fewest operations through which the value, and no derivative, has a slope from afar."""
     program = point.exact.program
     wanted = lambda chain: is_discrete(chain) and not is_told_with_draws(program, chain)
     chains = blockers(program, leaf, wanted=wanted)
@@ -65,15 +62,11 @@ def missing_slope(point: Point, direction: Leaves) -> Missing | None:
     return None
 
 
-def from_afar(point: Point, direction: Leaves, reading: Reading) -> Reading:
+def from_afar(missing: Missing, reading: Reading) -> Reading:
     """The reading with the slope that the function has from afar."""
-    found = missing_slope(point, direction)
-    if found is None:
-        return reading
-    slope, off = float(found.slopes[-1]), float(found.lacks[-1])
-    got = slope - off
-    agreement = Agreement(MISMATCH, got, slope, abs(off) / max(abs(slope), abs(got)))
-    return reading._replace(forward=agreement, reverse=agreement, right=slope, left=slope, noise=0.0, steps=found.steps)
+    slope, off = float(missing.slopes[-1]), float(missing.lacks[-1])
+    found = Agreement(MISMATCH, slope - off, slope, abs(off) / max(abs(slope), abs(slope - off)))
+    return reading._replace(forward=found, reverse=found, right=slope, left=slope, noise=0.0, steps=missing.steps)
 
 
 def _over(steps: tuple[float, ...], point: Point, direction: Leaves) -> tuple[Vector, Vector]:
