@@ -235,6 +235,8 @@ RIGHT = {
     "mapped Newton steps": (lambda a: jnp.sum(jax.vmap(root)(a)), jnp.array([2.3, 1.1, 4.0])),
     "a gamma": (lambda a: gamma(a) ** 2 + jnp.sin(a), 0.7),
     "a beta": (lambda a: jax.random.beta(KEY, a, 2.0) + a**2, 0.7),
+    "a dirichlet": (lambda a: jax.random.dirichlet(KEY, a) @ jnp.array([1.0, 5.0, 2.0]), jnp.array([1.0, 2.0, 0.4])),
+    "a softmax of gammas": (lambda a: -jax.nn.log_softmax(jax.random.gamma(KEY, a, (4, 3)))[:, 0].mean(), 2.0),
     "no influence": (lambda x: 1.0 + 1e-3 * jax.nn.softmax(jnp.arange(3.0) + x)[0], 1e-9),
     "outputs of many sizes": (lambda x: (1e9 * x, jnp.sin(x), 1e-9 * x**2, 0 * x), 1.2),
     "a count of cells": (lambda x: jnp.sin(x) * jnp.floor(x * 3.0), 1.2),

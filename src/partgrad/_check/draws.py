@@ -13,9 +13,7 @@ from .._programs import (
     Dependence,
     bind,
     by_value,
-    holds_users_function,
     ids,
-    is_custom_rule,
     is_of_jax_random,
     line,
     reaching,
@@ -28,7 +26,7 @@ from .exact import Exact
 from .finding import Finding
 from .names import finding
 from .program import Program
-from .stops import is_of_surrogate, stops_of
+from .stops import is_of_surrogate, is_users_stop, stops_of
 
 # Tests for NaN, which make no decision.
 _TESTS = frozenset({"ne", "is_finite", "stop_gradient"})
@@ -73,7 +71,9 @@ def stops_of_implicit_draws(program: Program, leaf: int) -> tuple[Chain, ...]:
     """The stops of what an implicit draw makes of a leaf, which is held where derivatives are compared."""
     jaxpr = program.jaxpr.jaxpr
     drawn = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(_is_implicit(chain)))
-    return tuple(stop for stop in stops_of(program) if any(drawn.into(stop)) and program.is_into(leaf, stop))
+    # A `softmax` stops its maximum, which makes no difference.
+    stops = [stop for stop in stops_of(program) if is_users_stop(stop)]
+    return tuple(stop for stop in stops if any(drawn.into(stop)) and program.is_into(leaf, stop))
 
 
 def _is_implicit(chain: Chain) -> bool:
@@ -194,16 +194,6 @@ def _is_choice(chain: Chain, of_draw: Dependence) -> bool:
     return any(by) and not any(of)
 
 
-def _is_users_stop(chain: Chain) -> bool:
-    """Whether an equation is a `stop_gradient` written by the user rather than by a library."""
-    is_call = lambda equation: equation.primitive.name in CALLS
-    return (
-        chain[-1].primitive.name == "stop_gradient"
-        and not is_of_surrogate(chain)
-        and all(holds_users_function(outer) for outer in chain[:-1] if is_call(outer) or is_custom_rule(outer))
-    )
-
-
 def _of_decision(program: Program, leaf: int, chains: list[Chain]) -> tuple[str, str, dict[str, Any]]:
     chain = chains[0]
     operands = list(zip(program.smooth.into(chain), program.drawn.into(chain), strict=True))
@@ -213,7 +203,7 @@ def _of_decision(program: Program, leaf: int, chains: list[Chain]) -> tuple[str,
     # A leaf without another path to the output has no continuous one.
     is_only = not union(program.smooth.outputs) >> leaf & 1
     is_threshold = chain[-1].primitive.name in COMPARISONS and not (is_by_hand or is_only)
-    stops = [other for other in program.smooth.chains if _is_users_stop(other) and program.is_into(leaf, other)]
+    stops = [stop for stop in stops_of(program) if is_users_stop(stop) and program.is_into(leaf, stop)]
     if stops and not (is_only or is_by_hand):
         return "info", "straight-through", {}
     if is_scored(program, leaf, chains):

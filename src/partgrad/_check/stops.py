@@ -197,7 +197,7 @@ def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
         return (
             chain[-1].primitive.name == "stop_gradient"
             and not is_of_surrogate(chain)
-            and (_is_users_stop(chain) or not any(ids(inside) in solving for inside in outer))
+            and (is_users_stop(chain) or not any(ids(inside) in solving for inside in outer))
             # Inside a library's rule: what the user stopped in a function passed to that library.
             and all(map(is_in_library, ruled))
             and not (ruled and is_in_library(chain))
@@ -207,7 +207,7 @@ def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
     return [chain for chain in chains if is_candidate(chain) and is_of_leaf(chain)]
 
 
-def _is_users_stop(chain: Chain) -> bool:
+def is_users_stop(chain: Chain) -> bool:
     """Whether the user called `stop_gradient`, or made a mark, rather than called a function that stops something."""
     is_marked = mark_in(str(chain[-1].source_info.name_stack)) is not None
     return is_marked or (not is_in_library(chain) and operation_of(chain) == "stop_gradient")
