@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._programs import Chain, ids, is_in_library
+from .._compat import cached_property
+from .._programs import Chain, ids, is_in_library, union
 from .agreement import MISMATCH, Reading
 from .draws import has_implicit_draw, is_scored, stops_of_implicit_draws
 from .exact import Leaves
@@ -85,10 +86,13 @@ class Excuses:
 
     def _may_lack_a_part(self, leaf: int) -> bool:
         """Whether a leaf goes into a comparison, a rounding, or a draw, of which differences nearby show nothing."""
+        return bool(self._chosen >> leaf & 1) or has_implicit_draw(self._program, leaf)
+
+    @cached_property
+    def _chosen(self) -> int:
+        """The leaves that go into something discrete, as bits."""
         flow = self._program.value
-        chosen = (chain for chain in flow.chains if is_discrete(chain))
-        is_chosen = any(leaf in self._program.leaves_into(chain, flow) for chain in chosen)
-        return is_chosen or has_implicit_draw(self._program, leaf)
+        return union(flow.union_into(chain) for chain in flow.chains if is_discrete(chain))
 
     def loops(self, case: _Case) -> Excuse:
         """The differences agree once the loops of a solver run on."""

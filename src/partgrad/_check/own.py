@@ -107,9 +107,9 @@ class Own:
 
     def gradients_of_sum(self, weights: Array) -> list[Array]:
         """The gradient for each leaf of another weighted sum of the outputs."""
-        cotangent, operands = self.program.cotangent, [*self.program.leaves]
+        cotangent = self.program.cotangent
         assert cotangent is not None
-        pulled = _evaluating(cotangent)([*operands, *cotangents_of(weights, self.program.out_avals)])
+        pulled = _evaluating(cotangent)([*self.program.leaves, *cotangents_of(weights, self.program.out_avals)])
         return [np.asarray(gradient) for gradient in pulled]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Whether the value jumps where a comparison changes, in a point that the leaf does not stand at but may reach."""
+"""Whether the value jumps where a comparison changes, at a point that a leaf may reach."""
 
 import numpy as np
 
