@@ -223,6 +223,8 @@ def newton(a):
 
 root = jax.custom_jvp(newton)
 root.defjvp(lambda p, t: (root(p[0]), t[0] / (3 * root(p[0]) ** 2)))
+RANDOM = np.random.default_rng(0)
+RAIN = jnp.asarray(np.cumsum(np.where(RANDOM.random(2000) < 0.04, RANDOM.exponential(5, 2000), 0.0)), jnp.float32)
 # In float32, 1.42 / 0.02 is 71; in float64, 1.42 rounded to float32 is in the cell before.
 RIGHT = {
     "an index on an edge": (lambda bins: jnp.sum(bins[jnp.floor(DATA / 0.02).astype(int)] ** 2), BINS),
@@ -237,6 +239,8 @@ RIGHT = {
     "a beta": (lambda a: jax.random.beta(KEY, a, 2.0) + a**2, 0.7),
     "a dirichlet": (lambda a: jax.random.dirichlet(KEY, a) @ jnp.array([1.0, 5.0, 2.0]), jnp.array([1.0, 2.0, 0.4])),
     "a softmax of gammas": (lambda a: -jax.nn.log_softmax(jax.random.gamma(KEY, a, (4, 3)))[:, 0].mean(), 2.0),
+    "a plateau between narrow ramps": (lambda x: jnp.floor(x) + jnp.clip((x % 1.0 - 0.45) * 10, 0, 1), 52.7),
+    "a dry hour": (lambda t: jnp.interp(t, jnp.arange(2000.0), RAIN), 1200.6),
     "no influence": (lambda x: 1.0 + 1e-3 * jax.nn.softmax(jnp.arange(3.0) + x)[0], 1e-9),
     "outputs of many sizes": (lambda x: (1e9 * x, jnp.sin(x), 1e-9 * x**2, 0 * x), 1.2),
     "a count of cells": (lambda x: jnp.sin(x) * jnp.floor(x * 3.0), 1.2),

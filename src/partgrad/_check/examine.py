@@ -23,6 +23,7 @@ from .float64 import widened
 from .growth import Growth, growths, may_be_growth
 from .indices import asked, indices
 from .intended import Meant, intended
+from .jumps import jumps_at
 from .names import finding
 from .nonfinite import nonfinite
 from .outcomes import Outcomes
@@ -38,7 +39,6 @@ from .rows import paths_of, report_of
 from .rules import Rules
 from .smoothing import MENDED, Smoothing
 from .surrogates import declared
-from .thresholds import jumps_at
 from .values import CONCRETIZATION, Values, untraceable, with_open_marks
 from .verdict import ERROR, INCONCLUSIVE, OK, STOPPED, worst
 from .zeros import STAIRS, zeros

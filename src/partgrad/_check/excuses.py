@@ -11,6 +11,7 @@ from .agreement import MISMATCH, Reading
 from .draws import has_implicit_draw, is_scored, stops_of_implicit_draws
 from .exact import Leaves
 from .halving import Seen
+from .jumps import jumps_at
 from .outcomes import is_discrete
 from .point import Point
 from .program import Program
@@ -40,6 +41,9 @@ _NEARER = 0.5
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
+
+# Of so many operations it is asked whether the value jumps there.
+_MOST_TRIED = 4
 
 # What it is called in the table of verdicts, and the operations that explain; None if they do not.
 Excuse = tuple[str, tuple[Chain, ...]] | None
@@ -162,7 +166,11 @@ class Excuses:
         turned = [v * signs if leaf == case.leaf else v for leaf, v in enumerate(case.direction)]
         for direction in (case.direction, turned) if signs.size > 1 else (case.direction,):
             missing = missing_slope(case.place, direction)
-            if missing and (chains := explaining_stairs(case.place, case.leaf, direction, missing)):
+            chains = explaining_stairs(case.place, case.leaf, direction, missing) if missing else ()
+            # Where nearby steps agree with the derivative, narrow ramps may do what steps do.
+            is_flat = case.seen.reading.status != MISMATCH
+            jumps = (jumps_at(case.place, case.leaf, chain, direction) for chain in chains[:_MOST_TRIED])
+            if missing and chains and (not is_flat or any(jumps)):
                 self._afar[case.leaf] = from_afar(missing, case.seen.reading)
                 return "stairs", chains
         return None
