@@ -239,6 +239,7 @@ RIGHT = {
     "a beta": (lambda a: jax.random.beta(KEY, a, 2.0) + a**2, 0.7),
     "a dirichlet": (lambda a: jax.random.dirichlet(KEY, a) @ jnp.array([1.0, 5.0, 2.0]), jnp.array([1.0, 2.0, 0.4])),
     "a softmax of gammas": (lambda a: -jax.nn.log_softmax(jax.random.gamma(KEY, a, (4, 3)))[:, 0].mean(), 2.0),
+    "a draw of constants": (lambda w: jax.nn.logsumexp(stop(jax.random.beta(KEY, 0.4, 0.4)) * w), BINS[:3]),
     "a plateau between narrow ramps": (lambda x: jnp.floor(x) + jnp.clip((x % 1.0 - 0.45) * 10, 0, 1), 52.7),
     "a dry hour": (lambda t: jnp.interp(t, jnp.arange(2000.0), RAIN), 1200.6),
     "no influence": (lambda x: 1.0 + 1e-3 * jax.nn.softmax(jnp.arange(3.0) + x)[0], 1e-9),
@@ -262,6 +263,7 @@ def test_a_decision_with_a_draw_at_which_the_value_jumps_is_one(shape):
     assert findings == {("draw", "decision")}
     kinked = lambda t: jnp.where(t + jax.random.logistic(KEY, shape) > 0, t + jax.random.logistic(KEY, shape), 0.0)
     assert found(lambda t: jnp.sum(kinked(t)) + 0.01 * t**2, 0.7)[1] == set()
+    assert found(lambda t: kinked(t).sum(), 3.0)[1] == set()
 
 
 def test_of_a_rule_that_cannot_be_traced_a_jump_is_not_passed_over():

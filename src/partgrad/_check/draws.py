@@ -70,7 +70,8 @@ def holding_implicit_draws(exact: Exact) -> Exact:
 def stops_of_implicit_draws(program: Program, leaf: int) -> tuple[Chain, ...]:
     """The stops of what an implicit draw makes of a leaf, which is held where derivatives are compared."""
     jaxpr = program.jaxpr.jaxpr
-    drawn = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(_is_implicit(chain)))
+    is_own = lambda chain: _is_implicit(chain) and program.is_into(leaf, chain)
+    drawn = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(is_own(chain)))
     # A `softmax` stops its maximum, which makes no difference.
     stops = [stop for stop in stops_of(program) if is_users_stop(stop)]
     return tuple(stop for stop in stops if any(drawn.into(stop)) and program.is_into(leaf, stop))

@@ -37,5 +37,8 @@ def jumps_at(point: Point, leaf: int, chain: Chain, direction: Leaves | None = N
         middle = (near + beyond) / 2
         near, beyond = (near, middle) if changes(middle) else (middle, beyond)
     before, after = (point.exact.value(point.leaves, along, step) for step in (near, beyond))
+    # Where something changes, the value is often zero: its size is that at the point.
+    largest = lambda values: np.max(np.abs(values), initial=0.0)
+    outputs = zip(*map(point.exact.by_output, (point.start, before, after)), strict=True)
     with np.errstate(all="ignore"):
-        return bool(np.any(np.abs(after - before) > _CONTINUOUS * np.maximum(np.abs(before), np.abs(after))))
+        return any(largest(b - a) > _CONTINUOUS * max(map(largest, (start, a, b))) for start, a, b in outputs)
