@@ -240,6 +240,8 @@ RIGHT = {
     "a dirichlet": (lambda a: jax.random.dirichlet(KEY, a) @ jnp.array([1.0, 5.0, 2.0]), jnp.array([1.0, 2.0, 0.4])),
     "a softmax of gammas": (lambda a: -jax.nn.log_softmax(jax.random.gamma(KEY, a, (4, 3)))[:, 0].mean(), 2.0),
     "a draw of constants": (lambda w: jax.nn.logsumexp(stop(jax.random.beta(KEY, 0.4, 0.4)) * w), BINS[:3]),
+    "a shift of what is centred": (lambda b: jnp.mean((BINS + b - jnp.mean(BINS + b)) * BINS[::-1]), 0.3),
+    "a shift of all differences": (lambda b: jnp.mean(jnp.abs((DATA + b)[:, None] - (DATA + b))), 0.3),
     "a plateau between narrow ramps": (lambda x: jnp.floor(x) + jnp.clip((x % 1.0 - 0.45) * 10, 0, 1), 52.7),
     "a dry hour": (lambda t: jnp.interp(t, jnp.arange(2000.0), RAIN), 1200.6),
     "no influence": (lambda x: 1.0 + 1e-3 * jax.nn.softmax(jnp.arange(3.0) + x)[0], 1e-9),

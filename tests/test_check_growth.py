@@ -128,7 +128,8 @@ def test_a_gradient_that_vanishes_along_a_loop_is_not_called_wrong():
     assert [(f.kind, f.reason) for f in report.findings] == [("zero", "underflow")]
     assert report.findings[0].details["size"] < 1e-50
     with jax.enable_x64(True):
-        assert not pg.check(logistic(3.833, 278))(0.3).findings
+        # Beside a periodic orbit, the value goes from one of its points to another over small steps.
+        assert {f.kind for f in pg.check(logistic(3.833, 278))(0.3).findings} <= {"noise"}
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from .own import Own
 from .point import Point
 from .program import Array
 
-# Parts of the value that are little, and next to nothing.
-_LITTLE, _HARDLY = 1e-3, 1e-5
+# Parts of the value that are little, next to nothing, and rounding errors in float64.
+_LITTLE, _HARDLY, _NOTHING = 1e-3, 1e-5, 1e-13
 # In the smallest normal number of a dtype: what has lost no digit although it is next to that, and not in float16.
 _LEAST, _LEAST_AT_MOST = 1e3, 1e-4
 # How far the rounding of a whole leaf may move an element, in units of the leaf.
@@ -57,7 +57,8 @@ class _Sum(NamedTuple):
         if moves(own) > _LITTLE * value:
             # What the user gets is far from zero.
             return False
-        if size <= 10 * point.noise_of_gradient(leaf):
+        # That of a function that is linear in pieces does not move with the point, but may consist of rounding errors.
+        if moves(exact) <= _NOTHING * value or size <= 10 * point.noise_of_gradient(leaf):
             return True
         # Or with those that the leaf has, if all of the leaf would hardly move the value.
         is_hardly = moves(exact) <= _HARDLY * value
