@@ -225,6 +225,19 @@ root = jax.custom_jvp(newton)
 root.defjvp(lambda p, t: (root(p[0]), t[0] / (3 * root(p[0]) ** 2)))
 RANDOM = np.random.default_rng(0)
 RAIN = jnp.asarray(np.cumsum(np.where(RANDOM.random(2000) < 0.04, RANDOM.exponential(5, 2000), 0.0)), jnp.float32)
+
+
+def residual(a):
+    matrix, right = a @ a.T + jnp.eye(3), jnp.arange(3.0)
+    solved = jnp.linalg.solve(matrix, right)
+    return {"solved": solved, "residual": matrix @ solved - right}
+
+
+def unit(q):
+    scaled = q / jnp.linalg.norm(q)
+    return {"unit": scaled * 100, "error": jnp.sum(scaled * scaled) - 1}
+
+
 # In float32, 1.42 / 0.02 is 71; in float64, 1.42 rounded to float32 is in the cell before.
 RIGHT = {
     "an index on an edge": (lambda bins: jnp.sum(bins[jnp.floor(DATA / 0.02).astype(int)] ** 2), BINS),
@@ -242,6 +255,8 @@ RIGHT = {
     "a draw of constants": (lambda w: jax.nn.logsumexp(stop(jax.random.beta(KEY, 0.4, 0.4)) * w), BINS[:3]),
     "a shift of what is centred": (lambda b: jnp.mean((BINS + b - jnp.mean(BINS + b)) * BINS[::-1]), 0.3),
     "a shift of all differences": (lambda b: jnp.mean(jnp.abs((DATA + b)[:, None] - (DATA + b))), 0.3),
+    "a residual beside a solution": (residual, jax.random.normal(KEY, (3, 3))),
+    "a norm that is one": (unit, jax.random.normal(KEY, (4,))),
     "a plateau between narrow ramps": (lambda x: jnp.floor(x) + jnp.clip((x % 1.0 - 0.45) * 10, 0, 1), 52.7),
     "a dry hour": (lambda t: jnp.interp(t, jnp.arange(2000.0), RAIN), 1200.6),
     "no influence": (lambda x: 1.0 + 1e-3 * jax.nn.softmax(jnp.arange(3.0) + x)[0], 1e-9),
