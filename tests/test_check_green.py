@@ -59,6 +59,12 @@ WRONG = {
     "a tinier leaf": (lambda x: 1.0 + wrong(x), 1e-20, {}),
     "another output, forward": (lambda x: (wrong_forward(x) - 1.1e5, x**2), 1e5, {}),
     "a small output, reverse": (lambda x: (jnp.cos(x), 1e-9 * wrong(x)), 1.0, {}),
+    "beside a large output": (
+        lambda p: {"a": 1e-4 * wrong(p["y"]) + p["x"], "b": 1e9 * p["x"]},
+        {"x": jnp.arange(1.0, 4.0), "y": jnp.linspace(0.2, 0.9, 3)},
+        {},
+    ),
+    "small elements, reverse": (lambda x: jnp.stack([1e4 * jnp.cos(x), 1e-6 * wrong(x)]), 1.0, {}),
     "small outputs, reverse": (lambda x: {"a": x**2, "b": 1e-6 * jnp.tanh(x), "c": 1e-9 * wrong(x)}, 1.0, {}),
 }
 

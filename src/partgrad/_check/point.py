@@ -26,8 +26,8 @@ _FEW, _STEADY = 4, 1.05
 _USUAL, _USUAL_OF_ZERO = 1e-10, 1e-12
 # Where rounding is looked at: at a step like the first difference, and if that leaves the domain, at a smaller one.
 _PROBES = (2.0**-6, 2.0**-20)
-# Slopes that are so many times their errors are known, and outputs whose slopes differ by such a factor are unlike.
-_BEYOND_NOISE, _UNLIKE = 1e3, 1e3
+# Slopes that are so many times their errors are known.
+_BEYOND_NOISE = 1e3
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
 # A slope is as steep as the noise if a step of the last digit moves the value by such a part of that.
@@ -292,21 +292,19 @@ class Point:
         if gradient is None:
             return Agreement(ABSENT)
         agreed = self._pulled(direction, found, slack, off, weights, gradient)
-        if not self.exact.is_reverse_only or agreed.status != AGREE:
+        if not self.exact.is_reverse_only or agreed.status != AGREE or settled.size < 2:
             return agreed
-        # Outputs with small slopes have no say in a sum with large ones, unless they have larger weights.
+        # Outputs with small slopes have no say in a sum with large or noisy ones, unless they have larger weights.
         steep = np.where(settled, np.maximum(size_of(found.left), size_of(found.right)), 0.0)
         steep[steep <= _BEYOND_NOISE * found.error] = 0.0
         least = np.min(steep, where=steep > 0, initial=np.inf)
-        if not np.max(steep) > _UNLIKE * least:
-            return agreed
         balanced = weights * np.divide(least, steep, out=np.zeros_like(steep), where=steep > 0)
-        gradient = self.exact.reverse(self.leaves, balanced)
-        if gradient is None or not agreed.got:
+        other = self.exact.reverse(self.leaves, balanced) if np.any(balanced) else None
+        if other is None:
             return agreed
-        # As much of it is noise as of the other sum.
-        off = off * abs(_product(gradient, direction)[0] / agreed.got)
-        return self._pulled(direction, found, slack, off, balanced, gradient)
+        # As much of it is noise as of the first sum.
+        (_, size), (_, moves) = _product(gradient, direction), _product(other, direction)
+        return self._pulled(direction, found, slack, off * moves / size if size else 0.0, balanced, other)
 
     def _pulled(
         self, direction: Leaves, found: Slope, slack: float, off: float, weights: Vector, gradient: Leaves
