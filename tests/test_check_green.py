@@ -123,6 +123,7 @@ CUT = {
     "in an expectation": (averaged, 0.7),
     "in a sampler": (drawn, 0.7),
     "of a surrogate": (lambda x: 2 * stop(spike(x)) + 0.01 * x, 0.4),
+    "before a gamma": (lambda a: jnp.sum(jax.random.gamma(KEY, stop(a), (5,)) * a), 2.0),
     "of a gamma": (lambda a: stop(gamma(a)) * 5 + a, 0.7),
     "steps beside a steep leaf": (
         lambda p: 2 * fine(p["b"]) + 0.01 * p["b"] ** 2 + 1e3 * p["a"],
@@ -287,6 +288,27 @@ def test_a_decision_with_a_draw_at_which_the_value_jumps_is_one(shape):
     kinked = lambda t: jnp.where(t + jax.random.logistic(KEY, shape) > 0, t + jax.random.logistic(KEY, shape), 0.0)
     assert found(lambda t: jnp.sum(kinked(t)) + 0.01 * t**2, 0.7)[1] == set()
     assert found(lambda t: kinked(t).sum(), 3.0)[1] == set()
+
+
+def barrier_option(drawn, select):
+    return lambda m: jnp.mean(select(drawn(m))) + jax.nn.logsumexp(jnp.arange(4.0) * m)
+
+
+PATHS = {
+    "normal": lambda m: jnp.exp(m + 0.2 * jax.random.normal(KEY, (200,))),
+    "gamma": lambda m: jax.random.gamma(KEY, 4 * m, (200,)),
+}
+ABOVE = {
+    "where": lambda s: jnp.where(s > 1.5, 0.0, s),
+    "cond": jax.vmap(lambda s: lax.cond(s > 1.5, lambda s: 0.0, lambda s: s, s)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drawn", PATHS)
+@pytest.mark.parametrize("select", ABOVE)
+def test_no_stop_or_logarithm_beside_a_decision_excuses_it(drawn, select):
+    assert found(barrier_option(PATHS[drawn], ABOVE[select]), 0.3)[1] == {("draw", "decision")}
 
 
 def test_of_a_rule_that_cannot_be_traced_a_jump_is_not_passed_over():

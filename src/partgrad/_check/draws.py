@@ -36,7 +36,7 @@ _BIASED = frozenset({"wald"})
 _OWN_DRAWS = f"{__file__.rpartition('_check')[0]}_random"
 # What a logarithm of a probability is made with.
 _LOGARITHMS = frozenset({"log", "log1p", "log2", "lgamma"})
-_PRODUCTS = frozenset({"mul", "dot_general"})
+_PRODUCTS, _SUMS = frozenset({"mul", "dot_general"}), frozenset({"add", "sub", "add_any"})
 # What depends on a draw itself, and on what a draw chose.
 _DRAWN, _CHOSEN = 1, 2
 
@@ -59,22 +59,35 @@ def implicit_draws(program: Program) -> list[Chain]:
 
 def holding_implicit_draws(exact: Exact) -> Exact:
     """The program with draws that stay as they are at the point, and have no derivative; itself if there are none."""
-    program, draws = exact.program, [chain for chain in exact.program.value.chains if _is_implicit(chain)]
+    program = exact.program
+    draws = _of_leaves(program)
     if not draws:
         return exact
-    stopped = lambda chain, given: lax.stop_gradient(bind(chain[-1], given)) if _is_implicit(chain) else None
+    held = {id(chain[-1]) for chain in draws}
+    stopped = lambda chain, given: lax.stop_gradient(bind(chain[-1], given)) if id(chain[-1]) in held else None
     other = Program(lambda leaves: program.run(leaves, stopped), program.leaves, program.paths)
     return exact.with_derivatives(other.tangent, other.cotangent).holding(draws)(range(len(draws)))
 
 
 def stops_of_implicit_draws(program: Program, leaf: int) -> tuple[Chain, ...]:
-    """The stops of what an implicit draw makes of a leaf, which is held where derivatives are compared."""
+    """The stops before or after an implicit draw of a leaf, which is held where derivatives are compared."""
     jaxpr = program.jaxpr.jaxpr
-    is_own = lambda chain: _is_implicit(chain) and program.is_into(leaf, chain)
-    drawn = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(is_own(chain)))
+    after = lambda chains: by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(ids(chain) in chains))
+    held = _of_leaves(program)
+    drawn = after({ids(chain) for chain in held if program.is_into(leaf, chain)})
+
+    def is_beside(stop: Chain) -> bool:
+        stopped = after({ids(stop)})
+        return any(drawn.into(stop)) or any(any(stopped.into(chain)) for chain in held)
+
     # A `softmax` stops its maximum, which makes no difference.
-    stops = [stop for stop in stops_of(program) if is_users_stop(stop)]
-    return tuple(stop for stop in stops if any(drawn.into(stop)) and program.is_into(leaf, stop))
+    stops = [stop for stop in stops_of(program) if is_users_stop(stop) and program.is_into(leaf, stop)]
+    return tuple(filter(is_beside, stops)) if held else ()
+
+
+def _of_leaves(program: Program) -> list[Chain]:
+    """The implicit draws that a leaf moves, be it by a way that has no derivative."""
+    return [chain for chain in program.value.chains if _is_implicit(chain) and any(program.value.into(chain))]
 
 
 def _is_implicit(chain: Chain) -> bool:
@@ -156,12 +169,15 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
     # What multiplies a logarithm in a logarithmic density is a count; what was stopped on a smooth way is none.
     is_cut = lambda chain: chain[-1].primitive.name == "stop_gradient" and program.is_into(leaf, chain)
     of_count = depending({ids(chain) for chain in drawn if not is_cut(chain)})
+    # What is added to one is not: the number may be anything, unless it is continuous, and was stopped.
+    of_number = depending({ids(chain) for chain in drawn if is_cut(chain)})
+    of_operation = {**dict.fromkeys(_PRODUCTS, of_count), **dict.fromkeys(_SUMS, of_number)}
     logs = [c for c in program.smooth.chains if c[-1].primitive.name in _LOGARITHMS and program.is_into(leaf, c)]
     keys_of_logs = {ids(chain) for chain in logs}
     of_log = depending(keys_of_logs)
 
     def meets(chain: Chain) -> bool:
-        into = (of_count if chain[-1].primitive.name in _PRODUCTS else of_draw).into(chain)
+        into = of_operation.get(chain[-1].primitive.name, of_draw).into(chain)
         if not (any(into) and any(of_log.into(chain)) and program.is_into(leaf, chain)):
             return False
         # The draw on one side, and the smooth logarithm on another.
@@ -204,8 +220,10 @@ def _of_decision(program: Program, leaf: int, chains: list[Chain]) -> tuple[str,
     # A leaf without another path to the output has no continuous one.
     is_only = not union(program.smooth.outputs) >> leaf & 1
     is_threshold = chain[-1].primitive.name in COMPARISONS and not (is_by_hand or is_only)
+    jaxpr = program.jaxpr.jaxpr
+    decided = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda other: int(ids(other) == ids(chain)))
     stops = [stop for stop in stops_of(program) if is_users_stop(stop) and program.is_into(leaf, stop)]
-    if stops and not (is_only or is_by_hand):
+    if any(any(decided.into(stop)) for stop in stops) and not (is_only or is_by_hand):
         return "info", "straight-through", {}
     if is_scored(program, leaf, chains):
         return "info", "score", {}

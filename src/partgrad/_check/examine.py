@@ -126,10 +126,15 @@ class _Examination:
         self.findings: list[Finding] = []
 
     @cached_property
-    def _point(self) -> Point:
+    def _with_draws(self) -> Point:
+        """The point of the program as it is, with all that it draws."""
         program = self._program
         leaves = [widened(leaf) for leaf in program.leaves]
-        return Point(holding_implicit_draws(Exact(program)), leaves, self._own.weights, Outcomes(program))
+        return Point(Exact(program), leaves, self._own.weights, Outcomes(program))
+
+    @cached_property
+    def _point(self) -> Point:
+        return self._with_draws.of(holding_implicit_draws(self._with_draws.exact))
 
     @property
     def evaluations(self) -> int:
@@ -186,8 +191,11 @@ class _Examination:
     def _draws(self) -> Iterator[Finding]:
         """The findings of draws; a threshold at which the value jumps decides like any other."""
         for found in draws(self._program):
-            is_decision = found.reason == "threshold" and jumps_at(self._point, self._numbers(found)[0], found.chain)
+            is_decision = found.reason == "threshold" and self._jumps(found)
             yield dataclasses.replace(found, severity="warning", reason="decision") if is_decision else found
+
+    def _jumps(self, found: Finding) -> bool:
+        return jumps_at(self._with_draws, self._numbers(found)[0], found.chain)
 
     @cached_property
     def _growths(self) -> list[Growth]:

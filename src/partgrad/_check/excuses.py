@@ -8,7 +8,7 @@ import numpy as np
 from .._compat import cached_property
 from .._programs import Chain, ids, is_in_library, union
 from .agreement import MISMATCH, Reading
-from .draws import has_implicit_draw, is_scored, stops_of_implicit_draws
+from .draws import is_scored, stops_of_implicit_draws
 from .exact import Leaves
 from .halving import Seen
 from .jumps import jumps_at
@@ -90,7 +90,7 @@ class Excuses:
 
     def _may_lack_a_part(self, leaf: int) -> bool:
         """Whether a leaf goes into a comparison, a rounding, or a draw, of which differences nearby show nothing."""
-        return bool(self._chosen >> leaf & 1) or has_implicit_draw(self._program, leaf)
+        return bool(self._chosen >> leaf & 1) or bool(stops_of_implicit_draws(self._program, leaf))
 
     @cached_property
     def _chosen(self) -> int:
