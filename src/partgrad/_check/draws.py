@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jax import lax
 from jax.extend.core import JaxprEqn
 
 from .._programs import (
@@ -11,7 +10,6 @@ from .._programs import (
     COMPARISONS,
     Chain,
     Dependence,
-    bind,
     by_value,
     ids,
     is_of_jax_random,
@@ -22,8 +20,8 @@ from .._programs import (
     smoothly,
     union,
 )
-from .exact import Exact
 from .finding import Finding
+from .implicit import implicit_draws
 from .names import finding
 from .program import Program
 from .stops import is_of_surrogate, is_users_stop, stops_of
@@ -50,53 +48,6 @@ def draws(program: Program) -> Iterator[Finding]:
                 if own:
                     severity, reason, more = meaning(program, leaf, chains)
                     yield finding("draw", severity, reason, [path], own[0], **more)
-
-
-def implicit_draws(program: Program) -> list[Chain]:
-    """The draws with an implicit derivative, which is not the difference at a fixed key."""
-    return [chain for chain in program.smooth.chains if _is_implicit(chain)]
-
-
-def holding_implicit_draws(exact: Exact) -> Exact:
-    """The program with draws that stay as they are at the point, and have no derivative; itself if there are none."""
-    program = exact.program
-    draws = _of_leaves(program)
-    if not draws:
-        return exact
-    held = {id(chain[-1]) for chain in draws}
-    stopped = lambda chain, given: lax.stop_gradient(bind(chain[-1], given)) if id(chain[-1]) in held else None
-    other = Program(lambda leaves: program.run(leaves, stopped), program.leaves, program.paths)
-    return exact.with_derivatives(other.tangent, other.cotangent).holding(draws)(range(len(draws)))
-
-
-def stops_of_implicit_draws(program: Program, leaf: int) -> tuple[Chain, ...]:
-    """The stops before or after an implicit draw of a leaf, which is held where derivatives are compared."""
-    jaxpr = program.jaxpr.jaxpr
-    after = lambda chains: by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(ids(chain) in chains))
-    held = _of_leaves(program)
-    drawn = after({ids(chain) for chain in held if program.is_into(leaf, chain)})
-
-    def is_beside(stop: Chain) -> bool:
-        stopped = after({ids(stop)})
-        return any(drawn.into(stop)) or any(any(stopped.into(chain)) for chain in held)
-
-    # A `softmax` stops its maximum, which makes no difference.
-    stops = [stop for stop in stops_of(program) if is_users_stop(stop) and program.is_into(leaf, stop)]
-    return tuple(filter(is_beside, stops)) if held else ()
-
-
-def _of_leaves(program: Program) -> list[Chain]:
-    """The implicit draws that a leaf moves, be it by a way that has no derivative."""
-    return [chain for chain in program.value.chains if _is_implicit(chain) and any(program.value.into(chain))]
-
-
-def _is_implicit(chain: Chain) -> bool:
-    return chain[-1].primitive.name == "random_gamma"
-
-
-def has_implicit_draw(program: Program, leaf: int) -> bool:
-    """Whether a draw with an implicit derivative depends on a leaf."""
-    return any(program.is_into(leaf, chain) for chain in implicit_draws(program))
 
 
 def _samplers(program: Program) -> list[list[Chain]]:
@@ -164,17 +115,16 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
     """
     jaxpr = program.jaxpr.jaxpr
     keys = {ids(chain) for chain in drawn}
-    depending = lambda on: by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(ids(chain) in on))
-    of_draw = depending(keys)
-    # What multiplies a logarithm in a logarithmic density is a count; what was stopped on a smooth way is none.
+    of_draw = program.after(drawn)
+    # A count multiplies a logarithm, as in `n * log(p)`: that is nothing which moves smoothly with the leaf, and was
+    # stopped. It is such a number that a logarithm is added to, as in `-((x - m) / s)**2 / 2 - log(s)`.
     is_cut = lambda chain: chain[-1].primitive.name == "stop_gradient" and program.is_into(leaf, chain)
-    of_count = depending({ids(chain) for chain in drawn if not is_cut(chain)})
-    # What is added to one is not: the number may be anything, unless it is continuous, and was stopped.
-    of_number = depending({ids(chain) for chain in drawn if is_cut(chain)})
+    of_count = program.after(chain for chain in drawn if not is_cut(chain))
+    of_number = program.after(filter(is_cut, drawn))
     of_operation = {**dict.fromkeys(_PRODUCTS, of_count), **dict.fromkeys(_SUMS, of_number)}
     logs = [c for c in program.smooth.chains if c[-1].primitive.name in _LOGARITHMS and program.is_into(leaf, c)]
     keys_of_logs = {ids(chain) for chain in logs}
-    of_log = depending(keys_of_logs)
+    of_log = program.after(logs)
 
     def meets(chain: Chain) -> bool:
         into = of_operation.get(chain[-1].primitive.name, of_draw).into(chain)
@@ -220,8 +170,7 @@ def _of_decision(program: Program, leaf: int, chains: list[Chain]) -> tuple[str,
     # A leaf without another path to the output has no continuous one.
     is_only = not union(program.smooth.outputs) >> leaf & 1
     is_threshold = chain[-1].primitive.name in COMPARISONS and not (is_by_hand or is_only)
-    jaxpr = program.jaxpr.jaxpr
-    decided = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda other: int(ids(other) == ids(chain)))
+    decided = program.after([chain])
     stops = [stop for stop in stops_of(program) if is_users_stop(stop) and program.is_into(leaf, stop)]
     if any(any(decided.into(stop)) for stop in stops) and not (is_only or is_by_hand):
         return "info", "straight-through", {}

@@ -14,13 +14,14 @@ from .._programs import FOREIGN, Operands, raised_at
 from .._transforms import Call, first_of_pair
 from ..errors import ArgumentError
 from .compare import Comparison, compared_eagerly
-from .draws import draws, has_implicit_draw, holding_implicit_draws
+from .draws import draws
 from .eager import may_differ_eagerly
 from .exact import Exact
 from .explained import told_once
 from .finding import Finding, merged
 from .float64 import widened
 from .growth import Growth, growths, may_be_growth
+from .implicit import has_implicit_draw, holding_implicit_draws
 from .indices import asked, indices
 from .intended import Meant, intended
 from .jumps import jumps_at

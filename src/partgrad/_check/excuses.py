@@ -8,9 +8,10 @@ import numpy as np
 from .._compat import cached_property
 from .._programs import Chain, ids, is_in_library, union
 from .agreement import MISMATCH, Reading
-from .draws import is_scored, stops_of_implicit_draws
+from .draws import is_scored
 from .exact import Leaves
 from .halving import Seen
+from .implicit import stops_of_implicit_draws
 from .jumps import jumps_at
 from .outcomes import is_discrete
 from .point import Point

@@ -35,6 +35,7 @@ from .._programs import (
     by_value,
     cut,
     differentiably,
+    ids,
     inner_jaxprs,
     is_floating,
     jaxpr_and_consts,
@@ -225,6 +226,11 @@ class Program:
     def drawn(self) -> Dependence:
         """What depends on a random draw inside the function."""
         return of_draws(self.jaxpr.jaxpr)
+
+    def after(self, chains: Iterable[Chain]) -> Dependence:
+        """What the value of everything depends on: one bit, for the results of some equations."""
+        jaxpr, keys = self.jaxpr.jaxpr, set(map(ids, chains))
+        return by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: int(ids(chain) in keys))
 
     @cached_property
     def pushed(self) -> Dependence:
