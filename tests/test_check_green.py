@@ -53,6 +53,8 @@ WRONG = {
     "a gamma as auxiliary output": (lambda a: (wrong(a), gamma(a)), 2.0, {"has_aux": True}),
     "beside a gamma": (lambda a: wrong(a) + gamma(3.0 + 0 * a), 2.0, {}),
     "a gamma that is not drawn": (lambda a: lax.cond(a > 9.0, gamma, lambda a: 0.0, a) + wrong(a), 2.0, {}),
+    "after a gamma": (lambda a: jnp.sum(wrong(jax.random.gamma(KEY, a, (5,)))), 2.0, {}),
+    "before a gamma": (lambda a: jnp.sum(jax.random.gamma(KEY, 2 + wrong(a), (5,))), 2.0, {}),
     "a stopped gamma": (lambda a: stop(gamma(a)) * 5 + wrong(a), 2.0, {}),
     "a dirichlet": (lambda e: jax.random.dirichlet(KEY, jnp.exp(e))[0] + wrong(e).sum(), jnp.arange(3.0), {}),
     "a tiny leaf": (lambda x: 1.0 + wrong(x), 1e-12, {}),

@@ -21,6 +21,7 @@ from .excuses import SLIGHT, Excuses, is_of_a_limit, is_score
 from .finding import Figures, Finding
 from .float64 import widened
 from .halving import Seen
+from .implicit import has_implicit_draw, through_draws
 from .indices import written_twice
 from .names import element_of, finding, operation_of, rule_of, steps_of
 from .outcomes import Crossing, is_discrete
@@ -113,7 +114,7 @@ class Comparison:
                         dtype = str(self._program.leaves[leaf].dtype)
                         yield finding("precision", "error", "not finite", [self._path(leaf)], dtype=dtype)
                 case "zero" | "agrees":
-                    pass
+                    yield from self._of_draws(leaf)
                 case "unconverged":
                     yield self._of_solver(leaf, answer)
                 case "stopped" | "declared":
@@ -305,6 +306,13 @@ class Comparison:
         direction = self._search.along(leaf, seen)
         corrected = self._without()
         return () if agrees(corrected, direction, slack) else explaining_stops(corrected, direction, slack)
+
+    def _of_draws(self, leaf: int) -> Iterator[Finding]:
+        """The rules that differ from their functions where an implicit draw is held, so that no difference shows it."""
+        if has_implicit_draw(self._program, leaf):
+            is_through = through_draws(self._program, leaf)
+            for blame in (blame for blame in self._rules.to_blame_for(leaf) if is_through(blame.chain)):
+                yield self._of_rule("rule value" if blame.of_value else "rule", [self._path(leaf)], blame, None)
 
     def _unblamed(self, leaf: int, answer: Answer, figures: Figures | None) -> Finding:
         """The finding if neither a rule that differs nor a selection is to blame."""

@@ -3,6 +3,8 @@
 Where derivatives are compared with differences, what these draws return is held, in the value and in its derivatives.
 """
 
+from collections.abc import Callable
+
 from jax import lax
 
 from .._programs import Chain, bind
@@ -33,20 +35,21 @@ def holding_implicit_draws(exact: Exact) -> Exact:
     return exact.with_derivatives(other.tangent, other.cotangent).holding(draws)(range(len(draws)))
 
 
-def stops_of_implicit_draws(program: Program, leaf: int) -> tuple[Chain, ...]:
-    """The stops before or after an implicit draw of a leaf, which is held where derivatives are compared."""
+def through_draws(program: Program, leaf: int) -> Callable[[Chain], bool]:
+    """Whether an equation comes before or after an implicit draw of a leaf: no difference shows what it does there."""
     held = _of_leaves(program)
     if not held:
-        return ()
+        return lambda chain: False
     drawn = program.after(chain for chain in held if program.is_into(leaf, chain))
+    is_before = lambda chain: any(map(any, map(program.after([chain]).into, held)))
+    return lambda chain: any(drawn.into(chain)) or is_before(chain)
 
-    def is_beside(stop: Chain) -> bool:
-        stopped = program.after([stop])
-        return any(drawn.into(stop)) or any(any(stopped.into(chain)) for chain in held)
 
+def stops_of_implicit_draws(program: Program, leaf: int) -> tuple[Chain, ...]:
+    """The stops before or after an implicit draw of a leaf."""
     # A `softmax` stops its maximum, which makes no difference.
     stops = [stop for stop in stops_of(program) if is_users_stop(stop) and program.is_into(leaf, stop)]
-    return tuple(filter(is_beside, stops))
+    return tuple(filter(through_draws(program, leaf), stops)) if stops else ()
 
 
 def _of_leaves(program: Program) -> list[Chain]:
