@@ -242,6 +242,12 @@ def residual(a):
     return {"solved": solved, "residual": matrix @ solved - right}
 
 
+def standard(p):
+    moved = p["scale"] * p["x"] + 3.0
+    score = (moved - moved.mean()) / moved.std()
+    return {"score": score * 1e3, "mean": score.mean(), "deviation": score.std() - 1}
+
+
 def unit(q):
     scaled = q / jnp.linalg.norm(q)
     return {"unit": scaled * 100, "error": jnp.sum(scaled * scaled) - 1}
@@ -266,6 +272,7 @@ RIGHT = {
     "a shift of all differences": (lambda b: jnp.mean(jnp.abs((DATA + b)[:, None] - (DATA + b))), 0.3),
     "a residual beside a solution": (residual, jax.random.normal(KEY, (3, 3))),
     "a norm that is one": (unit, jax.random.normal(KEY, (4,))),
+    "a standard score": (standard, {"x": jax.random.normal(KEY, (6,)), "scale": 1.3}),
     "a plateau between narrow ramps": (lambda x: jnp.floor(x) + jnp.clip((x % 1.0 - 0.45) * 10, 0, 1), 52.7),
     "a dry hour": (lambda t: jnp.interp(t, jnp.arange(2000.0), RAIN), 1200.6),
     "no influence": (lambda x: 1.0 + 1e-3 * jax.nn.softmax(jnp.arange(3.0) + x)[0], 1e-9),

@@ -28,6 +28,8 @@ _USUAL, _USUAL_OF_ZERO = 1e-10, 1e-12
 _PROBES = (2.0**-6, 2.0**-20)
 # Slopes that are so many times their errors are known.
 _BEYOND_NOISE = 1e3
+# How large an output is, beside others, that is zero but for rounding errors.
+_ZERO = 1e-10
 # Outputs this small, relative to the others of their array, are zero up to rounding.
 _NOTHING = 1e-6
 # A slope is as steep as the noise if a step of the last digit moves the value by such a part of that.
@@ -57,11 +59,11 @@ class Point:
 
     @cached_property
     def _sizes(self) -> Vector:
-        """How large the outputs are: each as the largest of its array, and what is zero like the others."""
+        """How large the outputs are: each as the largest of its array, unless that is zero beside the others."""
         largest = [np.max(size_of(output), initial=0.0) for output in self.exact.by_output(self.start)]
-        others = max(largest, default=0.0) or np.inf
+        least = _ZERO * max(largest, default=0.0) or np.inf
         each = zip(self.exact.sizes, largest, strict=True)
-        return np.concatenate([np.zeros(0), *(np.full(number, size or others) for number, size in each)])
+        return np.concatenate([np.zeros(0), *(np.full(number, max(size, least)) for number, size in each)])
 
     def is_defined_beside(self, direction: Leaves, step: float) -> bool:
         """Whether the function has a finite value on both sides of the point."""
