@@ -242,6 +242,13 @@ def residual(a):
     return {"solved": solved, "residual": matrix @ solved - right}
 
 
+def solved(p):
+    equation = lambda x: p["c"] * (x**3 + p["a"] * x - p["b"])
+    until = lambda f: lambda x: jnp.abs(f(x)) > 1e-6 * p["c"]
+    solve = lambda f, x: lax.while_loop(until(f), lambda x: x - f(x) / jax.grad(f)(x), x)
+    return lax.custom_root(equation, 1.0, solve, lambda g, y: y / g(1.0))
+
+
 def standard(p):
     moved = p["scale"] * p["x"] + 3.0
     score = (moved - moved.mean()) / moved.std()
@@ -273,6 +280,7 @@ RIGHT = {
     "a residual beside a solution": (residual, jax.random.normal(KEY, (3, 3))),
     "a norm that is one": (unit, jax.random.normal(KEY, (4,))),
     "a standard score": (standard, {"x": jax.random.normal(KEY, (6,)), "scale": 1.3}),
+    "a scale of an equation": (solved, {"a": 2.0, "b": 0.7, "c": 0.4}),
     "a plateau between narrow ramps": (lambda x: jnp.floor(x) + jnp.clip((x % 1.0 - 0.45) * 10, 0, 1), 52.7),
     "a dry hour": (lambda t: jnp.interp(t, jnp.arange(2000.0), RAIN), 1200.6),
     "no influence": (lambda x: 1.0 + 1e-3 * jax.nn.softmax(jnp.arange(3.0) + x)[0], 1e-9),

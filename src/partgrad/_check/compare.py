@@ -49,6 +49,8 @@ _MOST_CROSSINGS = 4
 _SPECTRAL = frozenset({"eigh", "svd"})
 # What has a derivative that the user promises, and no function to compare it with.
 _BY_HAND = {"custom_linear_solve": "solve", OF_LINEAX: "solve", "linear_call": "transpose"}
+# The part of the value that a leaf moves, if it moves what a solver has not reached.
+_NOTHING = 1e-6
 # How far a gradient that exists in its own precision only may be off.
 _OF_OWN = 1e-3
 
@@ -125,6 +127,7 @@ class Comparison:
                     yield finding("mismatch", "warning", reason, [self._path(leaf)], chain, **more)
                 case "kink":
                     yield self._of_kink(leaf, answer)
+                    yield from self._of_draws(leaf)
                 case "jump" | "noise":
                     yield self._of_unsettled(leaf, answer)
                 case _:
@@ -137,9 +140,15 @@ class Comparison:
 
     def _of_solver(self, leaf: int, answer: Answer) -> Finding:
         figures, chain, path = self._figures(leaf, answer), self._excuses.chains[leaf][0], [self._path(leaf)]
-        error = 0.0 if figures is None else figures.relative
+        error = 0.0 if figures is None or self._is_nothing(answer) else figures.relative
         severity = "info" if error <= SLIGHT else "warning" if error < NO_DIGIT else "error"
         return finding("precision", severity, "unconverged", path, chain, figures=figures, rule=None, error=error)
+
+    def _is_nothing(self, answer: Answer) -> bool:
+        """Whether a leaf hardly moves the value, by the derivative as by differences: both are what is left of zero."""
+        point, reading = self._search.point, answer.seen.reading if answer.seen else None
+        moves = [] if reading is None else [abs(x) for x in (reading.right, reading.left, reading.telling.got)]
+        return bool(moves) and max(moves) <= _NOTHING * float(np.linalg.norm(point.weights * point.start))
 
     def _of_stop(self, leaf: int, answer: Answer) -> Finding:
         path, figures, chains = self._path(leaf), self._figures(leaf, answer), self._excuses.chains[leaf]

@@ -39,6 +39,9 @@ def rounding(own: Own, leaf: int, answer: Answer, precision: Precision, search: 
         return
     unit = float(jnp.finfo(dtype).eps)
     lost = min(max(_LOST, _LOST_UNITS * unit), _LOST_AT_MOST)
+    if answer.row.name == "unconverged" and answer.seen is not None:
+        # In float64, a solver takes another number of steps.
+        lost = max(lost, answer.seen.reading.telling.relative)
     is_lost = error > lost
     narrow = _narrowing(program, leaf, error) if error > _TOLD_UNITS * unit else None
     if narrow is not None and is_lost and not precision.is_of_narrow(leaf, error):
