@@ -55,7 +55,8 @@ class Exact:
     """
 
     def __init__(self, program: Program, runs_on: Callable[[Chain], bool] | None = None):
-        self.program = program
+        # What is differentiated may be another program.
+        self.program = self.differentiated = program
         self.sizes = [int(np.prod(aval.shape)) for aval in program.out_avals]
         self.evaluations = 0
         self._shapes = [aval.shape for aval in program.out_avals]
@@ -119,10 +120,11 @@ class Exact:
 
     # --- the same function with something changed --------------------------------------------------------------------
 
-    def with_derivatives(self, tangent: ClosedJaxpr | None, cotangent: ClosedJaxpr | None) -> "Exact":
-        """The same function with the derivatives of another program."""
+    def with_derivatives_of(self, program: Program, *, forward: bool = True) -> "Exact":
+        """The same function with the derivatives of another program, or its reverse derivative alone."""
         changed = copy.copy(self)
-        changed._jaxprs, changed._traced = [self._jaxprs[_VALUE], tangent, cotangent], {}
+        changed.differentiated, changed._traced = program, {}
+        changed._jaxprs = [self._jaxprs[_VALUE], program.tangent if forward else None, program.cotangent]
         changed._run = changed._staged(None)
         return changed
 

@@ -32,7 +32,7 @@ def holding_implicit_draws(exact: Exact) -> Exact:
     held = {id(chain[-1]) for chain in draws}
     stopped = lambda chain, given: lax.stop_gradient(bind(chain[-1], given)) if id(chain[-1]) in held else None
     other = Program(lambda leaves: program.run(leaves, stopped), program.leaves, program.paths)
-    return exact.with_derivatives(other.tangent, other.cotangent).holding(draws)(range(len(draws)))
+    return exact.with_derivatives_of(other).holding(draws)(range(len(draws)))
 
 
 def through_draws(program: Program, leaf: int) -> Callable[[Chain], bool]:

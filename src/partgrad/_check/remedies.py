@@ -262,7 +262,7 @@ class Remedies:
         point = self._point()
         if key not in self._remedied:
             remedied = Program(function, self._program.leaves, self._program.paths)
-            self._remedied[key] = point.exact.with_derivatives(None, remedied.cotangent)
+            self._remedied[key] = point.exact.with_derivatives_of(remedied, forward=False)
         search = Search(point.of(self._remedied[key]), np.random.default_rng(0), [leaf])
         search.look_around(1, False, lambda done, of: None)
         answer = search.answer(leaf)

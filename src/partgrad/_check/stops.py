@@ -112,7 +112,11 @@ def explaining_factorization(point: Point, leaf: int, direction: Leaves, slack: 
 
 def with_loops_running_on(point: Point, solvers: list[Chain]) -> Point:
     """The point of the program in which the loops of some solvers run on until they stand."""
-    program, inside = point.exact.program, {id(solver[-1]) for solver in solvers}
+    program = point.exact.differentiated
+    if program is not point.exact.program:
+        # It has its own equations.
+        solvers = list(filter(is_solver, program.smooth.chains))
+    inside = {id(solver[-1]) for solver in solvers}
     runs_on = lambda chain: any(id(outer) in inside for outer in program.origin(chain))
     return point.of(Exact(program, runs_on))
 
