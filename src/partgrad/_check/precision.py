@@ -77,6 +77,7 @@ class Precision:
 
     def __init__(self, own: Own, point: Point, by_element: bool):
         self._own, self._point, self._is_by_element = own, point, by_element
+        self._sums: dict[int, _Sum | None] = {}
 
     @cached_property
     def _whole(self) -> _Sum | None:
@@ -84,24 +85,27 @@ class Precision:
         return _Sum(self._own.gradients, exact, self._point) if self._own.gradients and exact is not None else None
 
     @cached_property
-    def _outputs(self) -> list[_Sum]:
+    def _outputs(self) -> list[Point]:
         """Each of several outputs alone."""
         point, sizes = self._point, self._point.exact.sizes
         of_output = np.repeat(np.arange(len(sizes)), sizes)
-        points = [point.with_weights(point.weights * (of_output == output)) for output in range(len(sizes))]
-        gradients = lambda one: self._own.gradients_of_sum(one.weights)
-        return [_Sum(gradients(one), one.gradient, one) for one in points if one.gradient is not None]
+        return [point.with_weights(point.weights * (of_output == output)) for output in range(len(sizes))]
+
+    def _of_output(self, output: int) -> _Sum | None:
+        if output not in self._sums:
+            one = self._outputs[output]
+            gradients = self._own.gradients_of_sum(one.weights)
+            self._sums[output] = None if one.gradient is None else _Sum(gradients, one.gradient, one)
+        return self._sums[output]
 
     def error(self, leaf: int) -> float | None:
         """The largest relative error of a gradient of a leaf; None if there is none to compare."""
-        if self._whole is None:
-            return None
         sums = [self._whole]
-        if len(self._point.exact.sizes) > 1:
+        if self._whole is not None and len(self._point.exact.sizes) > 1:
             # A sum has the digits of what is large in it.
-            norms = np.array([np.linalg.norm(output.exact[leaf]) for output in self._outputs])
-            sums += [one for one, norm in zip(self._outputs, norms, strict=True) if 0 < norm < norms.max() / _UNLIKE]
-        errors = [one.error(leaf, self._is_by_element) for one in sums]
+            norms = [0.0 if one.gradient is None else np.linalg.norm(one.gradient[leaf]) for one in self._outputs]
+            sums += [self._of_output(i) for i, norm in enumerate(norms) if 0 < norm < max(norms) / _UNLIKE]
+        errors = [one.error(leaf, self._is_by_element) for one in sums if one is not None]
         return max((error for error in errors if error is not None), default=None)
 
     def cancels(self, leaf: int) -> bool:
