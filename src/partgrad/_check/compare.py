@@ -19,7 +19,6 @@ from .agreement import MISMATCH, NO_DIGIT, ROUNDING
 from .exact import Exact
 from .excuses import SLIGHT, Excuses, is_of_a_limit, is_score
 from .finding import Figures, Finding
-from .float64 import widened
 from .halving import Seen
 from .implicit import has_implicit_draw, through_draws
 from .indices import written_twice
@@ -30,7 +29,6 @@ from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Blame, Rules
-from .slopes import JUMP, UNSURE
 from .stops import (
     OF_LINEAX,
     agrees,
@@ -51,30 +49,6 @@ _SPECTRAL = frozenset({"eigh", "svd"})
 _BY_HAND = {"custom_linear_solve": "solve", OF_LINEAX: "solve", "linear_call": "transpose"}
 # The part of the value that a leaf moves, if it moves what a solver has not reached.
 _NOTHING = 1e-6
-# How far a gradient that exists in its own precision only may be off.
-_OF_OWN = 1e-3
-
-
-def compared_eagerly(own: Own, point: Point, rules: Rules, generator: np.random.Generator) -> Iterator[Finding]:
-    """Findings for a gradient that cannot be traced, as of a rule that closes over a traced value."""
-    program = own.program
-    for leaf, path in enumerate(program.paths):
-        direction = [np.zeros_like(x) for x in point.leaves]
-        direction[leaf] = generator.uniform(0.5, 1.5, point.leaves[leaf].shape) * (np.abs(point.leaves[leaf]) + 1)
-        found = point.slope(direction)
-        got = float((widened(own.gradients[leaf]) * direction[leaf]).real.sum())
-        if np.isin(found.kind, (JUMP, UNSURE)).any():
-            yield finding("noise", "info", "noise", [path])
-            continue
-        sides = [(own.weights * side).real for side in (found.left, found.right)]
-        meant = float(np.clip(got, np.minimum(*sides).sum(), np.maximum(*sides).sum()))
-        if abs(got - meant) <= _OF_OWN * max(abs(got), abs(meant)):
-            continue
-        relative = abs(got - meant) / max(abs(got), abs(meant))
-        figures = Figures(path, None, got, None, meant, meant, float(found.error.sum()), found.steps, relative)
-        unknown = rules.ruled_for(leaf)
-        chain = unknown[0] if unknown else ()
-        yield finding("mismatch", "error", "closed over" if chain else "unexplained", [path], chain, figures=figures)
 
 
 def _element_in(crossing: Crossing) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from .._compat import cached_property, is_staging
 from .._programs import FOREIGN, Operands, raised_at
 from .._transforms import Call, first_of_pair
 from ..errors import ArgumentError
-from .compare import Comparison, compared_eagerly
+from .compare import Comparison
 from .draws import draws
 from .eager import may_differ_eagerly
 from .exact import Exact
@@ -40,6 +40,7 @@ from .rows import paths_of, report_of
 from .rules import Rules
 from .smoothing import MENDED, Smoothing
 from .surrogates import declared
+from .untraced import compared_eagerly
 from .values import CONCRETIZATION, Values, untraceable, with_open_marks
 from .verdict import ERROR, INCONCLUSIVE, OK, STOPPED, worst
 from .zeros import STAIRS, zeros
