@@ -35,6 +35,8 @@ _OWN_DRAWS = f"{__file__.rpartition('_check')[0]}_random"
 # What a logarithm of a probability is made with.
 _LOGARITHMS = frozenset({"log", "log1p", "log2", "lgamma"})
 _PRODUCTS, _SUMS = frozenset({"mul", "dot_general"}), frozenset({"add", "sub", "add_any"})
+# What is drawn: a continuous number that was stopped, or anything else.
+_NUMBER, _COUNT = 1, 2
 # What depends on a draw itself, and on what a draw chose.
 _DRAWN, _CHOSEN = 1, 2
 
@@ -114,20 +116,18 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
     logarithm is taken. One of a number that is computed of what is drawn is none of a probability.
     """
     jaxpr = program.jaxpr.jaxpr
-    keys = {ids(chain) for chain in drawn}
-    of_draw = program.after(drawn)
     # A count multiplies a logarithm, as in `n * log(p)`: that is nothing which moves smoothly with the leaf, and was
     # stopped. It is such a number that a logarithm is added to, as in `-((x - m) / s)**2 / 2 - log(s)`.
     is_cut = lambda chain: chain[-1].primitive.name == "stop_gradient" and program.is_into(leaf, chain)
-    of_count = program.after(chain for chain in drawn if not is_cut(chain))
-    of_number = program.after(filter(is_cut, drawn))
-    of_operation = {**dict.fromkeys(_PRODUCTS, of_count), **dict.fromkeys(_SUMS, of_number)}
+    keys = {ids(chain): _NUMBER if is_cut(chain) else _COUNT for chain in drawn}
+    of_draw = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: keys.get(ids(chain), 0))
+    wanted = {**dict.fromkeys(_PRODUCTS, _COUNT), **dict.fromkeys(_SUMS, _NUMBER)}
     logs = [c for c in program.smooth.chains if c[-1].primitive.name in _LOGARITHMS and program.is_into(leaf, c)]
     keys_of_logs = {ids(chain) for chain in logs}
     of_log = program.after(logs)
 
     def meets(chain: Chain) -> bool:
-        into = of_operation.get(chain[-1].primitive.name, of_draw).into(chain)
+        into = [mask & wanted.get(chain[-1].primitive.name, _NUMBER | _COUNT) for mask in of_draw.into(chain)]
         if not (any(into) and any(of_log.into(chain)) and program.is_into(leaf, chain)):
             return False
         # The draw on one side, and the smooth logarithm on another.

@@ -58,6 +58,8 @@ class Exact:
         # What is differentiated may be another program.
         self.program = self.differentiated = program
         self.sizes = [int(np.prod(aval.shape)) for aval in program.out_avals]
+        # The number of the output that each element is of.
+        self.output_of = np.repeat(np.arange(len(self.sizes)), self.sizes)
         self.evaluations = 0
         self._shapes = [aval.shape for aval in program.out_avals]
         self._is_complex = [jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in program.out_avals]

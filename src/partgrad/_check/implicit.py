@@ -38,8 +38,6 @@ def holding_implicit_draws(exact: Exact) -> Exact:
 def through_draws(program: Program, leaf: int) -> Callable[[Chain], bool]:
     """Whether an equation comes before or after an implicit draw of a leaf: no difference shows what it does there."""
     held = _of_leaves(program)
-    if not held:
-        return lambda chain: False
     drawn = program.after(chain for chain in held if program.is_into(leaf, chain))
     is_before = lambda chain: any(map(any, map(program.after([chain]).into, held)))
     return lambda chain: any(drawn.into(chain)) or is_before(chain)
@@ -47,9 +45,11 @@ def through_draws(program: Program, leaf: int) -> Callable[[Chain], bool]:
 
 def stops_of_implicit_draws(program: Program, leaf: int) -> tuple[Chain, ...]:
     """The stops before or after an implicit draw of a leaf."""
+    if not _of_leaves(program):
+        return ()
     # A `softmax` stops its maximum, which makes no difference.
     stops = [stop for stop in stops_of(program) if is_users_stop(stop) and program.is_into(leaf, stop)]
-    return tuple(filter(through_draws(program, leaf), stops)) if stops else ()
+    return tuple(filter(through_draws(program, leaf), stops))
 
 
 def _of_leaves(program: Program) -> list[Chain]:

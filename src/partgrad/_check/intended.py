@@ -25,10 +25,10 @@ def intended(findings: Sequence[Finding], meant: Sequence[Meant]) -> Iterator[Fi
         for finding in _by_leaf(whole, meant):
             # What is the cause only together with others is meant if all of them are.
             parts = [finding, *(_of_chain(finding, chain) for chain in finding.together)]
-            about = [[i for i, what in enumerate(meant) if _is_about(part, what)] for part in parts]
-            if finding.kind in _KINDS:
-                met.update(itertools.chain(*about))
-            is_meant = finding.kind in _KINDS and all(about)
+            is_able = finding.kind in _KINDS
+            about = [[i for i, what in enumerate(meant) if is_able and _is_about(part, what)] for part in parts]
+            met.update(itertools.chain(*about))
+            is_meant = all(about)
             yield dataclasses.replace(finding, severity="info", intended=True) if is_meant else finding
     for i, what in enumerate(meant):
         if i not in met:

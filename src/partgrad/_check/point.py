@@ -62,8 +62,7 @@ class Point:
         """How large the outputs are: each as the largest of its array, unless that is zero beside the others."""
         largest = [np.max(size_of(output), initial=0.0) for output in self.exact.by_output(self.start)]
         least = _ZERO * max(largest, default=0.0) or np.inf
-        each = zip(self.exact.sizes, largest, strict=True)
-        return np.concatenate([np.zeros(0), *(np.full(number, max(size, least)) for number, size in each)])
+        return np.maximum(largest, least)[self.exact.output_of]
 
     def is_defined_beside(self, direction: Leaves, step: float) -> bool:
         """Whether the function has a finite value on both sides of the point."""
@@ -139,23 +138,27 @@ class Point:
         moved, noise = slopes(np.where(rounding > usual, rounding, 0.0))
         return (UNIT * np.abs(moved) >= _AS_STEEP * noise) & (noise > 0)
 
-    def derivative(self, direction: Leaves) -> float:
-        """That of the weighted sum of all outputs, by forward mode or else reverse mode."""
-        tangents = self.exact.forward(self.leaves, direction)
+    def derivative(self, direction: Leaves, step: float = 0.0) -> float:
+        """That of the weighted sum of all outputs, by forward mode or else reverse mode, after a step along it."""
+        at = self.moved(direction, step)
+        tangents = self.exact.forward(at, direction)
         if tangents is not None:
             return float(self.sums(tangents).sum())
-        return np.nan if self.gradient is None else _product(self.gradient, direction)[0]
+        return self._pulled_back(at, direction, self.weights)
 
     def derivatives(self, direction: Leaves, step: float = 0.0) -> Vector:
         """Those of the weighted sum of each output, after a step along the direction."""
-        at, outputs = self.moved(direction, step), range(len(self.exact.sizes))
+        at = self.moved(direction, step)
         tangents = self.exact.forward(at, direction)
         if tangents is not None:
             return self.sums(tangents)
-        each = [np.repeat(np.equal(outputs, output), self.exact.sizes) for output in outputs]
-        gradients = [self.exact.reverse(at, self.weights * own) for own in each]
+        parts = [self.weights * (self.exact.output_of == output) for output in range(len(self.exact.sizes))]
+        return np.array([self._pulled_back(at, direction, weights) for weights in parts])
+
+    def _pulled_back(self, at: Leaves, direction: Leaves, weights: Vector) -> float:
+        gradient = self.exact.reverse(at, weights)
         with np.errstate(all="ignore"):
-            return np.array([np.nan if found is None else _product(found, direction)[0] for found in gradients])
+            return np.nan if gradient is None else _product(gradient, direction)[0]
 
     def sums(self, outputs: Vector) -> Vector:
         """The weighted sum of each output."""
@@ -281,8 +284,7 @@ class Point:
         rounding = np.broadcast_to(off, settled.shape)
         given = (tangents, found.left, found.right, found.error, magnitude, rounding)
         hidden = self._hides(direction, lambda noise: (tangents[settled], noise[settled]))
-        arrays = np.repeat(np.arange(len(self.exact.sizes)), self.exact.sizes)[settled]
-        more = {"size": self._sizes[settled], "hidden": hidden, "arrays": arrays}
+        more = {"size": self._sizes[settled], "hidden": hidden, "arrays": self.exact.output_of[settled]}
         return agreement(slack, *(values[settled] for values in given), **more)
 
     def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:

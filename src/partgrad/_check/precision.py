@@ -87,9 +87,8 @@ class Precision:
     @cached_property
     def _outputs(self) -> list[Point]:
         """Each of several outputs alone."""
-        point, sizes = self._point, self._point.exact.sizes
-        of_output = np.repeat(np.arange(len(sizes)), sizes)
-        return [point.with_weights(point.weights * (of_output == output)) for output in range(len(sizes))]
+        point, exact = self._point, self._point.exact
+        return [point.with_weights(point.weights * (exact.output_of == i)) for i in range(len(exact.sizes))]
 
     def _of_output(self, output: int) -> _Sum | None:
         if output not in self._sums:

@@ -198,7 +198,7 @@ class Search:
         is_another = abs(found.right - reading.right) > _APART * (found.noise + reading.noise)
         if not (found.is_settled and is_another):
             return None
-        own, *others = (place.derivatives(direction, side * max(reading.steps)).sum() for side in (0.0, *_BESIDE))
+        own, *others = (place.derivative(direction, side * max(reading.steps)) for side in (0.0, *_BESIDE))
         off = _AMONG * np.max(np.abs([own, *others]))
         is_typical = min(others) - off <= own <= max(others) + off
         return found if is_typical and not missing_slope(place, direction) else None
