@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import gc
 import sys
 
 import jax
@@ -39,11 +40,14 @@ def calls_of(function):
             found[frame.f_code.co_qualname] += 1
 
     before = sys.getprofile()
+    # A collection calls what waits for models of other tests to go.
+    gc.disable()
     sys.setprofile(profile)
     try:
         function()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return found
 
 
