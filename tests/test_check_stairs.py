@@ -192,3 +192,52 @@ def test_an_exception_at_the_point_is_no_step(width):
     # At the smallest differences the widest one is flat.
     expected = ("error", "removable") if width < 1e-3 else ("info", "truly zero")
     assert [(finding.severity, finding.reason) for finding in report.findings] == [expected]
+
+
+noted = lambda report: [(f.severity, f.kind, f.leaves) for f in report.findings if f.reason == "partly"]
+weights = {"w": jnp.array([[0.31, -0.42], [0.77, -0.11]]), "b": jnp.array([0.3, -0.2])}
+STEPS_BESIDE = {
+    "four bits": lambda w: jnp.round(w * 7) / 7,
+    "four bits, of which half count": lambda w: jnp.round(w * 7) * jnp.arange(2.0),
+    "two bits": lambda w: jnp.floor(w * 2) / 2,
+    "signs": jnp.sign,
+    "integers": lambda w: (w * 7).astype(jnp.int8).astype(jnp.float32),
+    "a threshold": lambda w: jnp.where(w > 0.25, 1.0, 0.0),
+    "three values": lambda w: jnp.where(jnp.abs(w) > 0.25, jnp.sign(w), 0.0),
+    "the largest": lambda w: jax.nn.one_hot(jnp.argmax(w, axis=-1), 2),
+    "a table": lambda w: jnp.linspace(0.0, 1.0, 16)[jnp.round(w * 7 + 7).astype(int)],
+}
+
+
+@table("name", list(STEPS_BESIDE), quick=3)
+def test_steps_beside_a_penalty_are_a_note(name):
+    quantized = STEPS_BESIDE[name]
+    loss = lambda p: jnp.sum(jnp.tanh(quantized(p["w"]) @ jnp.arange(1.0, 3.0)) * p["b"]) + 1e-3 * jnp.sum(p["w"] ** 2)
+    report = pg.check(loss, progress=False)(weights)
+    assert (report.verdict, noted(report)) == ("ok", [("info", "zero", ("['w']",))])
+    assert "the gradient is that of the rest" in str(report)
+
+
+NO_JUMP = {
+    "interpolation": lambda x: jnp.interp(x, jnp.linspace(-2.0, 2.0, 9), jnp.linspace(-2.0, 2.0, 9) ** 2),
+    "interpolation by hand": lambda x: (cell := jnp.floor(4 * x)) ** 2 + (4 * x - cell) * (2 * cell + 1),
+    "an angle": lambda x: jnp.cos(20 * x - 2 * jnp.pi * jnp.floor(20 * x / (2 * jnp.pi))),
+    "a hinge": lambda x: jnp.where(x > 0.25, x - 0.25, 0.0),
+    "two formulas": lambda x: jnp.where(jnp.abs(x) < 1e-2, 1 - x**2 / 6 + x**4 / 120, jnp.sin(x) / x),
+    "a loop's end": lambda x: lax.fori_loop(0, 4, lambda i, y: jnp.where(y > 2.0, y, y + 0 * i), x),
+    "gamma": lambda x: jnp.exp(jax.scipy.special.gammaln(1.5 + x)),
+}
+
+
+@table("name", list(NO_JUMP), quick=3)
+def test_steps_at_which_the_value_does_not_jump_are_no_note(name):
+    report = pg.check(lambda p: jnp.sum(NO_JUMP[name](p["w"])) + jnp.sum(p["b"]), progress=False)(weights)
+    assert (report.verdict, noted(report)) == ("ok", [])
+
+
+def test_the_remedy_of_a_note_is_one():
+    rounded = pg.surrogate(lambda w: jnp.round(w * 7) / 7, smooth=lambda w: w)
+    report = pg.check(lambda p: jnp.sum(rounded(p["w"])) + jnp.sum(p["w"] ** 2) + jnp.sum(p["b"]), progress=False)(
+        weights
+    )
+    assert {f.kind for f in report.findings} == {"surrogate"}

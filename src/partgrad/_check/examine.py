@@ -39,6 +39,7 @@ from .rounding import is_undecided, rounding
 from .rows import paths_of, report_of
 from .rules import Rules
 from .smoothing import MENDED, Smoothing
+from .steps import coarse_steps
 from .surrogates import declared
 from .untraced import compared_eagerly
 from .values import CONCRETIZATION, Values, untraceable, with_open_marks
@@ -160,6 +161,7 @@ class _Examination:
             self._compare()
         self._explain_by_growth()
         self.findings = [self._with_surrogate(found) for found in told_once([*self.findings, *self._zeros()])]
+        self.findings += self._coarse_steps()
         verdict = lambda leaf: self._verdict(leaf, self._program.paths[leaf], self.findings)
         self.findings += list(declared(self._program, verdict))
         self._progress.tick("zeros")
@@ -229,6 +231,15 @@ class _Examination:
         told = (self._stationary(self._underflowing(zero)) for zero in found)
         in_steps = lambda zero: dataclasses.replace(zero, figures=stairs.get(zero.leaves[0]))
         return [in_steps(zero) if zero.reason in STAIRS else zero for zero in told]
+
+    def _coarse_steps(self) -> Iterator[Finding]:
+        """Notes for leaves of which nothing else is known but that the derivative is the slope."""
+        told = {
+            leaf for found in self.findings if found.severity != "info" or found.kind == "draw" for leaf in found.leaves
+        }
+        answers = self._comparison.answers.items() if self._comparison else ()
+        is_quiet = lambda leaf, answer: answer.row.name == "agrees" and self._program.paths[leaf] not in told
+        return coarse_steps(self._point, [leaf for leaf, answer in answers if is_quiet(leaf, answer)])
 
     def _underflowing(self, zero: Finding) -> Finding:
         """The finding for a gradient that is zero only in its own precision; or else the same."""

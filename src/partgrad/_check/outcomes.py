@@ -70,6 +70,11 @@ class Outcomes:
                 return found
         return []
 
+    def differs(self, chain: Chain, one: Leaves, other: Leaves) -> bool:
+        """Whether an operation selects something else at another point, whatever comes of it."""
+        changed = self._changed(self._at(one), self._at(other), 1.0)
+        return any(crossing.chain[-1] is chain[-1] for crossing in changed.values())
+
     def _changed(self, start: dict[_Key, Answer], other: dict[_Key, Answer], by: float) -> dict[_Key, Crossing]:
         changed = {}
         for key, answer in start.items():

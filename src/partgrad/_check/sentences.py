@@ -237,6 +237,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ("zero", "cancels"): ("the gradient is zero here: its terms cancel, or a factor is zero.", ""),
     ("zero", "rounding"): ("the gradient is zero up to rounding errors: its terms cancel.", ""),
     ("zero", "elements"): ("the gradient is zero in {dead:,} of its {size:,} elements.", ""),
+    ("zero", "partly"): (
+        "a part of it goes through {at}, by steps at which the value jumps: the gradient is that of the rest.",
+        "if the steps are to count too, take them by `partgrad.surrogate`",
+    ),
     ("draw", "discrete"): (
         _DRAW + "silently zero: what it draws is discrete.",
         f"{_SCORE}, or write gradient='fixed' if the zero is intended",
