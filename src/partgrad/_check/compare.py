@@ -8,7 +8,6 @@ import numpy as np
 from .._programs import (
     TRANSPARENT,
     Chain,
-    ids,
     is_custom_rule,
     is_in_library,
     line,
@@ -16,7 +15,6 @@ from .._programs import (
     placed,
 )
 from .agreement import MISMATCH, NO_DIGIT, ROUNDING
-from .exact import Exact
 from .excuses import SLIGHT, Excuses, is_of_a_limit, is_score
 from .finding import Figures, Finding
 from .halving import Seen
@@ -25,7 +23,6 @@ from .indices import written_twice
 from .names import element_of, finding, operation_of, rule_of, steps_of
 from .outcomes import Crossing, is_discrete
 from .own import Own, compiled, is_finite
-from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Blame, Rules
@@ -65,8 +62,6 @@ class Comparison:
         self._own, self._search, self._rules = own, search, rules
         self._program: Program = own.program
         self._excuses = Excuses(search, rules)
-        # The points of the function without some rules.
-        self._corrected: dict[Any, Point] = {}
         self.answers = {leaf: self._excuses.excused(leaf, answer) for leaf, answer in answers.items()}
 
     def verdict(self, leaf: int) -> str:
@@ -106,6 +101,7 @@ class Comparison:
                     yield self._of_unsettled(leaf, answer)
                 case _:
                     yield from self._of_mismatch(leaf, answer)
+            yield from self._of_parts(leaf, answer)
             if answer.status == ROUNDING and answer.row.verdict == OK and answer.seen is not None:
                 figures = self._figures(leaf, answer)
                 yield finding("precision", "info", "constants", [self._path(leaf)], figures=figures)
@@ -139,6 +135,14 @@ class Comparison:
         if answer.seen is not None and answer.seen.reading.status != MISMATCH:
             return finding("mismatch", severity, "stopped draw", [path], chains[0], **more)
         return finding("mismatch", severity, "stop", [path], chains[0], figures=figures, **more)
+
+    def _of_parts(self, leaf: int, answer: Answer) -> Iterator[Finding]:
+        """The findings of what is cut besides."""
+        for reason, (chain, *together), seen in self._excuses.beside(leaf, answer):
+            figures = self._figures(leaf, answer._replace(seen=seen)) if reason == "stairs" else None
+            lines = [where for where in dict.fromkeys(map(line, (chain, *together))) if where]
+            more = {"figures": figures, "together": tuple(together), "lines": lines}
+            yield finding("mismatch", "warning", reason, [self._path(leaf)], chain, **more)
 
     # --- kinks and jumps ---------------------------------------------------------------------------------------------
 
@@ -271,15 +275,8 @@ class Comparison:
         if not solvers or not others or answer.seen is None:
             return blamed
         direction = self._search.along(leaf, answer.seen)
-        reading = self._without(others).read(direction, slack=self._search.slack)
+        reading = self._excuses.without(others).read(direction, slack=self._search.slack)
         return others if is_of_a_limit([blame.chain for blame in solvers], reading) else blamed
-
-    def _without(self, blames: list[Blame] | None = None) -> Point:
-        """The point of the function without some wrong rules, or all; made once, whatever the number of leaves."""
-        key = None if blames is None else tuple(ids(blame.chain) for blame in blames)
-        if key not in self._corrected:
-            self._corrected[key] = self._search.point.of(Exact(self._rules.left_out(blames)))
-        return self._corrected[key]
 
     def _stops_beside(self, leaf: int, answer: Answer) -> tuple[Chain, ...]:
         """The stops that explain what is still wrong with a leaf without wrong rules."""
@@ -287,7 +284,7 @@ class Comparison:
         if seen is None or not stops_of(self._program, leaf):
             return ()
         direction = self._search.along(leaf, seen)
-        corrected = self._without()
+        corrected = self._excuses.without()
         return () if agrees(corrected, direction, slack) else explaining_stops(corrected, direction, slack)
 
     def _of_draws(self, leaf: int) -> Iterator[Finding]:

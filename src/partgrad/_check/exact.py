@@ -27,7 +27,7 @@ from .._programs import (
     quick_jit,
     reclosing,
 )
-from .float64 import Rule, exactly, leaves_jax, promoted, without_callbacks
+from .float64 import Rule, exactly, leaves_jax, one_by_one, promoted, without_callbacks
 from .noise import REFUSALS, rounding_noise
 from .program import Array, Program
 from .surrogates import has_surrogates, moving_along, smooth_instead
@@ -68,6 +68,8 @@ class Exact:
         # How the program moves where there are surrogates, together with the point that it has moved from.
         self._moving = moving_along(program.numbered) if has_surrogates(program.numbered) else None
         self._held: dict[tuple[int, ...], Callable[..., Any]] = {}
+        # The equations that keep their results already.
+        self._fixed: tuple[Chain, ...] = ()
         self._traced: dict[int, ClosedJaxpr] = {}
         made = lambda: self._staged(runs_on)
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
@@ -130,16 +132,20 @@ class Exact:
         changed._run = changed._staged(None)
         return changed
 
-    def holding(self, chains: Sequence[Chain]) -> Callable[[Container[int]], "Exact"]:
+    def holding(self, chains: Sequence[Chain], *, only_places: bool = False) -> Callable[[Container[int]], "Exact"]:
         """The same with some equations that keep their results while the point moves along a direction.
+
+        Args:
+            chains: The equations.
+            only_places: Whether one that returns numbers and their places, as a sort may, keeps the places only.
 
         Returns:
             From the numbers of those that keep them, among the given ones, to the program; all are compiled once.
         """
+        chains = [*chains, *self._fixed]
         numbers = {id(chain[-1]): number for number, chain in enumerate(chains)}
         value, leaves_of = self._jaxprs[_VALUE], functools.partial(_leaves_of, self._inputs)
-        # Callbacks to Python cannot run at many points at once.
-        other = _either(self._moving, without_callbacks)
+        other = _either(self._moving, one_by_one)
 
         def of_value(held: Any, consts: Any, moved: Any, point: Any) -> Any:
             def rule(chain: Chain, operands: Operands) -> Operands | None:
@@ -147,24 +153,29 @@ class Exact:
                 if number is None:
                     return other(chain, operands)
                 results = exactly(chain[-1], operands)
-                return [jnp.where(held[number], here(result), result) for result in results]
+                is_mixed = only_places and len({is_floating(v.aval) for v in chain[-1].outvars}) > 1
+                pairs = zip(results, chain[-1].outvars, strict=True)
+                keeps = [held[number] & (not (is_mixed and is_floating(v.aval))) for _, v in pairs]
+                return [jnp.where(keep, here(r), r) for keep, r in zip(keeps, results, strict=True)]
 
             run = _of_constants(value, rule=rule)
             at = lambda vector: _joined(run(consts[_VALUE], leaves_of(vector)))
             return jax.vmap(at)(jnp.stack([moved, point]))[0], jnp.zeros(0)
 
-        if tuple(numbers) not in self._held:
-            self._held[tuple(numbers)] = quick_jit(of_value)
-        staged, own = self._held[tuple(numbers)], self._run
+        key = (only_places, *numbers)
+        if key not in self._held:
+            self._held[key] = quick_jit(of_value)
+        staged, own, fixed = self._held[key], self._run, set(map(id, self._fixed))
 
         def with_held(some: Container[int]) -> "Exact":
             held, changed = np.zeros(len(chains), bool), copy.copy(self)
             for number, chain in enumerate(chains):
-                held[numbers[id(chain[-1])]] |= number in some
+                held[numbers[id(chain[-1])]] |= number in some or id(chain) in fixed
             run = lambda which, consts, moved, point, *more: (
                 staged(held, consts, moved, point) if which == _VALUE else own(which, consts, moved, point, *more)
             )
             changed._run = run
+            changed._fixed = tuple(chain for n, chain in enumerate(chains) if n in some or id(chain) in fixed)
             return changed
 
         return with_held

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat import cached_property, is_staging
-from .._programs import FOREIGN, Operands, raised_at
+from .._programs import FOREIGN, Chain, Operands, raised_at
 from .._transforms import Call, first_of_pair
 from ..errors import ArgumentError
 from .compare import Comparison
+from .cuts import cut_at
 from .draws import draws
 from .eager import may_differ_eagerly
 from .exact import Exact
@@ -21,11 +22,11 @@ from .explained import told_once
 from .finding import Finding, merged
 from .float64 import widened
 from .growth import Growth, growths, may_be_growth
-from .implicit import has_implicit_draw, holding_implicit_draws
+from .implicit import has_implicit_draw, holding_implicit_draws, implicit_draws_of_leaves
 from .indices import asked, indices
 from .intended import Meant, intended
 from .jumps import jumps_at
-from .names import finding
+from .names import finding, rule_of
 from .nonfinite import nonfinite
 from .outcomes import Outcomes
 from .own import Own, cotangents_of, weights_of
@@ -50,6 +51,9 @@ from .zeros import STAIRS, zeros
 _BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JAX transformations require")
 # How far beside the point a function that is flat there is looked at, relative to the size of a leaf.
 _BESIDE = 1e-2
+# The kinds of findings about whether a derivative is right, and the reasons of those by which a part of it is cut.
+_ABOUT = frozenset({"mismatch", "jump", "noise", "oob"})
+_CUTS = frozenset({"stop", "stop beside", "stopped draw", "rule stop", "mark", "stairs"})
 # The steps of progress before and after finite differences.
 _STEPS = 4
 
@@ -186,11 +190,30 @@ class _Examination:
         answers = {leaf: search.answer(leaf) for leaf in leaves}
         self._comparison = Comparison(own, search, self._rules, answers)
         self.findings += self._comparison.findings()
+        self.findings += self._around(implicit_draws_of_leaves(program))
         wrong, precision = self._in_error("mismatch"), Precision(own, self._point, self._options.exhaustive)
         for leaf, answer in self._comparison.answers.items():
             # In float64, an implicit draw is held.
             if program.paths[leaf] not in wrong and not has_implicit_draw(program, leaf):
                 self.findings += rounding(own, leaf, answer, precision, search)
+
+    def _around(self, chains: Sequence[Chain]) -> Iterator[Finding]:
+        """What is wrong before and after operations whose own derivative is declared, and was not found so far."""
+        cut = cut_at(self._program, chains, self._generator) if chains else None
+        if cut is None:
+            return
+        cut.own.run({})
+        leaves = range(len(cut.paths))
+        search = Search(cut.point, self._generator, leaves)
+        search.look_around(self._options.directions, self._options.exhaustive, lambda now, of: None)
+        comparison = Comparison(cut.own, search, Rules(cut.own.program), {leaf: search.answer(leaf) for leaf in leaves})
+        named, where = dict(zip(cut.own.program.paths, cut.paths, strict=True)), lambda f: (f.file, f.line, f.operation)
+        known = {where(found) for found in self.findings if found.kind == "mismatch"}
+        for found in comparison.findings():
+            if found.kind == "mismatch" and where(found) not in known:
+                own = [path for leaf in found.leaves for path in named[leaf]]
+                figures = found.figures if set(own) == set(found.leaves) else None
+                yield dataclasses.replace(found, leaves=tuple(own), figures=figures)
 
     def _draws(self) -> Iterator[Finding]:
         """The findings of draws; a threshold at which the value jumps decides like any other."""
@@ -278,6 +301,10 @@ class _Examination:
     def concluded(self) -> tuple[list[Finding], list[str]]:
         """The findings, each cause once, and the verdict on each leaf."""
         found = [self._with_name(finding) for finding in self.findings]
+        meant = [f.rule.functions for f in intended(found, self._options.intended) if f.intended and f.rule]
+        if meant and self._comparison:
+            ruled = [c for c in self._program.smooth.chains if (rule := rule_of(c)) and rule.functions in meant]
+            found += self._around(ruled)
         findings = list(intended(found, self._options.intended))
         findings += [wrong for finding in findings if finding.intended for wrong in self._within(finding)]
         verdicts = [self._verdict(leaf, path, findings) for leaf, path in enumerate(self._program.paths)]
@@ -304,20 +331,20 @@ class _Examination:
         if compared is None:
             is_unknown = self._own.is_traced or any(finding.kind == "noise" for finding in own)
             return INCONCLUSIVE if is_unknown else OK
-        undecided = [finding for finding in own if is_undecided(finding)]
-        told = [finding for finding in own if finding.kind in ("mismatch", "jump", "noise", "oob")] + undecided
+        told = [finding for finding in own if finding.kind in _ABOUT or is_undecided(finding)]
         # A zero may stand for the mismatch that it explains; one that is meant excuses it.
         told += [finding for finding in own if finding.kind == "zero" and finding.intended]
         left = [finding for finding in told if not finding.intended]
-        if told and not left:
-            return OK
-        if len(left) < len(told) and all(finding.reason == "stop beside" for finding in left):
-            # The wrong rule is meant; the stop, which it hid, is not.
-            return STOPPED
-        # What was compared with noise says nothing.
-        is_noise = any(finding.kind == "growth" for finding in own)
-        verdict = OK if is_noise else compared.row.verdict
-        return worst([verdict, *([INCONCLUSIVE] if undecided else [])])
+        # What is meant explains the row; and what was compared with noise says nothing.
+        is_of_row = len(left) == len(told) and not any(finding.kind == "growth" for finding in own)
+        return worst([*([compared.row.verdict] if is_of_row else []), *map(_verdict_of, left)])
+
+
+def _verdict_of(finding: Finding) -> str:
+    """The verdict on a leaf of which nothing else is known."""
+    if is_undecided(finding) or finding.kind in ("jump", "noise"):
+        return INCONCLUSIVE
+    return STOPPED if finding.reason in _CUTS and finding.severity == "warning" else OK
 
 
 def no_reverse(program: Program | None, error: Exception) -> Finding:

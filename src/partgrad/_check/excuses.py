@@ -1,6 +1,6 @@
 """What explains that a derivative differs from slopes: a solver that ends early, a stop, symmetric matrices, stairs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,15 +9,15 @@ from .._compat import cached_property
 from .._programs import Chain, ids, is_in_library, union
 from .agreement import MISMATCH, Reading
 from .draws import is_scored
-from .exact import Leaves
+from .exact import Exact, Leaves
 from .halving import Seen
 from .implicit import stops_of_implicit_draws
 from .jumps import jumps_at
-from .outcomes import is_discrete
+from .outcomes import goes_by_steps
 from .point import Point
 from .program import Program
 from .questions import Answer, Search
-from .rules import Rules
+from .rules import Blame, Rules
 from .stairs import explaining_stairs, from_afar, missing_slope
 from .stops import (
     explain_loops,
@@ -58,6 +58,15 @@ class _Case(NamedTuple):
     place: Point
     direction: Leaves
     slack: float
+    is_flat: bool
+
+
+class Beside(NamedTuple):
+    """A part of a derivative that is cut, whatever else is found: why, by which operations, and a reading of it."""
+
+    reason: str
+    chains: tuple[Chain, ...]
+    seen: Seen
 
 
 class Excuses:
@@ -73,21 +82,59 @@ class Excuses:
         # The readings of the leaves that have a slope from afar.
         self._afar: dict[int, Reading] = {}
         self._points: dict[Any, Point] = {}
+        # The points of the function without some rules.
+        self._corrected: dict[Any, Point] = {}
+        self._tried: dict[int, list[Any]] = {}
 
     def excused(self, leaf: int, answer: Answer) -> Answer:
         """The answer, with the first explanation that holds."""
         seen, name = answer.seen, answer.row.name
         if seen is None or name == "not finite" or (answer.row.verdict == OK and not self._may_lack_a_part(leaf)):
             return answer
-        is_here = answer.is_here or answer.row.verdict == OK or name in _UNSETTLED
-        place = self._search.point if is_here else self._search.near
-        direction = self._search.along(leaf, seen)
-        case = _Case(leaf, seen, place, direction, max(self._search.slack, 0.0))
-        tried = (explain(self, case) for rows, explain in _EXPLANATIONS if name in rows)
-        excuse, self.chains[leaf] = next(filter(None, tried), ("none", ()))
-        seen = seen._replace(reading=self._afar.get(leaf, seen.reading))
+        case = self._case(leaf, answer)
+        tried = self._tried[leaf] = [explain for rows, explain in _EXPLANATIONS if name in rows]
+        found = ((n, excuse) for n, explain in enumerate(tried) if (excuse := explain(self, case)))
+        number, (excuse, self.chains[leaf]) = next(found, (len(tried), ("none", ())))
+        del tried[number + 1 :]
+        seen = seen._replace(reading=self._afar.pop(leaf, seen.reading))
         evidence = answer.evidence._replace(excuse=excuse)
         return answer._replace(seen=seen, evidence=evidence, row=row_of(evidence))
+
+    def beside(self, leaf: int, answer: Answer) -> Iterator[Beside]:
+        """What is cut besides: it is looked for where what explains a disagreement is held, or left out."""
+        seen, tried = answer.seen, self._tried.get(leaf, [])
+        if seen is None or answer.row.name == "not finite" or not self._may_lack_a_part(leaf):
+            return
+        case = self._case(leaf, answer)._replace(is_flat=True)
+        if Excuses.stopped_draw not in tried and (found := self.stopped_draw(case)):
+            yield Beside("stopped draw", found[1], seen)
+        if Excuses.stairs not in tried:
+            place = self._explained(case, answer.row.name)
+            if found := self.stairs(case._replace(place=place)):
+                yield Beside("stairs", found[1], seen._replace(reading=self._afar.pop(leaf)))
+
+    def _case(self, leaf: int, answer: Answer) -> _Case:
+        assert answer.seen is not None
+        is_here = answer.is_here or answer.row.verdict == OK or answer.row.name in _UNSETTLED
+        place = self._search.point if is_here else self._search.near
+        direction, is_flat = self._search.along(leaf, answer.seen), answer.seen.reading.status != MISMATCH
+        return _Case(leaf, answer.seen, place, direction, max(self._search.slack, 0.0), is_flat)
+
+    def _explained(self, case: _Case, row: str) -> Point:
+        """The point of the function in which nothing is left of what explains a disagreement."""
+        chains = self.chains.get(case.leaf, ())
+        if row == "unconverged":
+            return self._running_on(case.place, solvers_of(self._program, case.leaf))
+        if chains and all(chain[-1].primitive.name == "stop_gradient" for chain in chains):
+            return case.place.of(case.place.exact.holding(chains)(range(len(chains))))
+        return self.without() if self._rules.to_blame_for(case.leaf) else case.place
+
+    def without(self, blames: list[Blame] | None = None) -> Point:
+        """The point of the function without some wrong rules, or all; made once, whatever the number of leaves."""
+        key = None if blames is None else tuple(ids(blame.chain) for blame in blames)
+        if key not in self._corrected:
+            self._corrected[key] = self._search.point.of(Exact(self._rules.left_out(blames)))
+        return self._corrected[key]
 
     def _may_lack_a_part(self, leaf: int) -> bool:
         """Whether a leaf goes into a comparison, a rounding, or a draw, of which differences nearby show nothing."""
@@ -97,7 +144,7 @@ class Excuses:
     def _chosen(self) -> int:
         """The leaves that go into something discrete, as bits."""
         flow = self._program.value
-        return union(flow.union_into(chain) for chain in flow.chains if is_discrete(chain))
+        return union(flow.union_into(chain) for chain in flow.chains if goes_by_steps(chain))
 
     def loops(self, case: _Case) -> Excuse:
         """The differences agree once the loops of a solver run on."""
@@ -169,9 +216,8 @@ class Excuses:
             missing = missing_slope(case.place, direction)
             chains = explaining_stairs(case.place, case.leaf, direction, missing) if missing else ()
             # Where nearby steps agree with the derivative, narrow ramps may do what steps do.
-            is_flat = case.seen.reading.status != MISMATCH
-            jumps = (jumps_at(case.place, case.leaf, chain, direction) for chain in chains[:_MOST_TRIED])
-            if missing and chains and (not is_flat or any(jumps)):
+            jumps = (_jumps(case, chain, direction) for chain in chains[:_MOST_TRIED])
+            if missing and chains and (not case.is_flat or any(jumps)):
                 self._afar[case.leaf] = from_afar(missing, case.seen.reading)
                 return "stairs", chains
         return None
@@ -186,8 +232,14 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
     (("wrong",), Excuses.stopping_rule),
     (("wrong",), Excuses.factorization),
     (("agrees", "zero", "kink"), Excuses.stopped_draw),
-    (("wrong", "agrees", "zero", *_UNSETTLED), Excuses.stairs),
+    (("wrong", "removable", "agrees", "zero", *_UNSETTLED), Excuses.stairs),
 )
+
+
+def _jumps(case: _Case, chain: Chain, direction: Leaves) -> bool:
+    # Bits change with every number; whoever computes with them jumps.
+    is_of_bits = chain[-1].primitive.name == "bitcast_convert_type"
+    return is_of_bits or jumps_at(case.place, case.leaf, chain, direction)
 
 
 def is_of_a_limit(solvers: list[Chain], reading: Reading) -> bool:

@@ -26,7 +26,7 @@ def has_implicit_draw(program: Program, leaf: int) -> bool:
 def holding_implicit_draws(exact: Exact) -> Exact:
     """The program with draws that stay as they are at the point, and have no derivative; itself if there are none."""
     program = exact.program
-    draws = _of_leaves(program)
+    draws = implicit_draws_of_leaves(program)
     if not draws:
         return exact
     held = {id(chain[-1]) for chain in draws}
@@ -37,7 +37,7 @@ def holding_implicit_draws(exact: Exact) -> Exact:
 
 def through_draws(program: Program, leaf: int) -> Callable[[Chain], bool]:
     """Whether an equation comes before or after an implicit draw of a leaf: no difference shows what it does there."""
-    held = _of_leaves(program)
+    held = implicit_draws_of_leaves(program)
     drawn = program.after(chain for chain in held if program.is_into(leaf, chain))
     is_before = lambda chain: any(map(any, map(program.after([chain]).into, held)))
     return lambda chain: any(drawn.into(chain)) or is_before(chain)
@@ -45,14 +45,14 @@ def through_draws(program: Program, leaf: int) -> Callable[[Chain], bool]:
 
 def stops_of_implicit_draws(program: Program, leaf: int) -> tuple[Chain, ...]:
     """The stops before or after an implicit draw of a leaf."""
-    if not _of_leaves(program):
+    if not implicit_draws_of_leaves(program):
         return ()
     # A `softmax` stops its maximum, which makes no difference.
     stops = [stop for stop in stops_of(program) if is_users_stop(stop) and program.is_into(leaf, stop)]
     return tuple(filter(through_draws(program, leaf), stops))
 
 
-def _of_leaves(program: Program) -> list[Chain]:
+def implicit_draws_of_leaves(program: Program) -> list[Chain]:
     """The implicit draws that a leaf moves, be it by a way that has no derivative."""
     return [chain for chain in program.value.chains if _is_implicit(chain) and any(program.value.into(chain))]
 

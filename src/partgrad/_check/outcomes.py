@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from .._compat import cached_property, silent_callbacks
 from .._programs import CHOOSING, TESTS, Chain, Dependence, Operands, Sources, bind, ids, is_floating, union
@@ -22,6 +23,7 @@ from .program import Program
 
 _STEPS = frozenset({"floor", "ceil", "round", "sign"})
 _BY_INDEX = frozenset({"argmax", "argmin"})
+_PLACES = frozenset({"sort", "top_k", "approx_top_k"})
 _CHOOSING = CHOOSING | {"abs"}
 # Larger arrays of outcomes are summed up to one number.
 _MOST_ELEMENTS = 1 << 16
@@ -148,6 +150,13 @@ def is_discrete(chain: Chain) -> bool:
     return name in TESTS or name in _STEPS or name in _BY_INDEX or _is_cast(chain)
 
 
+def goes_by_steps(chain: Chain) -> bool:
+    """Whether a result of an operation goes by steps: all of them, a place in an order, or the bits of a number."""
+    equation = chain[-1]
+    is_place_or_bits = equation.primitive.name in _PLACES | {"bitcast_convert_type"}
+    return is_discrete(chain) or (is_place_or_bits and _leaves_floats(equation))
+
+
 def selects(chain: Chain) -> bool:
     """Whether an operation selects: by steps, or among numbers."""
     return is_discrete(chain) or chain[-1].primitive.name in _CHOOSING | {"rem"}
@@ -155,9 +164,12 @@ def selects(chain: Chain) -> bool:
 
 def _is_cast(chain: Chain) -> bool:
     equation = chain[-1]
-    if equation.primitive.name != "convert_element_type":
-        return False
-    return is_floating(equation.invars[0].aval) and not is_floating(equation.outvars[0].aval)
+    return equation.primitive.name == "convert_element_type" and _leaves_floats(equation)
+
+
+def _leaves_floats(equation: JaxprEqn) -> bool:
+    """Whether an equation makes something else of a floating number."""
+    return is_floating(equation.invars[0].aval) and not all(is_floating(v.aval) for v in equation.outvars)
 
 
 def _outcome(chain: Chain, operands: Operands, results: Operands) -> Any:

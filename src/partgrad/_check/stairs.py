@@ -11,7 +11,7 @@ import numpy as np
 from .._programs import Chain
 from .agreement import MISMATCH, Agreement, Reading
 from .exact import Leaves, Vector
-from .outcomes import is_discrete
+from .outcomes import goes_by_steps
 from .point import Point
 from .stops import fewest, holding
 from .zeros import blockers, is_told_with_draws
@@ -39,11 +39,11 @@ class Missing(NamedTuple):
 def explaining_stairs(point: Point, leaf: int, direction: Leaves, missing: Missing) -> tuple[Chain, ...]:
     """The fewest operations through which the value, and no derivative, has a slope from afar."""
     program = point.exact.program
-    wanted = lambda chain: is_discrete(chain) and not is_told_with_draws(program, chain)
+    wanted = lambda chain: goes_by_steps(chain) and not is_told_with_draws(program, chain)
     chains = blockers(program, leaf, wanted=wanted)
     left = lambda held: _over(missing.steps[-1:], held, direction)[1][-1, missing.output]
     is_whole = lambda held: abs(left(held)) <= _LEFT * abs(missing.lacks[-1])
-    return fewest(chains, holding(point, chains, is_whole)) if chains else ()
+    return fewest(chains, holding(point, chains, is_whole, only_places=True)) if chains else ()
 
 
 def missing_slope(point: Point, direction: Leaves) -> Missing | None:

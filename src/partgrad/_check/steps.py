@@ -13,14 +13,15 @@ from .exact import scale_of
 from .finding import Finding
 from .jumps import jumps_at
 from .names import finding, operation_of
-from .outcomes import is_discrete
+from .outcomes import goes_by_steps
 from .point import Point
 from .stops import is_of_surrogate
 from .zeros import blockers, is_told_with_draws
 
 # What users call what goes by steps; what is inside other functions is the affair of these.
 _ROUNDED = frozenset({"floor", "ceil", "round", "rint", "around", "trunc", "fix", "sign", "astype"})
-_COMPARED = frozenset({">", ">=", "<", "<=", "greater", "greater_equal", "less", "less_equal", "argmax", "argmin"})
+_COMPARED = frozenset({">", ">=", "<", "<=", "greater", "greater_equal", "less", "less_equal"})
+_PLACES = frozenset({"argmax", "argmin", "argsort", "searchsorted", "digitize", "top_k"})
 # Jumps that are less, relative to the value, are those between two formulas for the same, or of a tolerance.
 _LEAST = 1e-6
 # Of so many operations it is asked whether the value jumps there, in so many places.
@@ -50,8 +51,8 @@ def _is_by_steps(chain: Chain) -> bool:
     """Whether the user rounds or compares here, and not only to end a loop."""
     operation, outer = operation_of(chain), {equation.primitive.name for equation in chain[:-1]}
     return (
-        is_discrete(chain)
-        and (operation in _ROUNDED or (operation in _COMPARED and "while" not in outer))
+        goes_by_steps(chain)
+        and (operation in _ROUNDED | _PLACES or (operation in _COMPARED and "while" not in outer))
         and not is_in_library(chain)
         and not any(map(is_custom_rule, chain))
         and not is_of_surrogate(chain)

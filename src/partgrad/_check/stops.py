@@ -83,9 +83,11 @@ def fewest(chains: list[Chain], explain: Callable[[Collection[int]], bool]) -> t
     return tuple(chains[one] for one in sorted(needed))
 
 
-def holding(point: Point, chains: list[Chain], question: Callable[[Point], bool]) -> Callable[[Container[int]], bool]:
+def holding(
+    point: Point, chains: list[Chain], question: Callable[[Point], bool], *, only_places: bool = False
+) -> Callable[[Container[int]], bool]:
     """From the numbers of some equations to the answer at a point of the program in which these keep their results."""
-    with_held = point.exact.holding(chains)
+    with_held = point.exact.holding(chains, only_places=only_places)
 
     def answer(held: Container[int]) -> bool:
         try:
