@@ -46,6 +46,8 @@ _SPECTRAL = frozenset({"eigh", "svd"})
 _BY_HAND = {"custom_linear_solve": "solve", OF_LINEAX: "solve", "linear_call": "transpose"}
 # The part of the value that a leaf moves, if it moves what a solver has not reached.
 _NOTHING = 1e-6
+# How nearly a derivative is the same without a rule, and of how many that is asked.
+_SAME, _MOST_RULES = 1e-9, 4
 
 
 def _element_in(crossing: Crossing) -> tuple[int, ...]:
@@ -253,7 +255,7 @@ class Comparison:
             # Only a rule of the user's own can be to blame rather than a selection, not those of JAX or in a library.
             is_users = lambda chain: not is_in_library(chain) and (rule := rule_of(chain)) and rule.functions
             blamed = [blame for blame in blamed if is_users(blame.chain)]
-        for blame in self._without_limits(leaf, answer, blamed):
+        for blame in self._without_limits(leaf, answer, self._effective(leaf, answer, blamed)):
             yield self._of_rule("rule value" if blame.of_value else "rule", path, blame, figures)
         if blamed and (stops := self._stops_beside(leaf, answer)):
             more = {"lines": [where for where in dict.fromkeys(map(line, stops)) if where], "together": stops[1:]}
@@ -267,6 +269,24 @@ class Comparison:
             yield finding("mismatch", "error", reason, path, crossing.chain, figures=figures)
         elif not blamed:
             yield self._unblamed(leaf, answer, figures)
+
+    def _effective(self, leaf: int, answer: Answer, blamed: list[Blame]) -> list[Blame]:
+        """Of a few rules to blame, those without which the derivative is another one, if need be without others."""
+        if not 1 < len(blamed) <= _MOST_RULES or answer.seen is None:
+            return blamed
+        direction = self._search.along(leaf, answer.seen)
+        slopes = lambda at: (at.derivative(direction), at.pulled_back(direction))
+        found, before = list[Blame](), slopes(self._search.point)
+        while len(found) < len(blamed):
+            tried = {
+                n: slopes(self._excuses.without([*found, one])) for n, one in enumerate(blamed) if one not in found
+            }
+            more = [n for n, own in tried.items() if not np.allclose(own, before, rtol=_SAME, atol=0.0, equal_nan=True)]
+            if not more:
+                break
+            found += [blamed[n] for n in more]
+            before = slopes(self._excuses.without(found)) if len(found) < len(blamed) else before
+        return found or blamed
 
     def _without_limits(self, leaf: int, answer: Answer, blamed: list[Blame]) -> list[Blame]:
         """The rules to blame without those of solvers, if what is off without the others is no more than a limit's."""

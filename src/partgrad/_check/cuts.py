@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._programs import CALLS, Chain, EquationRule, Operands, bind, ids, is_floating, jaxpr_and_consts, primal_jaxpr, run
+from .._programs import (
+    CALLS,
+    Chain,
+    EquationRule,
+    Operands,
+    bind,
+    ids,
+    is_floating,
+    jaxpr_and_consts,
+    primal_jaxpr,
+    run,
+)
 from .exact import Exact
 from .float64 import widened
 from .outcomes import Outcomes

@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from .._programs import (
     CALLS,
     CHECKPOINTS,
     Chain,
+    Operands,
     bind,
     branches_of,
     is_floating,
@@ -21,7 +22,8 @@ from .._programs import (
 )
 from .float64 import exact, exactly, widened
 from .own import Own
-from .precision import relative_error
+from .point import Point
+from .precision import derivative_of, relative_error
 from .program import Program
 
 # An operation loses digits if it makes the relative error this many times larger.
@@ -42,33 +44,36 @@ class _Suspect(NamedTuple):
     of_value: bool
 
 
-def losing(own: Own, leaf: int, error: float, wide: Any, least: float) -> tuple[Chain, bool] | None:
+def losing(own: Own, leaf: int, error: float, least: float, wide: Any, point: Point) -> tuple[Chain, bool] | None:
     """The first operation without whose rounded operands the gradient would be exact, and whether it is of the value.
 
-    The equation is empty if none is known. It is None if the gradient is as exact as it has to be: float64 only decides
-    something in another way, as where a number is rounded to an index.
+    The equation is empty if none is known. It is None if the derivative is as exact as it has to be: float64 only
+    decides something in another way, as where a number is rounded to an index.
 
     Args:
         own: The program as the user runs it.
         leaf: The leaf.
-        error: The relative error of its gradient, or of an element or a part of that.
-        wide: Its gradient in float64.
+        error: The relative error of its derivative, or of an element or a part of that.
         least: The relative error that counts.
+        wide: The derivative in float64.
+        point: In float64, with the weights of the outputs of which it is the gradient.
     """
     # Inside the derivative of `double_where` there are no operations to be run one by one.
     program = own.program.unwrapped
-    if program.value_and_cotangent is None:
+    derivative = derivative_of(program, leaf, point)
+    if derivative is None:
         return (), False
+    jaxpr, operands, of_leaf = derivative
+    both = lambda results: [widened(of_leaf([pair[side] for pair in results])) for side in (0, 1)]
     try:
-        start = _InPairs(program, own, error)
-        gradients = start.gradients()
-        meant = widened(gradients[leaf][1])
-        before = relative_error(widened(gradients[leaf][0]), meant)
+        start = _InPairs(program, jaxpr, operands, error)
+        got, meant = both(start.results())
+        before = relative_error(got, meant)
         if before < least <= relative_error(meant, wide):
             return None
         for suspect in start.suspects[:_MOST_SUSPECTS]:
-            with_exact = _InPairs(program, own, error, suspect.number).gradients()[leaf][0]
-            if relative_error(widened(with_exact), meant) < before / 5:
+            with_exact, _ = both(_InPairs(program, jaxpr, operands, error, suspect.number).results())
+            if relative_error(with_exact, meant) < before / 5:
                 return suspect.chain, suspect.of_value
     except _REFUSALS:
         return (), False
@@ -80,32 +85,31 @@ def first_losing(own: Own) -> Chain:
     program = own.program.unwrapped
     if program.value_and_cotangent is None:
         return ()
-    run = _InPairs(program, own, 1.0)
+    run = _InPairs(program, program.value_and_cotangent, [*program.leaves, *own.cotangents], 1.0)
     try:
-        run.gradients()
+        run.results()
     except _REFUSALS:
         return ()
     return next((suspect.chain for suspect in run.suspects if suspect.of_value and line(suspect.chain)), ())
 
 
 class _InPairs:
-    """A run of the value and the gradient, operation by operation: each number as it is, and in float64.
+    """A run of a derivative, operation by operation: each number as it is, and in float64.
 
     One operation may be made exact.
     """
 
-    def __init__(self, program: Program, own: Own, error: float, made_exact: int = -1):
-        self._program, self._own, self._error, self._made_exact = program, own, error, made_exact
+    def __init__(self, program: Program, jaxpr: ClosedJaxpr, operands: Operands, error: float, made_exact: int = -1):
+        self._program, self._jaxpr, self._operands = program, jaxpr, operands
+        self._error, self._made_exact = error, made_exact
         self._count = 0
         self.suspects: list[_Suspect] = []
 
-    def gradients(self) -> list[tuple[Any, Any]]:
-        """The gradient by each leaf, as it is and in float64."""
-        jaxpr, consts = jaxpr_and_consts(self._program.value_and_cotangent)
-        operands = [*self._program.leaves, *self._own.cotangents]
+    def results(self) -> list[tuple[Any, Any]]:
+        """The results, as they are and in float64."""
+        jaxpr, consts = jaxpr_and_consts(self._jaxpr)
         pairs = lambda values, variables: [self._pair(v, a.aval) for v, a in zip(values, variables, strict=True)]
-        results = self._run(jaxpr, pairs(consts, jaxpr.constvars), pairs(operands, jaxpr.invars), ())
-        return results[len(self._program.out_avals) :]
+        return self._run(jaxpr, pairs(consts, jaxpr.constvars), pairs(self._operands, jaxpr.invars), ())
 
     def _pair(self, value: Any, aval: Any) -> tuple[Any, Any]:
         return value, widened(value) if is_floating(aval) else value

@@ -44,6 +44,8 @@ _VALUE, _FORWARD, _REVERSE = range(3)
 UNIT = 1e-15
 # The smallest size of an element, relative to the largest of its leaf.
 _SMALLEST = 1e-3
+# So many elements of the outputs are judged each for itself, and not by their arrays.
+_FEW = 16
 # How many runs with other rounding errors tell how far these move the results.
 _SAMPLES = 4
 
@@ -58,8 +60,9 @@ class Exact:
         # What is differentiated may be another program.
         self.program = self.differentiated = program
         self.sizes = [int(np.prod(aval.shape)) for aval in program.out_avals]
-        # The number of the output that each element is of.
+        # The number of the output that each element is of; and, if there are few elements, each for itself.
         self.output_of = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        self.part_of = np.arange(sum(self.sizes)) if sum(self.sizes) <= _FEW else self.output_of
         self.evaluations = 0
         self._shapes = [aval.shape for aval in program.out_avals]
         self._is_complex = [jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in program.out_avals]
@@ -194,7 +197,7 @@ class Exact:
         """
         self.evaluations += 1
         start, along = _vector(point), _vector(direction)
-        moved = start + UNIT * nudge * _signs(start.size) * size_of(start) * (along != 0) + step * along
+        moved = start + UNIT * nudge * signs(start.size) * size_of(start) * (along != 0) + step * along
         return np.asarray(self._called(_VALUE, moved, start, self.cotangents(np.zeros(sum(self.sizes))), nudge)[0])
 
     def forward(self, point: Leaves, direction: Leaves) -> Vector | None:
@@ -287,7 +290,7 @@ def _rounding_outside(off: Any) -> Rule:
         if not is_floating(aval):
             return value
         array = jnp.asarray(value)
-        by = 2 * float(jnp.finfo(aval.dtype).eps) * off * _signs(array.size).reshape(array.shape)
+        by = 2 * float(jnp.finfo(aval.dtype).eps) * off * signs(array.size).reshape(array.shape)
         return array * (1 + by).astype(array.real.dtype)
 
     def rule(chain: Chain, operands: Operands) -> Operands | None:
@@ -300,7 +303,7 @@ def _rounding_outside(off: Any) -> Rule:
     return rule
 
 
-def _signs(size: int) -> Vector:
+def signs(size: int) -> Vector:
     """Signs that alternate irregularly, so that they seldom cancel."""
     return np.where(np.arange(size) * 7 % 3 == 0, -1.0, 1.0)
 

@@ -53,6 +53,7 @@ _BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JA
 _BESIDE = 1e-2
 # The kinds of findings about whether a derivative is right, and the reasons of those by which a part of it is cut.
 _ABOUT = frozenset({"mismatch", "jump", "noise", "oob"})
+_OF_PARTS = frozenset({"mismatch", "precision"})
 _CUTS = frozenset({"stop", "stop beside", "stopped draw", "rule stop", "mark", "stairs"})
 # The steps of progress before and after finite differences.
 _STEPS = 4
@@ -191,11 +192,19 @@ class _Examination:
         self._comparison = Comparison(own, search, self._rules, answers)
         self.findings += self._comparison.findings()
         self.findings += self._around(implicit_draws_of_leaves(program))
-        wrong, precision = self._in_error("mismatch"), Precision(own, self._point, self._options.exhaustive)
-        for leaf, answer in self._comparison.answers.items():
-            # In float64, an implicit draw is held.
-            if program.paths[leaf] not in wrong and not has_implicit_draw(program, leaf):
-                self.findings += rounding(own, leaf, answer, precision, search)
+        wrong = self._in_error("mismatch")
+        # In float64, an implicit draw is held.
+        is_asked = lambda leaf: program.paths[leaf] not in wrong and not has_implicit_draw(program, leaf)
+        self.findings += self._digits(own, self._comparison, search, is_asked)
+
+    def _digits(
+        self, own: Own, comparison: Comparison, search: Search, is_asked: Callable[[int], bool]
+    ) -> Iterator[Finding]:
+        """The findings of digits that are lost."""
+        precision = Precision(own, search.point, self._options.exhaustive)
+        for leaf, answer in comparison.answers.items():
+            if is_asked(leaf):
+                yield from rounding(own, leaf, answer, precision, search)
 
     def _around(self, chains: Sequence[Chain]) -> Iterator[Finding]:
         """What is wrong before and after operations whose own derivative is declared, and was not found so far."""
@@ -208,9 +217,10 @@ class _Examination:
         search.look_around(self._options.directions, self._options.exhaustive, lambda now, of: None)
         comparison = Comparison(cut.own, search, Rules(cut.own.program), {leaf: search.answer(leaf) for leaf in leaves})
         named, where = dict(zip(cut.own.program.paths, cut.paths, strict=True)), lambda f: (f.file, f.line, f.operation)
-        known = {where(found) for found in self.findings if found.kind == "mismatch"}
-        for found in comparison.findings():
-            if found.kind == "mismatch" and where(found) not in known:
+        known = {where(found) for found in self.findings if found.kind in _OF_PARTS}
+        lost = self._digits(cut.own, comparison, search, lambda leaf: comparison.answers[leaf].row.verdict != ERROR)
+        for found in (*comparison.findings(), *lost):
+            if found.kind in _OF_PARTS and where(found) not in known:
                 own = [path for leaf in found.leaves for path in named[leaf]]
                 figures = found.figures if set(own) == set(found.leaves) else None
                 yield dataclasses.replace(found, leaves=tuple(own), figures=figures)

@@ -233,9 +233,12 @@ def without_callbacks(chain: Chain, operands: Operands, dtype: Callable[[Any], A
 
 
 def one_by_one(chain: Chain, operands: Operands) -> Operands | None:
-    """What code outside JAX returns, called for each of a batch, whatever its own way with batches."""
+    """What code outside JAX returns, called for each of a batch, whatever its own way with batches.
+
+    Of a batch, all branches run: what is called in one of them may be there to raise an error.
+    """
     equation = chain[-1]
-    if equation.primitive.name != "pure_callback":
+    if equation.primitive.name != "pure_callback" or any(outer.primitive.name == "cond" for outer in chain):
         return without_callbacks(chain, operands)
     return exactly(equation.replace(params={**equation.params, "vmap_method": "sequential"}), operands)
 

@@ -112,6 +112,13 @@ class Own:
         pulled = _evaluating(cotangent)([*self.program.leaves, *cotangents_of(weights, self.program.out_avals)])
         return [np.asarray(gradient) for gradient in pulled]
 
+    def tangents(self, direction: Sequence[Array]) -> list[Array]:
+        """The tangents of the outputs along a direction; empty if there is no forward derivative."""
+        if self.program.tangent is None:
+            return []
+        operands = [*self.program.leaves, *tangents_of(self.program, direction)]
+        return [np.asarray(pushed) for pushed in _evaluating(self.program.tangent)(operands)]
+
     @cached_property
     def is_finite(self) -> bool:
         """Whether the value is finite."""
@@ -164,6 +171,11 @@ def cotangents_of(weights: Array, outputs: Sequence[Any]) -> Operands:
     parts = [weights[end - value.size : end].reshape(value.shape) for end, value in zip(ends, outputs, strict=True)]
     real = lambda part, value: part if jnp.issubdtype(value.dtype, jnp.complexfloating) else part.real
     return [real(*pair).astype(pair[1].dtype) for pair in zip(parts, outputs, strict=True)]
+
+
+def tangents_of(program: Program, direction: Sequence[Array]) -> Operands:
+    """A direction in the dtypes of the leaves."""
+    return [jnp.asarray(v, leaf.dtype) for v, leaf in zip(direction, program.leaves, strict=True)]
 
 
 def is_finite(value: Any) -> bool:

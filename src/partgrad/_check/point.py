@@ -12,7 +12,7 @@ import numpy as np
 
 from .._compat import cached_property
 from .agreement import ABSENT, AGREE, INCONCLUSIVE, MISMATCH, Agreement, Reading, agreement
-from .exact import UNIT, Exact, Leaves, Vector, size_of
+from .exact import UNIT, Exact, Leaves, Vector, scale_of, signs, size_of
 from .float64 import wide_dtype
 from .outcomes import Outcomes
 from .slopes import JUMP, KINK, SMOOTH, UNSURE, Slope, slope
@@ -155,6 +155,10 @@ class Point:
         parts = [self.weights * (self.exact.output_of == output) for output in range(len(self.exact.sizes))]
         return np.array([self._pulled_back(at, direction, weights) for weights in parts])
 
+    def pulled_back(self, direction: Leaves) -> float:
+        """The derivative of the weighted sum of all outputs along a direction, by reverse mode."""
+        return self._pulled_back(self.leaves, direction, self.weights)
+
     def _pulled_back(self, at: Leaves, direction: Leaves, weights: Vector) -> float:
         gradient = self.exact.reverse(at, weights)
         with np.errstate(all="ignore"):
@@ -170,6 +174,10 @@ class Point:
         """Half a unit of float32 if a leaf has no more digits: what changes nearer than that changes at the point."""
         is_narrow = any(wide_dtype(leaf.dtype) != leaf.dtype for leaf in self.exact.program.leaves)
         return float(np.finfo(np.float32).eps) / 2 if is_narrow else 0.0
+
+    def along_leaf(self, leaf: int) -> Leaves:
+        """A direction that moves one leaf in proportion to its size, up and down so that seldom anything cancels."""
+        return [scale_of(x) * signs(x.size).reshape(x.shape) * (i == leaf) for i, x in enumerate(self.leaves)]
 
     def moved(self, direction: Leaves, step: float) -> Leaves:
         """The point moved along a direction."""
@@ -261,6 +269,10 @@ class Point:
         pulled = self.exact.rounding_of_cotangents(self.leaves, self.weights)
         return 0.0 if pushed is None else _joined(pushed), 0.0 if pulled is None else _product(pulled, direction)[1]
 
+    def noise_of_tangents(self, direction: Leaves) -> Vector:
+        """How far the tangents along a direction move with the last digits of the point."""
+        return np.broadcast_to(self._noise_of_derivatives(direction)[0], self.start.shape)
+
     def noise_of_gradient(self, leaf: int, digits: tuple[float, ...] = _LAST_DIGITS) -> float:
         """How far the gradient of a leaf moves with the last digits of the point: its norm."""
         largest = 0.0
@@ -284,7 +296,7 @@ class Point:
         rounding = np.broadcast_to(off, settled.shape)
         given = (tangents, found.left, found.right, found.error, magnitude, rounding)
         hidden = self._hides(direction, lambda noise: (tangents[settled], noise[settled]))
-        more = {"size": self._sizes[settled], "hidden": hidden, "arrays": self.exact.output_of[settled]}
+        more = {"size": self._sizes[settled], "hidden": hidden, "arrays": self.exact.part_of[settled]}
         return agreement(slack, *(values[settled] for values in given), **more)
 
     def _reverse(self, direction: Leaves, found: Slope, slack: float, off: float) -> Agreement:

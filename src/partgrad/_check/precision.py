@@ -1,18 +1,20 @@
 """How exact a gradient is in the precision of the program: it is compared with that in float64."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from .._compat import cached_property, silent_callbacks
 from .._programs import Chain, Operands, inner_jaxprs, is_floating, jaxpr_and_consts, kept, quick_jit, reclosing
 from .exact import Leaves, scale_of
 from .float64 import Rule, exactly, promoted, wide_dtype, widened
-from .own import Own
+from .own import Own, cotangents_of, tangents_of
 from .point import Point
-from .program import Array
+from .program import Array, Program
 
 # Parts of the value that are little, next to nothing, and rounding errors in float64.
 _LITTLE, _HARDLY, _NOTHING = 1e-3, 1e-5, 1e-13
@@ -24,6 +26,14 @@ _OF_OTHERS = 1e3
 _UNLIKE = 1e3
 # How much more than rounding to fewer digits moves a gradient it may explain.
 _EXPLAINS = 5.0
+
+
+class Worst(NamedTuple):
+    """A relative error of a derivative, the derivative in float64, and the point with the weights of the outputs."""
+
+    error: float
+    exact: Any
+    point: Point
 
 
 class _Sum(NamedTuple):
@@ -86,9 +96,9 @@ class Precision:
 
     @cached_property
     def _outputs(self) -> list[Point]:
-        """Each of several outputs alone."""
-        point, exact = self._point, self._point.exact
-        return [point.with_weights(point.weights * (exact.output_of == i)) for i in range(len(exact.sizes))]
+        """Each of several outputs alone, or of a few elements of them."""
+        point, part_of = self._point, self._point.exact.part_of
+        return [point.with_weights(point.weights * (part_of == part)) for part in np.unique(part_of)]
 
     def _of_output(self, output: int) -> _Sum | None:
         if output not in self._sums:
@@ -97,33 +107,71 @@ class Precision:
             self._sums[output] = None if one.gradient is None else _Sum(gradients, one.gradient, one)
         return self._sums[output]
 
-    def error(self, leaf: int) -> float | None:
-        """The largest relative error of a gradient of a leaf; None if there is none to compare."""
+    def worst(self, leaf: int) -> Worst | None:
+        """The largest relative error of a derivative by a leaf, and of which sum of outputs; None if there is none."""
+        if self._whole is None:
+            return self._worst_of_tangents(leaf)
         sums = [self._whole]
-        if self._whole is not None and len(self._point.exact.sizes) > 1:
+        if len(self._outputs) > 1:
             # A sum has the digits of what is large in it.
             norms = [0.0 if one.gradient is None else np.linalg.norm(one.gradient[leaf]) for one in self._outputs]
             sums += [self._of_output(i) for i, norm in enumerate(norms) if 0 < norm < max(norms) / _UNLIKE]
-        errors = [one.error(leaf, self._is_by_element) for one in sums if one is not None]
-        return max((error for error in errors if error is not None), default=None)
+        errors = ((one.error(leaf, self._is_by_element), one) for one in sums if one is not None)
+        known = [Worst(error, one.exact[leaf], one.point) for error, one in errors if error is not None]
+        return max(known, key=lambda worst: worst.error, default=None)
+
+    def _worst_of_tangents(self, leaf: int) -> Worst | None:
+        """The same of the tangents of each output along a direction, if there is no gradient."""
+        point, direction = self._point, self._point.along_leaf(leaf)
+        expected, own = point.exact.forward(point.leaves, direction), self._own.tangents(direction)
+        if expected is None or not own:
+            return None
+        got = np.concatenate([np.ravel(widened(pushed)) for pushed in own])
+        noise, found = point.noise_of_tangents(direction), list[Worst]()
+        smallest = max(least(pushed.dtype) for pushed in own)
+        for one in self._outputs:
+            here = one.weights != 0
+            size = np.linalg.norm(expected[here])
+            # What is no more than rounding errors, or next to nothing beside the value, has no digits to lose.
+            if size > max(10 * np.linalg.norm(noise[here]), _HARDLY * _LITTLE * np.linalg.norm(point.start[here])):
+                error = relative_error(got[here], expected[here], smallest)
+                found.append(Worst(error, one.weights * expected, one))
+        return max(found, key=lambda worst: worst.error, default=None)
 
     def cancels(self, leaf: int) -> bool:
         """Whether the gradient of a leaf is zero up to rounding errors."""
         return self._whole is not None and self._whole.cancels(leaf)
 
-    def is_of_narrow(self, leaf: int, error: float) -> bool:
-        """Whether an error of the gradient of a leaf is that of rounding to dtypes that are narrower than its own."""
-        exact, program, dtype = self._point.gradient, self._own.program, self._own.program.leaves[leaf].dtype
-        if exact is None or program.cotangent is None:
+    def is_of_narrow(self, leaf: int, worst: Worst) -> bool:
+        """Whether an error of the derivative by a leaf is that of rounding to dtypes that are narrower than its own."""
+        program, dtype, point = self._own.program, self._own.program.leaves[leaf].dtype, self._point
+        derivative = derivative_of(program, leaf, point)
+        if derivative is None:
             return False
-        body, consts = jaxpr_and_consts(program.cotangent)
-        closed, how = reclosing(body), dict[str, Any](rule=_rounding_narrow(dtype), x64=bool(jax.config.jax_enable_x64))
+        jaxpr, operands, of_leaf = derivative
+        closed = reclosing(jaxpr_and_consts(jaxpr)[0])
+        how = dict[str, Any](rule=_rounding_narrow(dtype), x64=bool(jax.config.jax_enable_x64))
         run = lambda consts, operands: promoted(closed(consts), **how)(*operands)
         with jax.enable_x64(True), silent_callbacks():
-            compiled = kept(f"narrower than {dtype}", [program.cotangent], lambda: quick_jit(run))
-            operands = [*self._point.leaves, *self._point.exact.cotangents(self._point.weights)]
-            moved = widened(jax.device_get(compiled(consts, operands))[leaf])
-        return error <= _EXPLAINS * relative_error(moved, exact[leaf], least(dtype))
+            compiled = kept(f"narrower than {dtype}", [jaxpr], lambda: quick_jit(run))
+            moved = jax.device_get(compiled(jaxpr_and_consts(jaxpr)[1], list(map(widened, operands))))
+        return worst.error <= _EXPLAINS * relative_error(widened(of_leaf(moved)), worst.exact, least(dtype))
+
+
+# A derivative, its operands, and from its results to those of a leaf.
+Derivative = tuple[ClosedJaxpr, Operands, Callable[[Operands], Any]]
+
+
+def derivative_of(program: Program, leaf: int, point: Point) -> Derivative | None:
+    """The derivative of a program by a leaf, by reverse or else forward mode; None if there is none."""
+    if program.value_and_cotangent is not None:
+        operands = [*program.leaves, *cotangents_of(point.weights, program.out_avals)]
+        return program.value_and_cotangent, operands, lambda results: results[len(program.out_avals) + leaf]
+    if program.tangent is None:
+        return None
+    operands = [*program.leaves, *tangents_of(program, point.along_leaf(leaf))]
+    joined = lambda results: np.concatenate([np.ravel(widened(pushed)) for pushed in results])
+    return program.tangent, operands, lambda results: point.weights * joined(results)
 
 
 def _rounding_narrow(dtype: Any) -> Rule:

@@ -34,9 +34,10 @@ def rounding(own: Own, leaf: int, answer: Answer, precision: Precision, search: 
     program, path = own.program, [own.program.paths[leaf]]
     if precision.cancels(leaf):
         yield finding("zero", "info", "rounding", path)
-    error, wide, dtype = precision.error(leaf), search.point.gradient, program.leaves[leaf].dtype
-    if error is None or wide is None or not error < float("inf"):
+    dtype, worst = program.leaves[leaf].dtype, precision.worst(leaf)
+    if worst is None or not worst.error < float("inf"):
         return
+    error = worst.error
     unit = float(jnp.finfo(dtype).eps)
     lost = min(max(_LOST, _LOST_UNITS * unit), _LOST_AT_MOST)
     if answer.row.name == "unconverged" and answer.seen is not None:
@@ -44,7 +45,7 @@ def rounding(own: Own, leaf: int, answer: Answer, precision: Precision, search: 
         lost = max(lost, answer.seen.reading.telling.relative)
     is_lost = error > lost
     narrow = _narrowing(program, leaf, error) if error > _TOLD_UNITS * unit else None
-    if narrow is not None and is_lost and not precision.is_of_narrow(leaf, error):
+    if narrow is not None and is_lost and not precision.is_of_narrow(leaf, worst):
         narrow = None
     if narrow is not None:
         kind = narrow[-1].outvars[0].aval.dtype
@@ -54,12 +55,12 @@ def rounding(own: Own, leaf: int, answer: Answer, precision: Precision, search: 
             "dtype": str(dtype),
             "through": str(kind),
             "is_explained": is_explained,
-            "vanishes": not own.gradients[leaf].any(),
+            "vanishes": bool(own.gradients) and not own.gradients[leaf].any(),
         }
         severity = "info" if is_explained else "error" if error >= NO_DIGIT else "warning"
         yield finding("precision", severity, "narrow", path, narrow, **more)
     elif is_lost:
-        found = losing(own, leaf, error, wide[leaf], lost)
+        found = losing(own, leaf, error, lost, worst.exact, worst.point)
         if found is None:
             return
         chain, of_value = found
@@ -82,7 +83,7 @@ def is_undecided(finding: Finding) -> bool:
 def _is_between_sides(own: Own, leaf: int, answer: Answer, search: Search) -> bool:
     """Whether the elements whose gradient is off, as it is, are at a kink, and it lies between the slopes there."""
     seen, exact = answer.seen, search.point.gradient
-    if seen is None or exact is None:
+    if seen is None or exact is None or not own.gradients:
         return False
     got = widened(own.gradients[leaf]).reshape(-1)
     off = np.abs(got - exact[leaf].reshape(-1))
