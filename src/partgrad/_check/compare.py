@@ -27,6 +27,7 @@ from .program import Program
 from .questions import Answer, Search
 from .rules import Blame, Rules
 from .stops import (
+    BY_HAND,
     OF_LINEAX,
     agrees,
     explaining_stops,
@@ -42,10 +43,10 @@ from .verdict import OK, STOPPED
 _MOST_CROSSINGS = 4
 # Decompositions that put numbers in order.
 _SPECTRAL = frozenset({"eigh", "svd"})
-# What has a derivative that the user promises, and no function to compare it with.
-_BY_HAND = {"custom_linear_solve": "solve", OF_LINEAX: "solve", "linear_call": "transpose"}
 # The part of the value that a leaf moves, if it moves what a solver has not reached.
 _NOTHING = 1e-6
+# The part of a mismatch that is left without the rule of a solver, if that is not why.
+_LEFT = 0.5
 # How nearly a derivative is the same without a rule, and of how many that is asked.
 _SAME, _MOST_RULES = 1e-9, 4
 
@@ -255,7 +256,8 @@ class Comparison:
             # Only a rule of the user's own can be to blame rather than a selection, not those of JAX or in a library.
             is_users = lambda chain: not is_in_library(chain) and (rule := rule_of(chain)) and rule.functions
             blamed = [blame for blame in blamed if is_users(blame.chain)]
-        for blame in self._without_limits(leaf, answer, self._effective(leaf, answer, blamed)):
+        blamed = self._without_limits(leaf, answer, self._effective(leaf, answer, blamed))
+        for blame in blamed:
             yield self._of_rule("rule value" if blame.of_value else "rule", path, blame, figures)
         if blamed and (stops := self._stops_beside(leaf, answer)):
             more = {"lines": [where for where in dict.fromkeys(map(line, stops)) if where], "together": stops[1:]}
@@ -292,9 +294,15 @@ class Comparison:
         """The rules to blame without those of solvers, if what is off without the others is no more than a limit's."""
         solvers = [blame for blame in blamed if not blame.of_value and is_solver(blame.chain)]
         others = [blame for blame in blamed if blame not in solvers]
-        if not solvers or not others or answer.seen is None:
+        if not solvers or answer.seen is None:
             return blamed
         direction = self._search.along(leaf, answer.seen)
+        if not others:
+            # Unless as much is off without them, by a rule that cannot be compared.
+            unknown = self._rules.incomparable_for(leaf)
+            left = self._excuses.without(solvers).read(direction, slack=self._search.slack) if unknown else None
+            is_left = left is not None and left.status == MISMATCH
+            return [] if is_left and left.telling.relative > _LEFT * answer.seen.reading.telling.relative else blamed
         reading = self._excuses.without(others).read(direction, slack=self._search.slack)
         return others if is_of_a_limit([blame.chain for blame in solvers], reading) else blamed
 
@@ -328,7 +336,7 @@ class Comparison:
         if unknown := sorted(self._rules.incomparable_for(leaf), key=lambda pair: not is_solver(pair[0])):
             chain, raised = unknown[0]
             return finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
-        by_hand = [(reason, self._users(name, leaf)) for name, reason in _BY_HAND.items()]
+        by_hand = [(reason, self._users(name, leaf)) for name, reason in BY_HAND.items()]
         for reason, chains in (*by_hand, ("untried stop", stops_of(self._program, leaf))):
             if chains:
                 return finding("mismatch", "error", reason, path, chains[0], figures=figures)

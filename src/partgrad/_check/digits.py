@@ -1,5 +1,6 @@
 """Which operation loses the digits: a run operation by operation, each number as it is and in float64."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,11 +45,22 @@ class _Suspect(NamedTuple):
     of_value: bool
 
 
-def losing(own: Own, leaf: int, error: float, least: float, wide: Any, point: Point) -> tuple[Chain, bool] | None:
-    """The first operation without whose rounded operands the gradient would be exact, and whether it is of the value.
+class Losing(NamedTuple):
+    """Why a derivative has lost its digits.
 
-    The equation is empty if none is known. It is None if the derivative is as exact as it has to be: float64 only
-    decides something in another way, as where a number is rounded to an index.
+    Attributes:
+        chain: The first operation without whose rounded operands it would be exact; empty if none is known.
+        of_value: Whether that is an operation of the value.
+        decided: If it is as exact as it has to be for what the program decides: what float64 decides otherwise.
+    """
+
+    chain: Chain
+    of_value: bool = False
+    decided: Sequence[Chain] = ()
+
+
+def losing(own: Own, leaf: int, error: float, least: float, wide: Any, point: Point) -> Losing | None:
+    """Why a derivative has lost its digits; None if float64 decides something otherwise, and nobody knows what.
 
     Args:
         own: The program as the user runs it.
@@ -62,7 +74,7 @@ def losing(own: Own, leaf: int, error: float, least: float, wide: Any, point: Po
     program = own.program.unwrapped
     derivative = derivative_of(program, leaf, point)
     if derivative is None:
-        return (), False
+        return Losing(())
     jaxpr, operands, of_leaf = derivative
     both = lambda results: [widened(of_leaf([pair[side] for pair in results])) for side in (0, 1)]
     try:
@@ -70,14 +82,15 @@ def losing(own: Own, leaf: int, error: float, least: float, wide: Any, point: Po
         got, meant = both(start.results())
         before = relative_error(got, meant)
         if before < least <= relative_error(meant, wide):
-            return None
+            return Losing((), decided=start.decided) if start.decided else None
         for suspect in start.suspects[:_MOST_SUSPECTS]:
             with_exact, _ = both(_InPairs(program, jaxpr, operands, error, suspect.number).results())
             if relative_error(with_exact, meant) < before / 5:
-                return suspect.chain, suspect.of_value
+                return Losing(suspect.chain, suspect.of_value)
     except _REFUSALS:
-        return (), False
-    return next(((suspect.chain, suspect.of_value) for suspect in start.suspects if line(suspect.chain)), ((), False))
+        return Losing(())
+    told = (Losing(suspect.chain, suspect.of_value) for suspect in start.suspects if line(suspect.chain))
+    return next(told, Losing(()))
 
 
 def first_losing(own: Own) -> Chain:
@@ -104,6 +117,8 @@ class _InPairs:
         self._error, self._made_exact = error, made_exact
         self._count = 0
         self.suspects: list[_Suspect] = []
+        # What float64 decides otherwise.
+        self.decided: list[Chain] = []
 
     def results(self) -> list[tuple[Any, Any]]:
         """The results, as they are and in float64."""
@@ -141,6 +156,8 @@ class _InPairs:
         self._count += 1
         # What is decided is decided as it is.
         pairs = [(r, w if is_floating(r) else r) for r, w in zip(own, wide, strict=True)]
+        if any(not is_floating(r) and np.any(np.asarray(r) != np.asarray(w)) for r, w in zip(own, wide, strict=True)):
+            self.decided.append(self._program.origin(chain))
         if self._count == self._made_exact:
             return [(w if r is None else jnp.asarray(np.asarray(w), r.dtype), w) for r, w in pairs]
         before, after = max(map(_error, given), default=0.0), max(map(_error, pairs), default=0.0)

@@ -1,6 +1,6 @@
 """Random draws that depend on a leaf, and what the gradient through each of them means."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from jax.extend.core import JaxprEqn
@@ -145,7 +145,15 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
         is_of_both = chain[-1].primitive.name == "lgamma" and any(of_draw.into(chain))
         return is_of_both or union(of_choice.into(chain)) == _CHOSEN
 
-    return any(meets(chain) or is_after(chain) for chain in program.smooth.chains)
+    # What is scored by them multiplies them, and is drawn too: the logarithms alone make the estimate of an entropy.
+    scores = program.after(chain for chain in program.smooth.chains if meets(chain) or is_after(chain))
+    products = (chain for chain in program.smooth.chains if chain[-1].primitive.name in _PRODUCTS)
+    sides = lambda chain: enumerate(zip(scores.into(chain), of_draw.into(chain), strict=True))
+    return any(
+        score and any(drawn for other, (_, drawn) in sides(chain) if other != place)
+        for chain in products
+        for place, (score, _) in sides(chain)
+    )
 
 
 def _is_choice(chain: Chain, of_draw: Dependence) -> bool:
@@ -172,8 +180,17 @@ def _of_decision(program: Program, leaf: int, chains: list[Chain]) -> tuple[str,
     is_threshold = chain[-1].primitive.name in COMPARISONS and not (is_by_hand or is_only)
     decided = program.after([chain])
     stops = [stop for stop in stops_of(program) if is_users_stop(stop) and program.is_into(leaf, stop)]
-    if any(any(decided.into(stop)) for stop in stops) and not (is_only or is_by_hand):
+    through = {ids(stop) for stop in stops if any(decided.into(stop))}
+    if through and not (is_only or is_by_hand) and not _is_used_beside(program, chain, through):
         return "info", "straight-through", {}
     if is_scored(program, leaf, chains):
         return "info", "score", {}
     return ("info", "threshold", {}) if is_threshold else ("warning", "decision", {})
+
+
+def _is_used_beside(program: Program, decision: Chain, stops: Container[Any]) -> bool:
+    """Whether what was decided reaches the output by other ways than through some stops."""
+    jaxpr, key = program.jaxpr.jaxpr, ids(decision)
+    bits = lambda chain: 1 if (own := ids(chain)) == key else 2 if own in stops else 0
+    flow = by_value(jaxpr, [0] * len(jaxpr.invars), own=bits, ends_at_own=True)
+    return bool(union(flow.outputs) & 1)

@@ -27,7 +27,7 @@ from .._programs import (
     quick_jit,
     reclosing,
 )
-from .float64 import Rule, exactly, leaves_jax, one_by_one, promoted, without_callbacks
+from .float64 import Rule, exactly, leaves_jax, one_by_one, promoted
 from .noise import REFUSALS, rounding_noise
 from .program import Array, Program
 from .surrogates import has_surrogates, moving_along, smooth_instead
@@ -78,7 +78,7 @@ class Exact:
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
 
     def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
-        given: dict[str, Any] = {} if runs_on is None else {"runs_on": runs_on, "rule": without_callbacks}
+        given: dict[str, Any] = {} if runs_on is None else {"runs_on": runs_on, "rule": one_by_one}
         value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
         own = _either(self._moving, given.get("rule"))
         is_complex, pairs = any(self._is_complex), self._moving is not None

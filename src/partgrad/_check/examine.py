@@ -45,7 +45,7 @@ from .surrogates import declared
 from .untraced import compared_eagerly
 from .values import CONCRETIZATION, Values, untraceable, with_open_marks
 from .verdict import ERROR, INCONCLUSIVE, OK, STOPPED, worst
-from .zeros import STAIRS, zeros
+from .zeros import STAIRS, barrier, zeros
 
 # What JAX adds to its errors.
 _BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JAX transformations require")
@@ -261,7 +261,7 @@ class _Examination:
         explained = {leaf for found in self.findings if found.severity == "error" for leaf in found.leaves}
         stairs = {leaf: found.figures for found in self.findings if found.reason == "stairs" for leaf in found.leaves}
         found = zeros(self._own, is_flat, explained) if self._own.is_finite else ()
-        told = (self._stationary(self._underflowing(zero)) for zero in found)
+        told = (self._by_steps(self._stationary(self._underflowing(zero))) for zero in found)
         in_steps = lambda zero: dataclasses.replace(zero, figures=stairs.get(zero.leaves[0]))
         return [in_steps(zero) if zero.reason in STAIRS else zero for zero in told]
 
@@ -307,6 +307,13 @@ class _Examination:
             if all(np.array_equal(value, point.start) for value in beside):
                 return zero
         return dataclasses.replace(zero, severity="info", reason="truly zero")
+
+    def _by_steps(self, zero: Finding) -> Finding:
+        """The finding for a leaf that arrives by steps only, as it is rounded, and elsewhere is left out."""
+        if zero.reason not in ("left out", "not chosen") or not self._comparison:
+            return zero
+        partly = next(coarse_steps(self._point, self._numbers(zero)), None)
+        return zero if partly is None else barrier(zero.leaves[0], partly.chain)
 
     def concluded(self) -> tuple[list[Finding], list[str]]:
         """The findings, each cause once, and the verdict on each leaf."""

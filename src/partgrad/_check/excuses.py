@@ -7,7 +7,7 @@ import numpy as np
 
 from .._compat import cached_property
 from .._programs import Chain, ids, is_in_library, union
-from .agreement import MISMATCH, Reading
+from .agreement import AGREE, MISMATCH, ROUNDING, Reading
 from .draws import is_scored
 from .exact import Exact, Leaves
 from .halving import Seen
@@ -20,9 +20,11 @@ from .questions import Answer, Search
 from .rules import Blame, Rules
 from .stairs import explaining_stairs, from_afar, missing_slope
 from .stops import (
+    BY_HAND,
     explain_loops,
     explaining_factorization,
     explaining_stops,
+    fewest_to_remove,
     is_fixed_draw,
     is_linear_solve,
     is_of_partgrad,
@@ -85,6 +87,8 @@ class Excuses:
         # The points of the function without some rules.
         self._corrected: dict[Any, Point] = {}
         self._tried: dict[int, list[Any]] = {}
+        # The stops that explain a disagreement together.
+        self._held: dict[int, tuple[Chain, ...]] = {}
 
     def excused(self, leaf: int, answer: Answer) -> Answer:
         """The answer, with the first explanation that holds."""
@@ -122,7 +126,7 @@ class Excuses:
 
     def _explained(self, case: _Case, row: str) -> Point:
         """The point of the function in which nothing is left of what explains a disagreement."""
-        chains = self.chains.get(case.leaf, ())
+        chains = self._held.get(case.leaf) or self.chains.get(case.leaf, ())
         if row == "unconverged":
             return self._running_on(case.place, solvers_of(self._program, case.leaf))
         if chains and all(chain[-1].primitive.name == "stop_gradient" for chain in chains):
@@ -166,11 +170,20 @@ class Excuses:
         if not solvers or not is_of_a_limit(solvers, off):
             return None
         # What a library iterates may have another limit, such as small steps in time, than that of more of them.
-        is_shown = is_of_library(solvers)
+        # Unless something else may be to blame that cannot be compared.
+        inside = {id(solver[-1]) for solver in solvers}
+        is_beside = lambda chain: not any(id(outer) in inside for outer in chain)
+        others = [chain for chain, _ in self._rules.incomparable_for(case.leaf)] + self._solves(case.leaf)
+        is_shown = is_of_library(solvers) and not any(map(is_beside, others))
         if not is_shown:
             nearer = self._running_on(case.place, solvers).read(case.direction, slack=case.slack).telling
-            is_shown = nearer.status != MISMATCH or nearer.relative <= _NEARER * off.telling.relative
+            is_shown = nearer.status in (AGREE, ROUNDING) or nearer.relative <= _NEARER * off.telling.relative
         return ("solver", (solvers[0],)) if is_shown else None
+
+    def _solves(self, leaf: int) -> list[Chain]:
+        """The solves and transposes by hand that a leaf goes into."""
+        chains = (c for c in self._program.smooth.chains if c[-1].primitive.name in BY_HAND and not is_in_library(c))
+        return [chain for chain in chains if leaf in self._program.leaves_into(chain)]
 
     def _running_on(self, place: Point, solvers: list[Chain]) -> Point:
         """A point of the program in which the loops of some solvers run on; made once for all leaves."""
@@ -188,7 +201,10 @@ class Excuses:
             return "declared", stops
         # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
         is_little = case.seen.reading.telling.relative <= SLIGHT
-        return "negligible" if is_little and all(map(is_in_library, stops)) else "stop", stops
+        if is_little and all(map(is_in_library, stops)):
+            return "negligible", stops
+        self._held[case.leaf] = stops
+        return "stop", fewest_to_remove(case.place, stops, case.direction) if len(stops) > 1 else stops
 
     def stopping_rule(self, case: _Case) -> Excuse:
         """None of the rules to blame gives a derivative at all."""

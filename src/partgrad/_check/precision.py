@@ -111,7 +111,7 @@ class Precision:
         """The largest relative error of a derivative by a leaf, and of which sum of outputs; None if there is none."""
         if self._whole is None:
             return self._worst_of_tangents(leaf)
-        sums = [self._whole]
+        sums: list[_Sum | None] = [self._whole]
         if len(self._outputs) > 1:
             # A sum has the digits of what is large in it.
             norms = [0.0 if one.gradient is None else np.linalg.norm(one.gradient[leaf]) for one in self._outputs]

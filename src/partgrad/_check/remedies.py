@@ -354,7 +354,7 @@ def is_confirmed(found: Found) -> bool:
         return found.row.verdict == OK
     reading, shown = found.seen.reading, found.seen.reading.telling
     off, size = abs(shown.got - shown.expected), max(abs(shown.got), abs(shown.expected))
-    return bool(off <= _CONFIRMED * size + _NOISES * reading.noise)
+    return bool(np.isfinite(off) and off <= _CONFIRMED * size + _NOISES * reading.noise)
 
 
 def lost_in(own: Own) -> tuple[str, str] | None:

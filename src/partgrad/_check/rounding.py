@@ -11,11 +11,13 @@ from .._programs import (
 )
 from .agreement import NO_DIGIT, TWO_DIGITS
 from .digits import LOST_ANYHOW, losing
+from .exact import Leaves, size_of
 from .finding import Finding
 from .float64 import widened
 from .names import finding
 from .outcomes import selects
 from .own import Own
+from .point import Point
 from .precision import Precision
 from .program import Program
 from .questions import Answer, Search
@@ -25,6 +27,10 @@ from .questions import Answer, Search
 _LOST, _LOST_UNITS, _LOST_AT_MOST = 3e-3, 30.0, 0.1
 _TOLD_UNITS = 100.0
 _EXPLAINED_UNITS = 10.0
+# How many units in the last place leaves are moved, in how many directions, to see whether something changes.
+_UNITS, _SEEDS = (1.0, 4.0, 16.0, 64.0), 4
+# Tests that nothing near the point decides.
+_EQUALITIES = frozenset({"eq", "ne", "is_finite"})
 # How many elements that are off are looked at.
 _MOST_ELEMENTS = 8
 
@@ -63,13 +69,36 @@ def rounding(own: Own, leaf: int, answer: Answer, precision: Precision, search: 
         found = losing(own, leaf, error, lost, worst.exact, worst.point)
         if found is None:
             return
-        chain, of_value = found
+        severity = "error" if error >= NO_DIGIT else "warning"
+        if found.decided:
+            decided = (chain for chain in found.decided if _is_decided_by_rounding(search.point, chain))
+            if chain := next(decided, ()):
+                yield finding("precision", severity, "decides", path, chain, error=error, dtype=str(dtype))
+            return
+        chain, of_value, _ = found
         is_told = answer.row.name in ("kink", "jump") and bool(chain) and selects(chain)
         if is_told or (answer.row.name == "kink" and _is_between_sides(own, leaf, answer, search)):
             # Which side of it the point is on is a matter of rounding, and that it is there was said.
             return
-        severity = "error" if error >= NO_DIGIT else "warning"
         yield finding("precision", severity, "cancels", path, chain, error=error, dtype=str(dtype), of_value=of_value)
+
+
+def _is_decided_by_rounding(point: Point, chain: Chain) -> bool:
+    """Whether an operation decides something that it would not decide at any point within the digits of the leaves.
+
+    Where it would, the point is at the threshold, and the derivative is that of one of its sides.
+    """
+    program = point.exact.program
+    if not chain or chain[-1].primitive.name in _EQUALITIES or not program.leaves_into(chain, program.value):
+        return False
+
+    def moved(units: float, seed: int) -> Leaves:
+        sign = np.random.default_rng(seed).choice
+        eps = [units * float(jnp.finfo(leaf.dtype).eps) for leaf in program.leaves]
+        return [x + by * size_of(x) * sign((-1.0, 1.0), x.shape) for x, by in zip(point.leaves, eps, strict=True)]
+
+    places = (moved(units, seed) for units in _UNITS for seed in range(_SEEDS))
+    return not any(point.outcomes.differs(chain, point.leaves, place) for place in places)
 
 
 def is_undecided(finding: Finding) -> bool:

@@ -311,6 +311,11 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "the gradient in {dtype} has a relative error of {error:.1e}: digits cancel{where_digits_cancel}.",
         "rewrite what cancels, or compute it in a wider type",
     ),
+    ("precision", "decides"): (
+        "the gradient in {dtype} has a relative error of {error:.1e}: {at} decides otherwise than in float64, because "
+        "of digits that were lost before.",
+        "compare what has not lost them, as `x**2 > 0` in place of `1 + x**2 > 1`, or compute it in a wider type",
+    ),
     ("precision", "constants"): (
         "derivative and differences disagree by {relative}, which constants of low precision may explain.",
         "",

@@ -7,7 +7,7 @@ element is not symmetric. And so does a solver that has not converged: if its lo
 two agree.
 """
 
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,10 +46,14 @@ from .program import Program
 _MOST_TRIED = 24
 # The primitive of lineax.
 OF_LINEAX = "linear_solve"
+# What has a derivative that the user promises, and no function to compare it with.
+BY_HAND = {"custom_linear_solve": "solve", OF_LINEAX: "solve", "linear_call": "transpose"}
 _FACTORIZATIONS = frozenset({"cholesky", "eigh", OF_LINEAX})
 _LINEAR_SOLVES = frozenset({"custom_linear_solve", OF_LINEAX})
 # How far symmetric parts may move the value of a matrix that is symmetric up to rounding, relative to it.
 _SYMMETRIC = 1e-6
+# How nearly the derivative without a stop has to be the slope, relative to it and in units of its error.
+_REMOVED, _ERRORS = 1e-5, 10.0
 # What is raised by programs that cannot be evaluated at two points at once.
 _NOT_TWICE = (TypeError, ValueError, NotImplementedError, AssertionError)
 _ITERATIONS = HIGH | {"while", "scan"}
@@ -66,6 +70,39 @@ def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Cha
     tried = [n for n, stop in enumerate(stops) if moving.intersection(program.leaves_into(stop, program.value))]
     explain = holding(point, stops, lambda held: agrees(held, direction, slack))
     return fewest([stops[n] for n in tried], lambda some: explain({tried[n] for n in some})) if tried else ()
+
+
+def fewest_to_remove(point: Point, stops: Sequence[Chain], direction: Leaves) -> tuple[Chain, ...]:
+    """Of the stops that explain a mismatch together, the fewest without which it is gone; all if it does not go.
+
+    One that makes no difference, as that of the maximum in a `softmax`, may make one beside another.
+    """
+    program, numbers = point.exact.program, {id(stop[-1]): number for number, stop in enumerate(stops)}
+    count = len(program.leaves)
+
+    def function(given: Operands) -> Operands:
+        def rule(chain: Chain, operands: Operands) -> Operands | None:
+            if (number := numbers.get(id(chain[-1]))) is None:
+                return None
+            through = given[count + number]
+            stopped = bind(chain[-1], operands)
+            moves = zip(stopped, operands, strict=True)
+            return [held + through.astype(held.dtype) * (x - held) for held, x in moves]
+
+        return program.run(given[:count], rule)
+
+    flags = [np.zeros((), np.float32) for _ in stops]
+    removing = Exact(Program(function, [*program.leaves, *flags], [*program.paths, *map(str, numbers)]))
+    slopes = point.slope(direction)
+    slope, error = point.sums(slopes.derivative).sum(), np.linalg.norm(point.weights * slopes.error)
+
+    def explain(removed: Collection[int]) -> bool:
+        through = [np.array(float(number in removed)) for number in range(len(stops))]
+        at = Point(removing, [*point.leaves, *through], point.weights, point.outcomes)
+        derivative = at.derivative([*direction, *map(np.zeros_like, through)])
+        return bool(abs(derivative - slope) <= _REMOVED * abs(slope) + _ERRORS * error)
+
+    return fewest(list(stops), explain) or tuple(stops)
 
 
 def fewest(chains: list[Chain], explain: Callable[[Collection[int]], bool]) -> tuple[Chain, ...]:

@@ -121,7 +121,7 @@ def _blocked(program: Program, leaf: int) -> Iterator[Finding]:
     if untold:
         # What rounds says more than a comparison beside it.
         untold = sorted(untold, key=lambda chain: (mark_of(chain) is None, chain[-1].primitive.name in TESTS))
-        yield _barrier(program.paths[leaf], untold[0])
+        yield barrier(program.paths[leaf], untold[0])
 
 
 def is_told_with_draws(program: Program, chain: Chain) -> bool:
@@ -130,7 +130,7 @@ def is_told_with_draws(program: Program, chain: Chain) -> bool:
     return any(map(sampler_of, chain)) or (any(program.drawn.into(chain)) and not is_stop)
 
 
-def _barrier(path: str, chain: Chain) -> Finding:
+def barrier(path: str, chain: Chain) -> Finding:
     """The finding for what lets the value through and not the derivative."""
     name = chain[-1].primitive.name
     severity, more = "warning", dict[str, Any]()
@@ -259,7 +259,7 @@ def _vanishing(program: Program, leaf: int, deaths: _Deaths, is_flat: Callable[[
         blocked = [c for c in blockers(program, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
         blocked = blocked or _in_rules_of_libraries(program, leaf)
         if blocked:
-            return _barrier(path, blocked[0])
+            return barrier(path, blocked[0])
         branching = _not_taken(program, leaf)
         return finding("zero", *(("warning", "not chosen") if branching else ("info", "cancels")), [path], branching)
     # What still arrives at another operation was not lost where something is selected; and what arrives at the last
