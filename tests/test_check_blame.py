@@ -442,12 +442,18 @@ NO_SCORES = {
     "a sum of exponentials": lambda p: jax.nn.logsumexp(jnp.stack([count(p), p])),
     "a factor": lambda p: jnp.log(coin(p) * p + 0.2),
     "an entropy": lambda p: -(share := count(p) / (count(p) + p)) * jnp.log(share + 0.1),
+    "a probability alone": lambda p: coin(p) * jnp.log(p) + (1 - coin(p)) * jnp.log1p(-p),
+    "an entropy beside a reward": lambda p: coin(p) + 0.1 * jnp.log(jnp.stack([1 - p, p])[coin(p).astype(int)]),
     "another draw": lambda p: jax.random.poisson(jax.random.key(1), count(p) * p + 1).astype(jnp.float32),
 }
 SCORES = {
     "chosen by a where": lambda p: (coin(p) + 1) * jnp.log(jnp.where(coin(p), p, 1 - p)),
-    "chosen by an index": lambda p: jnp.log(jnp.stack([1 - p, p])[coin(p).astype(int)]),
-    "a sum of products": lambda p: coin(p) * jnp.log(p) + (1 - coin(p)) * jnp.log1p(-p),
+    "chosen by an index": lambda p: (coin(p) + 1) * jnp.log(jnp.stack([1 - p, p])[coin(p).astype(int)]),
+    "a sum of products": lambda p: (coin(p) + 1) * (coin(p) * jnp.log(p) + (1 - coin(p)) * jnp.log1p(-p)),
+    "by a function with a rule": lambda p: (count(p) - 3) ** 2 * jax.scipy.stats.poisson.logpmf(count(p), 5 * p),
+    "of a sigmoid": lambda p: (
+        (c := coin(jax.nn.sigmoid(p)) + 0.0) * (c * jax.nn.log_sigmoid(p) - (1 - c) * jax.nn.softplus(p))
+    ),
 }
 
 

@@ -10,8 +10,11 @@ from .._programs import (
     COMPARISONS,
     Chain,
     Dependence,
+    any_equation,
     by_value,
     ids,
+    inner_jaxprs,
+    is_custom_rule,
     is_of_jax_random,
     line,
     reaching,
@@ -34,7 +37,7 @@ _BIASED = frozenset({"wald"})
 _OWN_DRAWS = f"{__file__.rpartition('_check')[0]}_random"
 # What a logarithm of a probability is made with.
 _LOGARITHMS = frozenset({"log", "log1p", "log2", "lgamma"})
-_PRODUCTS, _SUMS = frozenset({"mul", "dot_general"}), frozenset({"add", "sub", "add_any"})
+_PRODUCTS = frozenset({"mul", "dot_general"})
 # What is drawn: a continuous number that was stopped, or anything else.
 _NUMBER, _COUNT = 1, 2
 # What depends on a draw itself, and on what a draw chose.
@@ -110,49 +113,55 @@ def _of_draw(program: Program, leaf: int, chains: list[Chain]) -> tuple[str, str
 
 
 def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
-    """Whether a logarithm that depends on a leaf is evaluated at what was drawn: an estimator by the score.
+    """Whether a log density, of a leaf and of what was drawn, multiplies what else was made of that: a score estimator.
 
-    What is drawn and a logarithm meet in an operation, as in `n * log(p)`; or it chooses the probability of which a
-    logarithm is taken. One of a number that is computed of what is drawn is none of a probability.
+    A count that was drawn and a logarithm meet in an operation, as in `n * log(p)`; or it chooses the probability of
+    which a logarithm is taken. One of a number that is computed of a count is none of a probability. What moves
+    smoothly with the leaf, and was stopped, may meet the leaf in anything, as in `-((x - m) / s)**2 / 2`.
     """
-    jaxpr = program.jaxpr.jaxpr
-    # A count multiplies a logarithm, as in `n * log(p)`: that is nothing which moves smoothly with the leaf, and was
-    # stopped. It is such a number that a logarithm is added to, as in `-((x - m) / s)**2 / 2 - log(s)`.
+    jaxpr, smooth = program.jaxpr.jaxpr, program.smooth
     is_cut = lambda chain: chain[-1].primitive.name == "stop_gradient" and program.is_into(leaf, chain)
     keys = {ids(chain): _NUMBER if is_cut(chain) else _COUNT for chain in drawn}
     of_draw = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: keys.get(ids(chain), 0))
-    wanted = {**dict.fromkeys(_PRODUCTS, _COUNT), **dict.fromkeys(_SUMS, _NUMBER)}
-    logs = [c for c in program.smooth.chains if c[-1].primitive.name in _LOGARITHMS and program.is_into(leaf, c)]
-    keys_of_logs = {ids(chain) for chain in logs}
-    of_log = program.after(logs)
-
-    def meets(chain: Chain) -> bool:
-        into = [mask & wanted.get(chain[-1].primitive.name, _NUMBER | _COUNT) for mask in of_draw.into(chain)]
-        if not (any(into) and any(of_log.into(chain)) and program.is_into(leaf, chain)):
-            return False
-        # The draw on one side, and the smooth logarithm on another.
-        pairs = list(zip(into, of_log.into(chain), strict=True))
-        return any(drawn and not log for drawn, log in pairs) and any(log and not drawn for drawn, log in pairs)
-
+    is_inside = lambda chain: any(ids(chain[:length]) in keys for length in range(1, len(chain)))
+    is_log = lambda chain: _takes_logarithm(chain) and program.is_into(leaf, chain) and not is_inside(chain)
+    logs = list(filter(is_log, smooth.chains))
+    keys_of_logs, of_log = set(map(ids, logs)), program.after(logs)
     chosen = {ids(chain) for chain in of_draw.chains if _is_choice(chain, of_draw)}
     number = lambda chain: _CHOSEN if (key := ids(chain)) in chosen else _DRAWN if key in keys else 0
     of_choice = by_value(jaxpr, [0] * len(jaxpr.invars), own=number, ends_at_own=True)
 
-    def is_after(chain: Chain) -> bool:
-        if ids(chain) not in keys_of_logs:
-            return False
+    def is_density(chain: Chain) -> bool:
+        into = list(zip(of_draw.into(chain), of_log.into(chain), smooth.into(chain), strict=True))
+        takes_log, is_of_leaf = ids(chain) in keys_of_logs, lambda mask: bool(mask >> leaf & 1)
+        if any(mask & _NUMBER for mask, *_ in into):
+            return any(is_of_leaf(by) for *_, by in into)
+        # The draw on one side, and the logarithm, or the leaf in a function with one in it, on another.
+        logarithmic = [not mask and bool(log or (takes_log and is_of_leaf(by))) for mask, log, by in into]
+        if any(logarithmic) and any(mask and not log for mask, log, _ in into):
+            return True
         # The factorials of a probability mass function are of numbers that were drawn.
-        is_of_both = chain[-1].primitive.name == "lgamma" and any(of_draw.into(chain))
-        return is_of_both or union(of_choice.into(chain)) == _CHOSEN
+        is_of_both = chain[-1].primitive.name == "lgamma" and any(mask for mask, *_ in into)
+        return takes_log and (is_of_both or union(of_choice.into(chain)) == _CHOSEN)
 
-    # What is scored by them multiplies them, and is drawn too: the logarithms alone make the estimate of an entropy.
-    scores = program.after(chain for chain in program.smooth.chains if meets(chain) or is_after(chain))
-    products = (chain for chain in program.smooth.chains if chain[-1].primitive.name in _PRODUCTS)
-    sides = lambda chain: enumerate(zip(scores.into(chain), of_draw.into(chain), strict=True))
-    return any(
-        score and any(drawn for other, (_, drawn) in sides(chain) if other != place)
-        for chain in products
-        for place, (score, _) in sides(chain)
+    densities = program.after(chain for chain in smooth.chains if is_density(chain))
+
+    def is_scored_by(chain: Chain) -> bool:
+        into = list(zip(densities.into(chain), of_draw.into(chain), smooth.into(chain), strict=True))
+        # Alone, a density estimates an entropy, with another derivative.
+        is_reward = lambda place: any(
+            drawn and not by >> leaf & 1 for other, (_, drawn, by) in enumerate(into) if other != place
+        )
+        return any(density and by >> leaf & 1 and is_reward(place) for place, (density, _, by) in enumerate(into))
+
+    return any(is_scored_by(chain) for chain in smooth.chains if chain[-1].primitive.name in _PRODUCTS)
+
+
+def _takes_logarithm(chain: Chain) -> bool:
+    """Whether an equation is a logarithm, or a function with a rule that contains one, as that of a sigmoid."""
+    is_logarithm = lambda equation: equation.primitive.name in _LOGARITHMS
+    return is_logarithm(chain[-1]) or (
+        is_custom_rule(chain[-1]) and any(any_equation(inner, is_logarithm) for inner in inner_jaxprs(chain[-1]))
     )
 
 

@@ -158,14 +158,22 @@ def _public(name: str) -> str:
     return name if any(hasattr(module, name) for module in _MODULES) or hasattr(jax.random, name) else ""
 
 
-def _called(equation: JaxprEqn) -> str:
-    """The function that the user's innermost line called; empty if it is an operator or unknown."""
+def is_made_by_branches(equation: JaxprEqn) -> bool:
+    """Whether a `cond` or a loop made an equation by itself, and not a function that it runs."""
+    return any(name.rpartition(".")[2] in _RUNS for name, _ in _inside(equation))
+
+
+def _inside(equation: JaxprEqn) -> list[tuple[str, str]]:
+    """The functions that the user's innermost line called, and their files, the innermost first; none if unknown."""
     trace = equation.source_info.traceback
     frames = [(f.function_name, f.file_name) for f in trace.frames] if trace is not None else []
     inside = list(itertools.takewhile(lambda frame: not is_users(frame[1]), frames))
-    if len(inside) == len(frames):
-        return ""
-    for name, file in reversed(inside):
+    return inside if len(inside) < len(frames) else []
+
+
+def _called(equation: JaxprEqn) -> str:
+    """The function that the user's innermost line called; empty if it is an operator or unknown."""
+    for name, file in reversed(_inside(equation)):
         last = name.rpartition(".")[2]
         if last.startswith("_operator_"):
             name = last.removeprefix("_operator_")

@@ -38,7 +38,7 @@ from .._programs import (
 )
 from .agreement import AGREE, ROUNDING
 from .exact import Exact, Leaves
-from .names import operation_of
+from .names import is_made_by_branches, operation_of
 from .point import Point
 from .program import Program
 
@@ -253,7 +253,8 @@ def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
 def is_users_stop(chain: Chain) -> bool:
     """Whether the user called `stop_gradient`, or made a mark, rather than called a function that stops something."""
     is_marked = mark_in(str(chain[-1].source_info.name_stack)) is not None
-    return is_marked or (not is_in_library(chain) and operation_of(chain) == "stop_gradient")
+    is_own = operation_of(chain) == "stop_gradient" and not is_made_by_branches(chain[-1])
+    return is_marked or (not is_in_library(chain) and is_own)
 
 
 def mark_of(chain: Chain) -> str | None:
