@@ -282,7 +282,13 @@ def no_transpose(x):
 
 def before_a_callback(x):
     sine = lambda x: jax.pure_callback(lambda x: jnp.sin(x), x, x)
-    return sine(stop_gradient(x)) + x
+    return lax.cond(x > 0, sine, lambda x: x, stop_gradient(x)) + x
+
+
+def test_a_stop_before_a_callback_outside_of_branches_is_tried():
+    sine = lambda x: jax.pure_callback(lambda x: jnp.sin(x), x, x)
+    report = pg.check(lambda x: sine(stop_gradient(x)) + x, progress=False)(S(0.5))
+    assert (report.verdict, [f.reason for f in report.findings]) == ("stopped", ["stop"])
 
 
 squared = jax.custom_jvp(lambda z: jnp.real(z * jnp.conj(z)))

@@ -12,13 +12,12 @@ from .draws import is_scored
 from .exact import Exact, Leaves
 from .halving import Seen
 from .implicit import stops_of_implicit_draws
-from .jumps import jumps_at
 from .outcomes import goes_by_steps
 from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Blame, Rules
-from .stairs import explaining_stairs, from_afar, missing_slope
+from .stairs import explaining_stairs, from_afar, jumps_within, missing_slope
 from .stops import (
     BY_HAND,
     explain_loops,
@@ -44,9 +43,6 @@ _NEARER = 0.5
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
-
-# Of so many operations it is asked whether the value jumps there.
-_MOST_TRIED = 4
 
 # What it is called in the table of verdicts, and the operations that explain; None if they do not.
 Excuse = tuple[str, tuple[Chain, ...]] | None
@@ -232,8 +228,7 @@ class Excuses:
             missing = missing_slope(case.place, direction)
             chains = explaining_stairs(case.place, case.leaf, direction, missing) if missing else ()
             # Where nearby steps agree with the derivative, narrow ramps may do what steps do.
-            jumps = (_jumps(case, chain, direction) for chain in chains[:_MOST_TRIED])
-            if missing and chains and (not case.is_flat or any(jumps)):
+            if missing and chains and (not case.is_flat or jumps_within(case.place, direction, missing)):
                 self._afar[case.leaf] = from_afar(missing, case.seen.reading)
                 return "stairs", chains
         return None
@@ -250,12 +245,6 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
     (("agrees", "zero", "kink"), Excuses.stopped_draw),
     (("wrong", "removable", "agrees", "zero", *_UNSETTLED), Excuses.stairs),
 )
-
-
-def _jumps(case: _Case, chain: Chain, direction: Leaves) -> bool:
-    # Bits change with every number; whoever computes with them jumps.
-    is_of_bits = chain[-1].primitive.name == "bitcast_convert_type"
-    return is_of_bits or jumps_at(case.place, case.leaf, chain, direction)
 
 
 def is_of_a_limit(solvers: list[Chain], reading: Reading) -> bool:

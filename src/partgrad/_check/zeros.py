@@ -105,12 +105,14 @@ def blockers(
     return last_of(program.jaxpr.jaxpr, found)
 
 
-def _in_rules_of_libraries(program: Program, leaf: int) -> list[Chain]:
+def blockers_in_rules(
+    program: Program, leaf: int, wanted: Callable[[Chain], bool] = _is_no_test_for_nan
+) -> list[Chain]:
     """What the user's code blocks in a function passed to a library, whose own rule differentiates it."""
     jaxpr = program.jaxpr.jaxpr
     flow = differentiably(jaxpr, [1 << number for number in range(len(jaxpr.invars))], into_rules=True)
     is_ruled = lambda chain: any(is_custom_rule(outer) for outer in chain[:-1]) and not is_in_library(chain)
-    return blockers(program, leaf, flow, lambda chain: is_ruled(chain) and _is_no_test_for_nan(chain))
+    return blockers(program, leaf, flow, lambda chain: is_ruled(chain) and wanted(chain))
 
 
 def _blocked(program: Program, leaf: int) -> Iterator[Finding]:
@@ -257,7 +259,7 @@ def _vanishing(program: Program, leaf: int, deaths: _Deaths, is_flat: Callable[[
     own = deaths.of(leaf)
     if not own:
         blocked = [c for c in blockers(program, leaf) if any(e.primitive.name == "cond" for e in c[:-1])]
-        blocked = blocked or _in_rules_of_libraries(program, leaf)
+        blocked = blocked or blockers_in_rules(program, leaf)
         if blocked:
             return barrier(path, blocked[0])
         branching = _not_taken(program, leaf)
