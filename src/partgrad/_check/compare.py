@@ -299,10 +299,11 @@ class Comparison:
         direction = self._search.along(leaf, answer.seen)
         if not others:
             # Unless as much is off without them, by a rule that cannot be compared.
-            unknown = self._rules.incomparable_for(leaf)
-            left = self._excuses.without(solvers).read(direction, slack=self._search.slack) if unknown else None
-            is_left = left is not None and left.status == MISMATCH
-            return [] if is_left and left.telling.relative > _LEFT * answer.seen.reading.telling.relative else blamed
+            if not self._rules.incomparable_for(leaf):
+                return blamed
+            left = self._excuses.without(solvers).read(direction, slack=self._search.slack)
+            is_left = left.telling.relative > _LEFT * answer.seen.reading.telling.relative
+            return [] if left.status == MISMATCH and is_left else blamed
         reading = self._excuses.without(others).read(direction, slack=self._search.slack)
         return others if is_of_a_limit([blame.chain for blame in solvers], reading) else blamed
 

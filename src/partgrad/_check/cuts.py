@@ -4,7 +4,8 @@ The derivative of such an operation is declared: a rule that is intended, or a d
 difference of the whole program shows what comes before or after it. Cut there, both are compared.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,15 +23,61 @@ from .._programs import (
     primal_jaxpr,
     run,
 )
+from .compare import Comparison
 from .exact import Exact
+from .finding import Finding
 from .float64 import widened
 from .outcomes import Outcomes
 from .own import Own, weights_of
 from .point import Point
 from .program import Program
+from .questions import Search
+from .rounding import lost_digits
+from .rules import Rules
+from .verdict import ERROR
+
+# The kinds of findings about parts of a program.
+_OF_PARTS = frozenset({"mismatch", "precision"})
 
 
-class Cut(NamedTuple):
+def around(
+    program: Program,
+    chains: Sequence[Chain],
+    generator: np.random.Generator,
+    directions: int,
+    exhaustive: bool,
+    known: Sequence[Finding],
+) -> Iterator[Finding]:
+    """What is wrong before and after some operations.
+
+    Args:
+        program: The program.
+        chains: The operations.
+        generator: For directions and weights.
+        directions: How many directions are sampled for each leaf.
+        exhaustive: Whether every element counts.
+        known: What was found so far, of which nothing is said again.
+    """
+    cut = _cut_at(program, chains, generator)
+    if cut is None:
+        return
+    cut.own.run({})
+    leaves = range(len(cut.paths))
+    search = Search(cut.point, generator, leaves)
+    search.look_around(directions, exhaustive, lambda now, of: None)
+    comparison = Comparison(cut.own, search, Rules(cut.own.program), {leaf: search.answer(leaf) for leaf in leaves})
+    is_right = lambda leaf: comparison.answers[leaf].row.verdict != ERROR
+    lost = lost_digits(cut.own, search, comparison.answers, exhaustive, is_right)
+    named, where = dict(zip(cut.own.program.paths, cut.paths, strict=True)), lambda f: (f.file, f.line, f.operation)
+    told = {where(found) for found in known if found.kind in _OF_PARTS}
+    for found in (*comparison.findings(), *lost):
+        if found.kind in _OF_PARTS and where(found) not in told:
+            own = [path for leaf in found.leaves for path in named[leaf]]
+            figures = found.figures if set(own) == set(found.leaves) else None
+            yield dataclasses.replace(found, leaves=tuple(own), figures=figures)
+
+
+class _Cut(NamedTuple):
     """A program that is cut, as the user runs it and in float64.
 
     Attributes:
@@ -44,7 +91,7 @@ class Cut(NamedTuple):
     paths: list[tuple[str, ...]]
 
 
-def cut_at(program: Program, chains: Sequence[Chain], generator: np.random.Generator) -> Cut | None:
+def _cut_at(program: Program, chains: Sequence[Chain], generator: np.random.Generator) -> _Cut | None:
     """The program cut at some operations; None if all of them are inside loops, branches or rules.
 
     Args:
@@ -99,4 +146,4 @@ def cut_at(program: Program, chains: Sequence[Chain], generator: np.random.Gener
     cut = Program(function, [*program.leaves, *made], [*program.paths, *names])
     own = Own(cut, weights_of(cut.out_avals, generator))
     point = Point(Exact(cut), list(map(widened, cut.leaves)), own.weights, Outcomes(cut))
-    return Cut(own, point, [*((path,) for path in program.paths), *of_results])
+    return _Cut(own, point, [*((path,) for path in program.paths), *of_results])

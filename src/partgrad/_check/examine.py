@@ -14,7 +14,7 @@ from .._programs import FOREIGN, Chain, Operands, raised_at
 from .._transforms import Call, first_of_pair
 from ..errors import ArgumentError
 from .compare import Comparison
-from .cuts import cut_at
+from .cuts import around
 from .draws import draws
 from .eager import may_differ_eagerly
 from .exact import Exact
@@ -31,12 +31,12 @@ from .nonfinite import nonfinite
 from .outcomes import Outcomes
 from .own import Own, cotangents_of, weights_of
 from .point import Point
-from .precision import Precision, least
+from .precision import least
 from .program import Program, differentiable
 from .progress import Progress
 from .questions import Search
 from .report import GradientReport
-from .rounding import is_undecided, rounding
+from .rounding import is_undecided, lost_digits
 from .rows import paths_of, report_of
 from .rules import Rules
 from .smoothing import MENDED, Smoothing
@@ -53,7 +53,6 @@ _BESIDE_THE_POINT = ("See http", "For simplicity, JAX", "To catch the leak", "JA
 _BESIDE = 1e-2
 # The kinds of findings about whether a derivative is right, and the reasons of those by which a part of it is cut.
 _ABOUT = frozenset({"mismatch", "jump", "noise", "oob"})
-_OF_PARTS = frozenset({"mismatch", "precision"})
 _CUTS = frozenset({"stop", "stop beside", "stopped draw", "rule stop", "mark", "stairs"})
 # The steps of progress before and after finite differences.
 _STEPS = 4
@@ -195,35 +194,13 @@ class _Examination:
         wrong = self._in_error("mismatch")
         # In float64, an implicit draw is held.
         is_asked = lambda leaf: program.paths[leaf] not in wrong and not has_implicit_draw(program, leaf)
-        self.findings += self._digits(own, self._comparison, search, is_asked)
-
-    def _digits(
-        self, own: Own, comparison: Comparison, search: Search, is_asked: Callable[[int], bool]
-    ) -> Iterator[Finding]:
-        """The findings of digits that are lost."""
-        precision = Precision(own, search.point, self._options.exhaustive)
-        for leaf, answer in comparison.answers.items():
-            if is_asked(leaf):
-                yield from rounding(own, leaf, answer, precision, search)
+        answers, exhaustive = self._comparison.answers, self._options.exhaustive
+        self.findings += lost_digits(own, search, answers, exhaustive, is_asked)
 
     def _around(self, chains: Sequence[Chain]) -> Iterator[Finding]:
-        """What is wrong before and after operations whose own derivative is declared, and was not found so far."""
-        cut = cut_at(self._program, chains, self._generator) if chains else None
-        if cut is None:
-            return
-        cut.own.run({})
-        leaves = range(len(cut.paths))
-        search = Search(cut.point, self._generator, leaves)
-        search.look_around(self._options.directions, self._options.exhaustive, lambda now, of: None)
-        comparison = Comparison(cut.own, search, Rules(cut.own.program), {leaf: search.answer(leaf) for leaf in leaves})
-        named, where = dict(zip(cut.own.program.paths, cut.paths, strict=True)), lambda f: (f.file, f.line, f.operation)
-        known = {where(found) for found in self.findings if found.kind in _OF_PARTS}
-        lost = self._digits(cut.own, comparison, search, lambda leaf: comparison.answers[leaf].row.verdict != ERROR)
-        for found in (*comparison.findings(), *lost):
-            if found.kind in _OF_PARTS and where(found) not in known:
-                own = [path for leaf in found.leaves for path in named[leaf]]
-                figures = found.figures if set(own) == set(found.leaves) else None
-                yield dataclasses.replace(found, leaves=tuple(own), figures=figures)
+        """What is wrong before and after operations whose own derivative is declared."""
+        how = self._options.directions, self._options.exhaustive
+        return around(self._program, chains, self._generator, *how, known=self.findings) if chains else iter(())
 
     def _draws(self) -> Iterator[Finding]:
         """The findings of draws; a threshold at which the value jumps decides like any other."""

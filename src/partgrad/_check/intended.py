@@ -59,9 +59,9 @@ def _is_about(finding: Finding, meant: Meant) -> bool:
         return named is not None and _is_about(finding, named)
     own = [getattr(meant, name, None) for name in ("jvp", "fwd", "bwd")]
     if any(own):
-        # A rule is known by its functions: others may have been made by the same lines.
+        # A rule is known by its functions, which may be of the same lines as others, or each of another rule too.
         ruled = finding.rule.functions if finding.rule else ()
-        return any(function is one for function in ruled for one in own if one is not None)
+        return all(any(function is one for function in ruled) for one in own if one is not None)
     if any(meant is one for one in known_as(finding.operation)):
         return True
     function = inspect.unwrap(meant)

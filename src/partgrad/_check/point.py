@@ -19,7 +19,7 @@ from .slopes import JUMP, KINK, SMOOTH, UNSURE, Slope, slope
 
 # Steps that change only the last digits of a number: where digits cancel, more of them have to.
 _DIGITS = (1e-15, 2e-15, 3e-15, 5e-15, 3e-11, 1e-9)
-_LAST_DIGITS = _DIGITS[:4]
+LAST_DIGITS = _DIGITS[:4]
 # Of so many steps a jump is the same, up to this factor.
 _FEW, _STEADY = 4, 1.05
 # How far rounding moves an output, relative to its size, and if it is zero: more is the noise of what cancels.
@@ -233,10 +233,10 @@ class Point:
 
     def _is_isolated(self, along: Leaves | None = None) -> bool:
         """Whether a selection changes with the last digits of the point, or of what moves along a direction."""
-        beside = [self._beside(by, along) for side in (-1.0, 1.0) for by in (side * _DIGITS[0], side * _DIGITS[-1])]
+        beside = [self.beside(by, along) for side in (-1.0, 1.0) for by in (side * _DIGITS[0], side * _DIGITS[-1])]
         return bool(self.outcomes.crossings(None, self.leaves, [(1.0, other) for other in beside]))
 
-    def _beside(self, by: float, along: Leaves | None = None) -> Leaves:
+    def beside(self, by: float, along: Leaves | None = None) -> Leaves:
         """The point with other last digits, everywhere or where a direction moves it."""
         moves = [True] * len(self.leaves) if along is None else [v != 0 for v in along]
         return [x + by * size_of(x) * own for x, own in zip(self.leaves, moves, strict=True)]
@@ -245,18 +245,18 @@ class Point:
         """How far both derivatives move with the last digits of the point, on two sides: a tie may lie between them."""
         forward, reverse = np.zeros(self.start.shape), 0.0
         for side in (-1.0, 1.0):
-            points = [self._beside(side * by, along) for by in _DIGITS]
+            points = [self.beside(side * by, along) for by in _DIGITS]
             gradients = self._gradients_beside[side] if along is None else self._gradients_at(points)
-            reverse = max(reverse, float(_range([_product(g, direction)[0] for g in gradients if g is not None])))
+            reverse = max(reverse, float(reach_of([_product(g, direction)[0] for g in gradients if g is not None])))
             tangents = [self.exact.forward(point, direction) for point in points]
             if tangents[0] is not None:
-                forward = np.maximum(forward, _range(tangents))
+                forward = np.maximum(forward, reach_of(tangents))
         return forward, reverse
 
     @cached_property
     def _gradients_beside(self) -> dict[float, list[Leaves | None]]:
         """Those at the point with other last digits, on each side."""
-        return {side: self._gradients_at([self._beside(side * by) for by in _DIGITS]) for side in (-1.0, 1.0)}
+        return {side: self._gradients_at([self.beside(side * by) for by in _DIGITS]) for side in (-1.0, 1.0)}
 
     def _gradients_at(self, points: list[Leaves]) -> list[Leaves | None]:
         return [self.exact.reverse(point, self.weights) for point in points]
@@ -272,14 +272,6 @@ class Point:
     def noise_of_tangents(self, direction: Leaves) -> Vector:
         """How far the tangents along a direction move with the last digits of the point."""
         return np.broadcast_to(self._noise_of_derivatives(direction)[0], self.start.shape)
-
-    def noise_of_gradient(self, leaf: int, digits: tuple[float, ...] = _LAST_DIGITS) -> float:
-        """How far the gradient of a leaf moves with the last digits of the point: its norm."""
-        largest = 0.0
-        for side in (-1.0, 1.0):
-            gradients = self._gradients_at([self._beside(side * by) for by in (0.0, *digits)])
-            largest = max(largest, float(np.linalg.norm(_range([g[leaf] for g in gradients if g is not None]))))
-        return largest
 
     def _forward(self, tangents: Vector | None, direction: Leaves, found: Slope, slack: float, off: Any) -> Agreement:
         if tangents is None:
@@ -362,7 +354,8 @@ def _joined(arrays: Leaves) -> Vector:
     return np.where(np.isfinite(joined), joined, 0.0)
 
 
-def _range(values: list[Any]) -> Any:
+def reach_of(values: list[Any]) -> Any:
+    """How far some values are from the first of them, at most, in each element."""
     if not values:
         return 0.0
     with np.errstate(all="ignore"):

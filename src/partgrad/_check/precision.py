@@ -10,10 +10,10 @@ from jax.extend.core import ClosedJaxpr
 
 from .._compat import cached_property, silent_callbacks
 from .._programs import Chain, Operands, inner_jaxprs, is_floating, jaxpr_and_consts, kept, quick_jit, reclosing
-from .exact import Leaves, scale_of
+from .exact import Leaves, scale_of, size_of
 from .float64 import Rule, exactly, promoted, wide_dtype, widened
 from .own import Own, cotangents_of, tangents_of
-from .point import Point
+from .point import LAST_DIGITS, Point, reach_of
 from .program import Array, Program
 
 # Parts of the value that are little, next to nothing, and rounding errors in float64.
@@ -22,8 +22,13 @@ _LITTLE, _HARDLY, _NOTHING = 1e-3, 1e-5, 1e-13
 _LEAST, _LEAST_AT_MOST = 1e3, 1e-4
 # How far the rounding of a whole leaf may move an element, in units of the leaf.
 _OF_OTHERS = 1e3
+# In units of how far it moves with the last digits of the point, what of an element is more than that of larger ones,
+# and how much has to be off to be looked at.
+_OF_ITS_OWN, _AT_LEAST = 100.0, 1e-2
 # Outputs whose gradients differ by such a factor are unlike: their sum has the digits of the larger one.
 _UNLIKE = 1e3
+# How many points near this one tell how far a gradient moves.
+_MOVED = 6
 # How much more than rounding to fewer digits moves a gradient it may explain.
 _EXPLAINS = 5.0
 
@@ -51,10 +56,15 @@ class _Sum(NamedTuple):
         error = relative_error(got, expected, least(dtype))
         if not by_element:
             return error
-        # Of an element, what the rounding of larger ones does not explain.
+        # Of an element, or a part of a complex one, what the rounding of larger ones does not explain.
+        parts = lambda array: np.ravel(array).view(np.float64)
+        unit = float(jnp.finfo(dtype).eps)
         with np.errstate(all="ignore"):
-            off, sizes = np.abs(got - expected), np.maximum(np.abs(expected), least(dtype))
-            is_own = off > _OF_OTHERS * float(jnp.finfo(dtype).eps) * np.linalg.norm(expected)
+            off, sizes = np.abs(parts(got - expected)), np.maximum(np.abs(parts(expected)), least(dtype))
+            is_own = off > _OF_OTHERS * unit * np.linalg.norm(expected)
+            if np.any(off > _AT_LEAST * np.maximum(sizes, unit * np.linalg.norm(expected))):
+                moves = _moves_of_gradient(self.point, leaf, unit)
+                is_own |= off > _OF_ITS_OWN * np.maximum(moves, unit * sizes)
         return max(error, float(np.max(off / sizes, where=is_own, initial=0.0)))
 
     def cancels(self, leaf: int) -> bool:
@@ -69,11 +79,11 @@ class _Sum(NamedTuple):
             # What the user gets is far from zero.
             return False
         # That of a function that is linear in pieces does not move with the point, but may consist of rounding errors.
-        if moves(exact) <= _NOTHING * value or size <= 10 * point.noise_of_gradient(leaf):
+        if moves(exact) <= _NOTHING * value or size <= 10 * _noise_of_gradient(point, leaf):
             return True
         # Or with those that the leaf has, if all of the leaf would hardly move the value.
         is_hardly = moves(exact) <= _HARDLY * value
-        return bool(is_hardly and size <= 10 * point.noise_of_gradient(leaf, (2 * point.resolution,)))
+        return bool(is_hardly and size <= 10 * _noise_of_gradient(point, leaf, (2 * point.resolution,)))
 
 
 class Precision:
@@ -172,6 +182,28 @@ def derivative_of(program: Program, leaf: int, point: Point) -> Derivative | Non
     operands = [*program.leaves, *tangents_of(program, point.along_leaf(leaf))]
     joined = lambda results: np.concatenate([np.ravel(widened(pushed)) for pushed in results])
     return program.tangent, operands, lambda results: point.weights * joined(results)
+
+
+def _noise_of_gradient(point: Point, leaf: int, digits: tuple[float, ...] = LAST_DIGITS) -> float:
+    """How far the gradient of a leaf moves with the last digits of the point: its norm."""
+    largest = 0.0
+    for side in (-1.0, 1.0):
+        gradients = [point.exact.reverse(point.beside(side * by), point.weights) for by in (0.0, *digits)]
+        largest = max(largest, float(np.linalg.norm(reach_of([g[leaf] for g in gradients if g is not None]))))
+    return largest
+
+
+def _moves_of_gradient(point: Point, leaf: int, units: float) -> Array:
+    """How far each element of a gradient moves, at most, if all leaves move up or down by so much of their size.
+
+    As one vector of real numbers: complex elements have two.
+    """
+    found = [point.gradient]
+    for seed in range(_MOVED):
+        choose = np.random.default_rng(seed).choice
+        at = [x + units * size_of(x) * choose((-1.0, 1.0), x.shape) for x in point.leaves]
+        found.append(point.exact.reverse(at, point.weights))
+    return np.asarray(reach_of([np.ravel(own[leaf]).view(np.float64) for own in found if own is not None]))
 
 
 def _rounding_narrow(dtype: Any) -> Rule:

@@ -1,6 +1,6 @@
 """A gradient that has lost its digits to rounding, and the operation that loses them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +35,25 @@ _EQUALITIES = frozenset({"eq", "ne", "is_finite"})
 _MOST_ELEMENTS = 8
 
 
-def rounding(own: Own, leaf: int, answer: Answer, precision: Precision, search: Search) -> Iterator[Finding]:
+def lost_digits(
+    own: Own, search: Search, answers: Mapping[int, Answer], exhaustive: bool, is_asked: Callable[[int], bool]
+) -> Iterator[Finding]:
+    """The findings of digits that are lost, of leaves that were compared.
+
+    Args:
+        own: The program as the user runs it.
+        search: The readings of it.
+        answers: What was found of the leaves.
+        exhaustive: Whether every element counts.
+        is_asked: Whether it is asked of a leaf.
+    """
+    precision = Precision(own, search.point, exhaustive)
+    for leaf, answer in answers.items():
+        if is_asked(leaf):
+            yield from _rounding(own, leaf, answer, precision, search)
+
+
+def _rounding(own: Own, leaf: int, answer: Answer, precision: Precision, search: Search) -> Iterator[Finding]:
     """A finding if the gradient of a leaf has lost its digits to rounding, relative to what its dtype has."""
     program, path = own.program, [own.program.paths[leaf]]
     if precision.cancels(leaf):
