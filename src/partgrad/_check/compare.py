@@ -8,6 +8,7 @@ import numpy as np
 from .._programs import (
     TRANSPARENT,
     Chain,
+    ids,
     is_custom_rule,
     is_in_library,
     line,
@@ -15,6 +16,7 @@ from .._programs import (
     placed,
 )
 from .agreement import MISMATCH, NO_DIGIT, ROUNDING
+from .exact import Exact
 from .excuses import SLIGHT, Excuses, is_of_a_limit, is_score
 from .finding import Figures, Finding
 from .halving import Seen
@@ -23,6 +25,7 @@ from .indices import written_twice
 from .names import element_of, finding, operation_of, rule_of, steps_of
 from .outcomes import Crossing, is_discrete
 from .own import Own, compiled, is_finite
+from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Blame, Rules
@@ -65,6 +68,8 @@ class Comparison:
         self._own, self._search, self._rules = own, search, rules
         self._program: Program = own.program
         self._excuses = Excuses(search, rules)
+        # The points of the function without some rules.
+        self._corrected: dict[Any, Point] = {}
         self.answers = {leaf: self._excuses.excused(leaf, answer) for leaf, answer in answers.items()}
 
     def verdict(self, leaf: int) -> str:
@@ -280,14 +285,12 @@ class Comparison:
         slopes = lambda at: (at.derivative(direction), at.pulled_back(direction))
         found, before = list[Blame](), slopes(self._search.point)
         while len(found) < len(blamed):
-            tried = {
-                n: slopes(self._excuses.without([*found, one])) for n, one in enumerate(blamed) if one not in found
-            }
+            tried = {n: slopes(self._without([*found, one])) for n, one in enumerate(blamed) if one not in found}
             more = [n for n, own in tried.items() if not np.allclose(own, before, rtol=_SAME, atol=0.0, equal_nan=True)]
             if not more:
                 break
             found += [blamed[n] for n in more]
-            before = slopes(self._excuses.without(found)) if len(found) < len(blamed) else before
+            before = slopes(self._without(found)) if len(found) < len(blamed) else before
         return found or blamed
 
     def _without_limits(self, leaf: int, answer: Answer, blamed: list[Blame]) -> list[Blame]:
@@ -301,11 +304,18 @@ class Comparison:
             # Unless as much is off without them, by a rule that cannot be compared.
             if not self._rules.incomparable_for(leaf):
                 return blamed
-            left = self._excuses.without(solvers).read(direction, slack=self._search.slack)
+            left = self._without(solvers).read(direction, slack=self._search.slack)
             is_left = left.telling.relative > _LEFT * answer.seen.reading.telling.relative
             return [] if left.status == MISMATCH and is_left else blamed
-        reading = self._excuses.without(others).read(direction, slack=self._search.slack)
+        reading = self._without(others).read(direction, slack=self._search.slack)
         return others if is_of_a_limit([blame.chain for blame in solvers], reading) else blamed
+
+    def _without(self, blames: list[Blame] | None = None) -> Point:
+        """The point of the function without some wrong rules, or all; made once, whatever the number of leaves."""
+        key = None if blames is None else tuple(ids(blame.chain) for blame in blames)
+        if key not in self._corrected:
+            self._corrected[key] = self._search.point.of(Exact(self._rules.left_out(blames)))
+        return self._corrected[key]
 
     def _stops_beside(self, leaf: int, answer: Answer) -> tuple[Chain, ...]:
         """The stops that explain what is still wrong with a leaf without wrong rules."""
@@ -313,7 +323,7 @@ class Comparison:
         if seen is None or not stops_of(self._program, leaf):
             return ()
         direction = self._search.along(leaf, seen)
-        corrected = self._excuses.without()
+        corrected = self._without()
         return () if agrees(corrected, direction, slack) else explaining_stops(corrected, direction, slack)
 
     def _of_draws(self, leaf: int) -> Iterator[Finding]:

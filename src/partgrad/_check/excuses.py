@@ -9,14 +9,14 @@ from .._compat import cached_property
 from .._programs import Chain, ids, is_in_library, union
 from .agreement import AGREE, MISMATCH, ROUNDING, Reading
 from .draws import is_scored
-from .exact import Exact, Leaves
+from .exact import Leaves
 from .halving import Seen
 from .implicit import stops_of_implicit_draws
 from .outcomes import goes_by_steps
 from .point import Point
 from .program import Program
 from .questions import Answer, Search
-from .rules import Blame, Rules
+from .rules import Rules
 from .stairs import explaining_stairs, from_afar, jumps_within, missing_slope
 from .stops import (
     BY_HAND,
@@ -80,8 +80,6 @@ class Excuses:
         # The readings of the leaves that have a slope from afar.
         self._afar: dict[int, Reading] = {}
         self._points: dict[Any, Point] = {}
-        # The points of the function without some rules.
-        self._corrected: dict[Any, Point] = {}
         self._tried: dict[int, list[Any]] = {}
         # The stops that explain a disagreement together.
         self._held: dict[int, tuple[Chain, ...]] = {}
@@ -101,7 +99,7 @@ class Excuses:
         return answer._replace(seen=seen, evidence=evidence, row=row_of(evidence))
 
     def beside(self, leaf: int, answer: Answer) -> Iterator[Beside]:
-        """What is cut besides: it is looked for where what explains a disagreement is held, or left out."""
+        """What is cut besides what explains a disagreement."""
         seen, tried = answer.seen, self._tried.get(leaf, [])
         if seen is None or answer.row.name == "not finite" or not self._may_lack_a_part(leaf):
             return
@@ -121,20 +119,13 @@ class Excuses:
         return _Case(leaf, answer.seen, place, direction, max(self._search.slack, 0.0), is_flat)
 
     def _explained(self, case: _Case, row: str) -> Point:
-        """The point of the function in which nothing is left of what explains a disagreement."""
+        """The point of the function in which stops are held, or loops run on, that explain a disagreement."""
         chains = self._held.get(case.leaf) or self.chains.get(case.leaf, ())
         if row == "unconverged":
             return self._running_on(case.place, solvers_of(self._program, case.leaf))
         if chains and all(chain[-1].primitive.name == "stop_gradient" for chain in chains):
             return case.place.of(case.place.exact.holding(chains)(range(len(chains))))
-        return self.without() if self._rules.to_blame_for(case.leaf) else case.place
-
-    def without(self, blames: list[Blame] | None = None) -> Point:
-        """The point of the function without some wrong rules, or all; made once, whatever the number of leaves."""
-        key = None if blames is None else tuple(ids(blame.chain) for blame in blames)
-        if key not in self._corrected:
-            self._corrected[key] = self._search.point.of(Exact(self._rules.left_out(blames)))
-        return self._corrected[key]
+        return case.place
 
     def _may_lack_a_part(self, leaf: int) -> bool:
         """Whether a leaf goes into a comparison, a rounding, or a draw, of which differences nearby show nothing."""
