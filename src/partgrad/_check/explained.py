@@ -66,12 +66,6 @@ def _joined(findings: list[Finding]) -> Finding:
 # In order: what was explained explains nothing.
 _TABLE = (
     _Row(_is("growth"), _is("noise")),
-    # Where the value is not finite, no gradient is.
-    _Row(
-        _is("nan", reasons=["value"]),
-        _is("nan"),
-        lambda one, other: one is not other and _is_at_the_same_line(one, other),
-    ),
     # What a draw decides arrives by it.
     _Row(_is("draw", reasons=["discrete", "decision"]), _is("zero", reasons=["not chosen", "left out"])),
     _Row(_is("mismatch", reasons=["twice"]), _is("mismatch", reasons=["not unique"]), _is_at_the_same_line),
