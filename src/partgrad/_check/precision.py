@@ -154,8 +154,8 @@ class Precision:
 
     def is_of_narrow(self, leaf: int, worst: Worst) -> bool:
         """Whether an error of the derivative by a leaf is that of rounding to dtypes that are narrower than its own."""
-        program, dtype, point = self._own.program, self._own.program.leaves[leaf].dtype, self._point
-        derivative = derivative_of(program, leaf, point)
+        program, dtype = self._own.program, self._own.program.leaves[leaf].dtype
+        derivative = derivative_of(program, leaf, worst.point)
         if derivative is None:
             return False
         jaxpr, operands, of_leaf = derivative

@@ -42,10 +42,12 @@ def explaining_stairs(point: Point, leaf: int, direction: Leaves, missing: Missi
     """The fewest operations through which the value, and no derivative, has a slope from afar."""
     program = point.exact.program
     wanted = lambda chain: goes_by_steps(chain) and not is_told_with_draws(program, chain)
-    chains = blockers(program, leaf, wanted=wanted) + blockers_in_rules(program, leaf, wanted)
+    last = blockers(program, leaf, wanted=wanted) + blockers_in_rules(program, leaf, wanted)
     left = lambda held: _over(missing.steps[-1:], held, direction)[1][-1, missing.output]
     is_whole = lambda held: abs(left(held)) <= _LEFT * abs(missing.lacks[-1])
-    return fewest(chains, holding(point, chains, is_whole, only_places=True)) if chains else ()
+    explaining = lambda chains: fewest(chains, holding(point, chains, is_whole, only_places=True)) if chains else ()
+    # In a loop, what comes before another may come after it as well.
+    return explaining(last) or explaining(blockers(program, leaf, wanted=wanted, all_in_a_row=True))
 
 
 def missing_slope(point: Point, direction: Leaves) -> Missing | None:

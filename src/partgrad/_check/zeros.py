@@ -86,6 +86,8 @@ def blockers(
     leaf: int,
     flow: Dependence | None = None,
     wanted: Callable[[Chain], bool] = _is_no_test_for_nan,
+    *,
+    all_in_a_row: bool = False,
 ) -> list[Chain]:
     """The equations through which the value of a leaf reaches the output, but not its derivative.
 
@@ -102,7 +104,7 @@ def blockers(
         # not stopped there.
         and not all(mask >> leaf & 1 for mask in smoothly(chain, flow.into(chain)))
     ]
-    return last_of(program.jaxpr.jaxpr, found)
+    return found if all_in_a_row else last_of(program.jaxpr.jaxpr, found)
 
 
 def blockers_in_rules(
