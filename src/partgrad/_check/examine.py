@@ -287,7 +287,8 @@ class _Examination:
 
     def _by_steps(self, zero: Finding) -> Finding:
         """The finding for a leaf that arrives by steps only, as it is rounded, and elsewhere is left out."""
-        if zero.reason not in ("left out", "not chosen") or not self._comparison:
+        told = {leaf for found in self.findings if found.kind in ("tie", "jump") for leaf in found.leaves}
+        if zero.reason not in ("left out", "not chosen") or not self._comparison or told.issuperset(zero.leaves):
             return zero
         partly = next(coarse_steps(self._point, self._numbers(zero)), None)
         return zero if partly is None else barrier(zero.leaves[0], partly.chain)
