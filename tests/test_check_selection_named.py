@@ -161,7 +161,8 @@ def test_what_only_feeds_a_comparison_is_not_blamed():
     report = pg.check(loss, progress=False)(0.5)
     (jump,) = [f for f in report.findings if f.kind == "jump"]
     assert jump.operation == "<"
-    assert pg.check(loss, progress=False)(0.0).findings == ()
+    # Elsewhere, that the value jumps at it is a note.
+    assert [f.reason for f in pg.check(loss, progress=False)(0.0).findings] == ["partly"]
 
 
 @pytest.mark.slow
