@@ -61,6 +61,11 @@ def _element_in(crossing: Crossing) -> tuple[int, ...]:
     return element_of(flat, shape) if users.outvars and users.outvars[0].aval.shape == shape else ()
 
 
+def _all_of(chains: tuple[Chain, ...]) -> dict[str, Any]:
+    """What a finding says of several operations that are its cause together: the lines of all, and the others."""
+    return {"lines": [where for where in dict.fromkeys(map(line, chains)) if where], "together": chains[1:]}
+
+
 class Comparison:
     """The answers for the leaves that were compared, with what explains them."""
 
@@ -139,18 +144,16 @@ class Comparison:
             return finding("draw", severity, "score", [path], chains[0], figures=figures)
         if (mark := mark_of(chains[0])) is not None:
             return finding("mismatch", severity, "mark", [path], chains[0], figures=figures, mark=mark)
-        more = {"lines": [where for where in dict.fromkeys(map(line, chains)) if where], "together": chains[1:]}
         if answer.seen is not None and answer.seen.reading.status != MISMATCH:
-            return finding("mismatch", severity, "stopped draw", [path], chains[0], **more)
-        return finding("mismatch", severity, "stop", [path], chains[0], figures=figures, **more)
+            return finding("mismatch", severity, "stopped draw", [path], chains[0], **_all_of(chains))
+        return finding("mismatch", severity, "stop", [path], chains[0], figures=figures, **_all_of(chains))
 
     def _of_parts(self, leaf: int, answer: Answer) -> Iterator[Finding]:
         """The findings of what is cut besides."""
-        for reason, (chain, *together), seen in self._excuses.beside(leaf, answer):
+        for reason, chains, seen in self._excuses.beside(leaf, answer):
             figures = self._figures(leaf, answer._replace(seen=seen)) if reason == "stairs" else None
-            lines = [where for where in dict.fromkeys(map(line, (chain, *together))) if where]
-            more = {"figures": figures, "together": tuple(together), "lines": lines}
-            yield finding("mismatch", "warning", reason, [self._path(leaf)], chain, **more)
+            more = {"figures": figures, **_all_of(chains)}
+            yield finding("mismatch", "warning", reason, [self._path(leaf)], chains[0], **more)
 
     # --- kinks and jumps ---------------------------------------------------------------------------------------------
 
@@ -265,8 +268,7 @@ class Comparison:
         for blame in blamed:
             yield self._of_rule("rule value" if blame.of_value else "rule", path, blame, figures)
         if blamed and (stops := self._stops_beside(leaf, answer)):
-            more = {"lines": [where for where in dict.fromkeys(map(line, stops)) if where], "together": stops[1:]}
-            yield finding("mismatch", "warning", "stop beside", path, stops[0], **more)
+            yield finding("mismatch", "warning", "stop beside", path, stops[0], **_all_of(stops))
         # The first selections guard what the last one selects.
         is_possible = not blamed and (
             is_right_beside or (answer.row.name != "modes" and answer.evidence.nearby != "off")

@@ -33,10 +33,14 @@ _REACH = (4.0,)
 def coarse_steps(point: Point, leaves: Sequence[int]) -> Iterator[Finding]:
     """One note for each operation that goes by steps, for leaves whose derivative is right and not zero."""
     program = point.exact.program
-    wanted = lambda chain: _is_by_steps(chain) and not is_told_with_draws(program, chain)
+    is_wanted = lambda chain: _is_by_steps(chain) and not is_told_with_draws(program, chain)
+    # Most functions have none, and it is the same for every leaf.
+    wanted = {ids(chain) for chain in program.smooth.chains if is_wanted(chain)}
+    if not wanted:
+        return
     blocked: dict[tuple[int, ...], tuple[Chain, list[int]]] = {}
     for leaf in leaves:
-        for chain in blockers(program, leaf, wanted=wanted):
+        for chain in blockers(program, leaf, wanted=lambda chain: ids(chain) in wanted):
             blocked.setdefault(ids(chain), (chain, []))[1].append(leaf)
     # If all elements grew alike, the largest would stay the largest.
     generator = np.random.default_rng(0)
@@ -49,10 +53,11 @@ def coarse_steps(point: Point, leaves: Sequence[int]) -> Iterator[Finding]:
 
 def _is_by_steps(chain: Chain) -> bool:
     """Whether the user rounds or compares here, and not only to end a loop."""
+    if not goes_by_steps(chain):
+        return False
     operation, outer = operation_of(chain), {equation.primitive.name for equation in chain[:-1]}
     return (
-        goes_by_steps(chain)
-        and (operation in _ROUNDED | _PLACES or (operation in _COMPARED and "while" not in outer))
+        (operation in _ROUNDED | _PLACES or (operation in _COMPARED and "while" not in outer))
         and not is_in_library(chain)
         and not any(map(is_custom_rule, chain))
         and not is_of_surrogate(chain)
