@@ -1,5 +1,7 @@
 """Lost digits have a line, relative to what the dtype has; and a solver that stopped early is told to go on."""
 
+from pathlib import Path
+
 import diffrax
 import jax
 import jax.numpy as jnp
@@ -472,6 +474,24 @@ def test_steps_that_adapt_are_a_tolerance():
     (finding,) = report.findings
     assert (finding.kind, finding.reason, finding.operation) == ("precision", "unconverged", "diffeqsolve")
     assert report.ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.15, 0.007])
+def test_a_tolerance_does_not_explain_what_is_stopped_beside_it(share):
+    def solved(p):
+        field = lambda t, y, k: -(k + share * jax.lax.stop_gradient(k)) * y  # stopped
+        steps = diffrax.PIDController(rtol=1e-3, atol=1e-5)
+        term = diffrax.ODETerm(field)
+        return diffrax.diffeqsolve(
+            term, diffrax.Tsit5(), 0.0, 1.0, 0.1, p["y"], args=p["k"], max_steps=32, stepsize_controller=steps
+        ).ys[-1]
+
+    report = pg.check(solved, progress=False)({"k": 1.3, "y": 0.9})
+    (found,) = (f for f in report.findings if f.leaves == ("['k']",))
+    assert (report.verdict, found.kind, found.reason) == ("stopped", "mismatch", "stop")
+    number = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# stopped"))
+    assert found.where == f"test_check_precision.py:{number}"
 
 
 @pytest.mark.slow

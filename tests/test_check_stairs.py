@@ -226,6 +226,8 @@ NO_JUMP = {
     "two formulas": lambda x: jnp.where(jnp.abs(x) < 1e-2, 1 - x**2 / 6 + x**4 / 120, jnp.sin(x) / x),
     "a loop's end": lambda x: lax.fori_loop(0, 4, lambda i, y: jnp.where(y > 2.0, y, y + 0 * i), x),
     "gamma": lambda x: jnp.exp(jax.scipy.special.gammaln(1.5 + x)),
+    "a root": lambda x: jnp.where(x > 0.25, jnp.sqrt(jnp.where(x > 0.25, x - 0.25, 1.0)), 0.0),
+    "a root of high order": lambda x: jnp.where(x > 0.1, jnp.where(x > 0.1, x - 0.1, 1.0) ** 0.1, 0.0),
 }
 
 

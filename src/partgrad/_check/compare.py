@@ -5,19 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from .._programs import (
-    TRANSPARENT,
-    Chain,
-    ids,
-    is_custom_rule,
-    is_in_library,
-    line,
-    name_of,
-    placed,
-)
+from .._programs import TRANSPARENT, Chain, ids, is_custom_rule, is_in_library, line, name_of, placed
 from .agreement import MISMATCH, NO_DIGIT, ROUNDING
 from .exact import Exact
-from .excuses import SLIGHT, Excuses, is_of_a_limit, is_score
+from .excuses import SLIGHT, Excuses, is_negligible, is_of_a_limit, is_score
 from .finding import Figures, Finding
 from .halving import Seen
 from .implicit import has_implicit_draw, through_draws
@@ -326,7 +317,10 @@ class Comparison:
             return ()
         direction = self._search.along(leaf, seen)
         corrected = self._without()
-        return () if agrees(corrected, direction, slack) else explaining_stops(corrected, direction, slack)
+        if agrees(corrected, direction, slack):
+            return ()
+        stops = explaining_stops(corrected, direction, slack)
+        return () if stops and is_negligible(stops, corrected.read(direction, slack=slack)) else stops
 
     def _of_draws(self, leaf: int) -> Iterator[Finding]:
         """The rules that differ from their functions where an implicit draw is held, so that no difference shows it."""

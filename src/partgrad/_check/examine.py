@@ -190,7 +190,9 @@ class _Examination:
         answers = {leaf: search.answer(leaf) for leaf in leaves}
         self._comparison = Comparison(own, search, self._rules, answers)
         self.findings += self._comparison.findings()
-        self.findings += self._around(implicit_draws_of_leaves(program))
+        # What is stopped before or after a draw was told, unless the draw is scored.
+        beside_draws = self._around(implicit_draws_of_leaves(program))
+        self.findings += (found for found in beside_draws if found.reason not in ("stop", "stop beside"))
         wrong = self._in_error("mismatch")
         # In float64, an implicit draw is held.
         is_asked = lambda leaf: program.paths[leaf] not in wrong and not has_implicit_draw(program, leaf)

@@ -12,12 +12,13 @@ from .draws import is_scored
 from .exact import Leaves
 from .halving import Seen
 from .implicit import stops_of_implicit_draws
+from .jumps import jumps_within
 from .outcomes import goes_by_steps
 from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Rules
-from .stairs import explaining_stairs, from_afar, jumps_within, missing_slope
+from .stairs import Missing, explaining_stairs, from_afar, missing_slope
 from .stops import (
     BY_HAND,
     explain_loops,
@@ -156,6 +157,9 @@ class Excuses:
         off = case.seen.reading
         if not solvers or not is_of_a_limit(solvers, off):
             return None
+        # What a solver leaves of a mismatch does not explain the rest of it.
+        if stopped := self.stops(case, _NEARER * off.telling.relative):
+            return stopped
         # What a library iterates may have another limit, such as small steps in time, than that of more of them.
         # Unless something else may be to blame that cannot be compared.
         inside = {id(solver[-1]) for solver in solvers}
@@ -179,16 +183,14 @@ class Excuses:
             self._points[key] = with_loops_running_on(place, solvers)
         return self._points[key]
 
-    def stops(self, case: _Case) -> Excuse:
-        """The differences agree if the results of some stops stay as they are."""
-        stops = explaining_stops(case.place, case.direction, case.slack)
+    def stops(self, case: _Case, left: float = 0.0) -> Excuse:
+        """The differences agree, but for what may be left, if the results of some stops stay as they are."""
+        stops = explaining_stops(case.place, case.direction, case.slack, left)
         if not stops:
             return None
         if all(map(is_fixed_draw, stops)) or is_score(self._program, case.leaf, stops):
             return "declared", stops
-        # An adaptive solver may stop the derivatives of its step sizes, which have little effect.
-        is_little = case.seen.reading.telling.relative <= SLIGHT
-        if is_little and all(map(is_in_library, stops)):
+        if is_negligible(stops, case.seen.reading):
             return "negligible", stops
         self._held[case.leaf] = stops
         return "stop", fewest_to_remove(case.place, stops, case.direction) if len(stops) > 1 else stops
@@ -219,7 +221,7 @@ class Excuses:
             missing = missing_slope(case.place, direction)
             chains = explaining_stairs(case.place, case.leaf, direction, missing) if missing else ()
             # Where nearby steps agree with the derivative, narrow ramps may do what steps do.
-            if missing and chains and (not case.is_flat or jumps_within(case.place, direction, missing)):
+            if missing and chains and (not case.is_flat or _is_of_jumps(case.place, direction, missing)):
                 self._afar[case.leaf] = from_afar(missing, case.seen.reading)
                 return "stairs", chains
         return None
@@ -236,6 +238,16 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
     (("agrees", "zero", "kink"), Excuses.stopped_draw),
     (("wrong", "removable", "agrees", "zero", *_UNSETTLED), Excuses.stairs),
 )
+
+
+def _is_of_jumps(place: Point, direction: Leaves, missing: Missing) -> bool:
+    """Whether the value jumps within the smallest of the large steps over which a slope is missing."""
+    return jumps_within(place, direction, missing.steps[-1], missing.slopes[-1] - missing.lacks[-1], missing.output)
+
+
+def is_negligible(stops: tuple[Chain, ...], reading: Reading) -> bool:
+    """Whether stops have little effect and are a library's: an adaptive solver may stop the way to its step sizes."""
+    return reading.telling.relative <= SLIGHT and all(map(is_in_library, stops))
 
 
 def is_of_a_limit(solvers: list[Chain], reading: Reading) -> bool:

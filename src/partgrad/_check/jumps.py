@@ -1,6 +1,8 @@
-"""Whether the value jumps where something discrete changes, at a point that a leaf may reach."""
+"""Whether the value jumps: where something discrete changes, or anywhere along a direction.
 
-import math
+As an interval is halved, a jump stays, and what is only steep becomes less.
+"""
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +13,8 @@ from .point import Point
 
 # How far the leaf is moved until something changes, relative to its size.
 _REACH = tuple(2.0**power for power in range(-30, 4, 3))
-# How often the way there is halved, beyond what a continuous function needs.
-_MORE_HALVINGS = 12
+# How often an interval is halved; over the last halvings, what stays of a change is a jump, and not a root.
+_HALVINGS, _LAST, _STAYS = 52, 20, 0.5
 # What is no jump, relative to the value, but rounding.
 _CONTINUOUS = 1e-12
 
@@ -45,25 +47,57 @@ def jumps_at(
     differs = lambda one, other: point.outcomes.differs(chain, point.moved(along, one), point.moved(along, other))
     end = next((side * step for step in reach for side in (-1, 1) if differs(0.0, side * step)), 0.0)
 
-    def place(number: int) -> tuple[float, float]:
-        """Two steps between which something changes, from the first of all by as many bits as the number has."""
-        near, beyond = 0.0, end
-        for halving in range(_MORE_HALVINGS - round(math.log2(least)) if end else 0):
+    def place(number: int) -> list[tuple[float, float]]:
+        """Smaller and smaller steps between which something changes, from the first of all by the bits of a number."""
+        near, beyond, found = 0.0, end, list[tuple[float, float]]()
+        for halving in range(_HALVINGS if end else 0):
             middle = (near + beyond) / 2
             is_before = differs(near, middle)
             if is_before and number >> halving & 1:
                 is_before = not differs(middle, beyond)
             near, beyond = (near, middle) if is_before else (middle, beyond)
-        return near, beyond
+            found.append((near, beyond))
+        return found
 
-    return any(_jumps(point, along, *place(number), least) for number in range(tries))
+    return any(found and _jumps(point, along, found, least) for found in map(place, range(tries)))
 
 
-def _jumps(point: Point, along: Leaves, near: float, beyond: float, least: float) -> bool:
-    """Whether an output changes between two steps by more than such a part of it."""
-    before, after = (point.exact.value(point.leaves, along, step) for step in (near, beyond))
-    # Where something changes, the value is often zero: its size is that at the point.
+def _jumps(point: Point, along: Leaves, between: Sequence[tuple[float, float]], least: float) -> bool:
+    """Whether the change of an output stays as an interval is halved, and is more than such a part of the value."""
     largest = lambda values: np.max(np.abs(values), initial=0.0)
-    outputs = zip(*map(point.exact.by_output, (point.start, before, after)), strict=True)
+
+    def changes(near: float, beyond: float) -> list[tuple[float, float]]:
+        """The change of each output, and its size: at the point, since where something changes it is often zero."""
+        ends = (point.exact.value(point.leaves, along, step) for step in (near, beyond))
+        outputs = zip(*map(point.exact.by_output, (point.start, *ends)), strict=True)
+        return [(largest(b - a), max(map(largest, (start, a, b)))) for start, a, b in outputs]
+
     with np.errstate(all="ignore"):
-        return any(largest(b - a) > least * max(map(largest, (start, a, b))) for start, a, b in outputs)
+        pairs = zip(changes(*between[-_LAST]), changes(*between[-1]), strict=True)
+        return any(after > max(least * size, _STAYS * before) for (before, _), (after, size) in pairs)
+
+
+def jumps_within(point: Point, direction: Leaves, reach: float, slope: float, output: int) -> bool:
+    """Whether the weighted sum of an output jumps within a step to either side, and does not only climb steep ramps.
+
+    Of an interval that is halved, the half goes on in which the value changes by more than its derivative says.
+
+    Args:
+        point: Where the leaves are.
+        direction: How they move.
+        reach: How far.
+        slope: The derivative.
+        output: The number of the output.
+    """
+    value = lambda step: float(point.sums(point.exact.value(point.leaves, direction, step))[output])
+    near, beyond, changes = -reach, reach, list[float]()
+    at_near, at_beyond = value(near), value(beyond)
+    for _ in range(_HALVINGS):
+        middle = (near + beyond) / 2
+        at_middle, half = value(middle), slope * (beyond - near) / 2
+        if abs(at_middle - at_near - half) >= abs(at_beyond - at_middle - half):
+            beyond, at_beyond = middle, at_middle
+        else:
+            near, at_near = middle, at_middle
+        changes.append(abs(at_beyond - at_near))
+    return changes[-1] > max(_CONTINUOUS * abs(at_near), _STAYS * changes[-_LAST])

@@ -21,8 +21,6 @@ _AFAR = tuple(2.0**-power for power in (1, 3, 5, 7, 9, 11, 13))
 _TOGETHER = 3
 # Where derivatives are read between the point and the largest.
 _BETWEEN = (-0.875, -0.625, -0.375, -0.125, 0.125, 0.375, 0.625, 0.875)
-# A jump is what stays of the changes as an interval is halved, the last times by such a part, and beyond rounding.
-_HALVINGS, _LAST, _STAYS, _ROUNDED = 40, 20, 0.5, 1e-12
 # A slope is the same over two of them up to this factor; what bends differs by their ratio, or its square.
 _STEADY = 1.5
 # The part of a slope that counts, and the part of what is missing that may be left.
@@ -64,26 +62,6 @@ def missing_slope(point: Point, direction: Leaves) -> Missing | None:
         if _unsteadiness(np.array([found.lacks[0], found.slopes[0] - np.mean(between)])) <= _STEADY:
             return found
     return None
-
-
-def jumps_within(point: Point, direction: Leaves, missing: Missing) -> bool:
-    """Whether the value jumps within the smallest of some large steps, and does not only climb steep ramps.
-
-    Of an interval that is halved, the half goes on in which the value changes by more than its derivative says.
-    """
-    value = lambda step: float(point.sums(point.exact.value(point.leaves, direction, step))[missing.output])
-    slope, near, beyond = missing.slopes[-1] - missing.lacks[-1], -missing.steps[-1], missing.steps[-1]
-    changes = list[float]()
-    at_near, at_beyond = value(near), value(beyond)
-    for _ in range(_HALVINGS):
-        middle = (near + beyond) / 2
-        at_middle, half = value(middle), slope * (beyond - near) / 2
-        if abs(at_middle - at_near - half) >= abs(at_beyond - at_middle - half):
-            beyond, at_beyond = middle, at_middle
-        else:
-            near, at_near = middle, at_middle
-        changes.append(abs(at_beyond - at_near))
-    return changes[-1] > _STAYS * changes[-_LAST] and changes[-1] > _ROUNDED * abs(at_near)
 
 
 def from_afar(missing: Missing, reading: Reading) -> Reading:

@@ -61,14 +61,17 @@ _ITERATIONS = HIGH | {"while", "scan"}
 _FURTHEST, _VANISHING = 0.5, 1e-6
 
 
-def explaining_stops(point: Point, direction: Leaves, slack: float) -> tuple[Chain, ...]:
-    """The fewest `stop_gradient` equations that explain a mismatch along a direction; none if they do not."""
+def explaining_stops(point: Point, direction: Leaves, slack: float, left: float = 0.0) -> tuple[Chain, ...]:
+    """The fewest `stop_gradient` equations that explain a mismatch along a direction; none if they do not.
+
+    If some of it may be left, only those that the user wrote.
+    """
     program = point.exact.program
-    stops = list({id(chain[-1]): chain for chain in stops_of(program)}.values())
+    stops = list({id(chain[-1]): chain for chain in stops_of(program) if not left or is_users_stop(chain)}.values())
     # All can be held by one program, which is compiled once for all leaves; those of what stays need not be tried.
     moving = {leaf for leaf, moves in enumerate(direction) if np.any(moves)}
     tried = [n for n, stop in enumerate(stops) if moving.intersection(program.leaves_into(stop, program.value))]
-    explain = holding(point, stops, lambda held: agrees(held, direction, slack))
+    explain = holding(point, stops, lambda held: agrees(held, direction, slack, left))
     return fewest([stops[n] for n in tried], lambda some: explain({tried[n] for n in some})) if tried else ()
 
 

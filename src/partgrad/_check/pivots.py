@@ -1,0 +1,62 @@
+"""Whether a draw that was stopped is scored by its density, and not only used: what tells the two apart is a pivot.
+
+The density of a number that is drawn as `mean + scale * noise` is one of `(number - mean) / scale`. With the stop
+removed that is the noise, which no parameter moves: a pivot. What else a stopped number meets, as a target does in a
+squared difference, moves on. Where the derivative of a draw is implicit, as of `gamma`, there is no pivot.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._programs import Chain, Operands, ids, is_floating, jaxpr_and_consts, run
+from .implicit import implicit_draws
+from .probe import probe
+from .program import Program
+
+# What is left of tangents that cancel, relative to them.
+_CANCELS = 1e-4
+_SUMS = frozenset({"add", "add_any", "sub"})
+
+
+def is_pivotal(program: Program, leaf: int, stops: Sequence[Chain]) -> bool:
+    """Whether something made of a leaf and of what was stopped stays as it is, if nothing is stopped, as a leaf moves.
+
+    Args:
+        program: The program.
+        leaf: The leaf.
+        stops: The stops of what was drawn.
+    """
+    if any(program.is_into(leaf, draw) and _is_before(program, draw, stops) for draw in implicit_draws(program)):
+        return True
+    keys = set(map(ids, stops))
+    through = lambda chain, operands: list(operands) if ids(chain) in keys else None
+    body, consts = jaxpr_and_consts(program.jaxpr)
+    moving = Program(lambda leaves: run(body, consts, leaves, through), program.leaves, program.paths, forward=True)
+    if moving.tangent is None:
+        return False
+
+    def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+        if chain[-1].primitive.name not in _SUMS or not is_floating(results[0]):
+            return None
+        origin = moving.origin(chain)
+        # What adds up tangents, and not values.
+        if not origin or not any(moving.drawn.into(origin)) or not any(moving.pushed.into(chain)):
+            return None
+        largest = lambda x: jnp.max(jnp.abs(jnp.asarray(x)), initial=0.0)
+        moves = jnp.minimum(*map(largest, operands))
+        return jnp.where((moves > 0) & (largest(results[0]) <= _CANCELS * moves), 0, -1)[None]
+
+    tangents = [np.zeros(x.shape, x.dtype) for x in program.leaves]
+    tangents[leaf] += np.asarray(
+        np.random.default_rng(leaf).uniform(0.5, 1.5, tangents[leaf].shape), tangents[leaf].dtype
+    )
+    return bool(probe(moving.tangent, [*program.leaves, *tangents], question)[1])
+
+
+def _is_before(program: Program, draw: Chain, stops: Sequence[Chain]) -> bool:
+    """Whether a draw flows into a stop."""
+    drawn = program.after([draw])
+    return any(any(drawn.into(stop)) for stop in stops)
