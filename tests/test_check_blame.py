@@ -462,3 +462,17 @@ def test_a_score_is_of_a_probability(name, severity):
     found = findings(lambda x: (NO_SCORES | SCORES)[name](x["p"]), {"p": jnp.float32(0.7)}).values()
     draws = {(f.kind, f.severity, f.reason) for f in found if f.kind == "draw"}
     assert draws == {("draw", severity, "score" if severity == "info" else "discrete")}
+
+
+@pytest.mark.slow
+def test_a_rule_that_one_line_calls_for_several_leaves_is_one_finding():
+    step = jax.custom_jvp(lambda w: w**3)
+    step.defjvp(lambda p, t: (p[0] ** 3, t[0]))
+
+    def layer(w, x):
+        return jnp.tanh(step(w) @ x)
+
+    leaves = {"a": jnp.array([[0.3, -0.7], [0.5, 1.2]]), "b": jnp.array([[1.4, 0.2], [-0.6, 0.8]])}
+    report = pg.check(lambda p: jnp.sum(layer(p["a"], layer(p["b"], jnp.array([0.4, -0.9])))), progress=False)(leaves)
+    (found,) = report.findings
+    assert (found.reason, set(found.leaves)) == ("rule", {"['a']", "['b']"})

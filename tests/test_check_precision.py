@@ -507,3 +507,26 @@ def test_a_time_that_reaches_its_end_exactly_is_not_moved_by_the_rounding_of_oth
     (finding,) = pg.check(solved, progress=False)(0.9).findings
     assert (finding.kind, finding.severity, finding.reason) == ("mismatch", "error", "rule")
     assert finding.where.startswith("test_check_precision.py:")
+
+
+def test_digits_that_cancel_have_a_line_though_keys_are_drawn_from():
+    def spread(p):
+        noise = jnp.stack([jax.random.normal(key) for key in jax.random.split(jax.random.key(3), 9)])
+        x = p["offset"] + p["gain"] * noise
+        return jnp.log(jnp.abs(jnp.mean(x**2) - jnp.mean(x) ** 2) + 1.0)  # cancels
+
+    report = pg.check(spread, progress=False)({"offset": np.float32(5000.0), "gain": np.float32(0.3)})
+    found = {f.where for f in report.findings if f.kind == "precision"}
+    assert found == {f"test_check_precision.py:{spread.__code__.co_firstlineno + 3}"}
+
+
+def test_what_is_only_finite_because_of_rounding_has_a_line():
+    ring = jnp.roll(jnp.eye(6), 1, 0) + jnp.roll(jnp.eye(6), -1, 0)
+
+    def participation(p):
+        _, vectors = jnp.linalg.eigh(jnp.diag(p["onsite"]) - p["hopping"] * ring)
+        return jnp.sum(vectors[:, 1] ** 4)
+
+    report = pg.check(participation, progress=False)({"hopping": 1.0, "onsite": jnp.zeros(6)})
+    (found,) = (f for f in report.findings if f.severity == "error")
+    assert (found.reason, found.line) == ("not finite", participation.__code__.co_firstlineno + 1)

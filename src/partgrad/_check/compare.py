@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from .._compat import cached_property
 from .._programs import TRANSPARENT, Chain, ids, is_custom_rule, is_in_library, line, name_of, placed
 from .agreement import MISMATCH, NO_DIGIT, ROUNDING
+from .digits import first_not_finite
 from .exact import Exact
 from .excuses import SLIGHT, Excuses, is_negligible, is_of_a_limit, is_score
 from .finding import Figures, Finding
@@ -20,17 +22,7 @@ from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Blame, Rules
-from .stops import (
-    BY_HAND,
-    OF_LINEAX,
-    agrees,
-    explaining_stops,
-    holding,
-    is_fixed_draw,
-    is_solver,
-    mark_of,
-    stops_of,
-)
+from .stops import BY_HAND, OF_LINEAX, agrees, explaining_stops, holding, is_fixed_draw, is_solver, mark_of, stops_of
 from .verdict import OK, STOPPED
 
 # Of so many selections that change at the point it is tried whether they decide: each takes a compilation.
@@ -87,7 +79,9 @@ class Comparison:
                     # Where it is not finite in the precision of the program, that was found.
                     if self._own.gradients and is_finite(self._own.gradients[leaf]):
                         dtype = str(self._program.leaves[leaf].dtype)
-                        yield finding("precision", "error", "not finite", [self._path(leaf)], dtype=dtype)
+                        yield finding(
+                            "precision", "error", "not finite", [self._path(leaf)], self._first_not_finite, dtype=dtype
+                        )
                 case "zero" | "agrees":
                     yield from self._of_draws(leaf)
                 case "unconverged":
@@ -109,6 +103,12 @@ class Comparison:
             if answer.status == ROUNDING and answer.row.verdict == OK and answer.seen is not None:
                 figures = self._figures(leaf, answer)
                 yield finding("precision", "info", "constants", [self._path(leaf)], figures=figures)
+
+    @cached_property
+    def _first_not_finite(self) -> Chain:
+        """Where the derivative ceases to be finite in float64, by the first leaf for which it is not."""
+        leaf = next(leaf for leaf, answer in self.answers.items() if answer.row.name == "not finite")
+        return first_not_finite(self._own, leaf, self._search.point)
 
     # --- what is explained ----------------------------------------------------------------------------------------
 

@@ -106,6 +106,21 @@ def first_losing(own: Own) -> Chain:
     return next((suspect.chain for suspect in run.suspects if suspect.of_value and line(suspect.chain)), ())
 
 
+def first_not_finite(own: Own, leaf: int, point: Point) -> Chain:
+    """The first operation of a derivative that is not finite in float64, of finite numbers; empty if none is known."""
+    program = own.program.unwrapped
+    derivative = derivative_of(program, leaf, point)
+    if derivative is None:
+        return ()
+    jaxpr, operands, _ = derivative
+    run = _InPairs(program, jaxpr, operands, 1.0)
+    try:
+        run.results()
+    except _REFUSALS:
+        return ()
+    return next((chain for chain in run.infinite if line(chain)), ())
+
+
 class _InPairs:
     """A run of a derivative, operation by operation: each number as it is, and in float64.
 
@@ -117,8 +132,9 @@ class _InPairs:
         self._error, self._made_exact = error, made_exact
         self._count = 0
         self.suspects: list[_Suspect] = []
-        # What float64 decides otherwise.
+        # What float64 decides otherwise, and where numbers cease to be finite in it.
         self.decided: list[Chain] = []
+        self.infinite: list[Chain] = []
 
     def results(self) -> list[tuple[Any, Any]]:
         """The results, as they are and in float64."""
@@ -156,8 +172,10 @@ class _InPairs:
         self._count += 1
         # What is decided is decided as it is.
         pairs = [(r, w if is_floating(r) else r) for r, w in zip(own, wide, strict=True)]
-        if any(not is_floating(r) and np.any(np.asarray(r) != np.asarray(w)) for r, w in zip(own, wide, strict=True)):
+        if any(_is_decided_otherwise(r, w) for r, w in zip(own, wide, strict=True)):
             self.decided.append(self._program.origin(chain))
+        if not all(map(_is_finite, wide)) and all(_is_finite(number) for _, number in given):
+            self.infinite.append(self._program.origin(chain))
         if self._count == self._made_exact:
             return [(w if r is None else jnp.asarray(np.asarray(w), r.dtype), w) for r, w in pairs]
         before, after = max(map(_error, given), default=0.0), max(map(_error, pairs), default=0.0)
@@ -185,15 +203,30 @@ class _InPairs:
         steps = range(parts.length)[:: -1 if parts.is_reversed else 1]
         made: dict[int, list[Any]] = {}
         for step in steps:
-            at = [(np.asarray(own)[step], np.asarray(wide)[step]) for own, wide in xs]
+            at = [(own[step], wide[step]) for own, wide in xs]
             outputs = self._inner(parts.body, [*consts, *carry, *at], chain)
             carry, made[step] = outputs[: parts.carried], outputs[parts.carried :]
         stacked = zip(*(made[step] for step in range(parts.length)), strict=True)
-        both = lambda rows: (
-            jnp.stack([jnp.asarray(own) for own, _ in rows]),
-            np.stack([np.asarray(w) for _, w in rows]),
-        )
-        return [*carry, *map(both, stacked)]
+        together = lambda pair: (jnp.stack([jnp.asarray(own) for own, _ in pair]), _stacked([wide for _, wide in pair]))
+        return [*carry, *map(together, stacked)]
+
+
+def _stacked(wide: list[Any]) -> Any:
+    """Numbers in float64, which JAX would convert, or keys, which NumPy does not know."""
+    return jnp.stack(wide) if _is_key(wide[0]) else np.stack([np.asarray(number) for number in wide])
+
+
+def _is_finite(number: Any) -> bool:
+    return not is_floating(number) or bool(np.isfinite(widened(number)).all())
+
+
+def _is_decided_otherwise(own: Any, wide: Any) -> bool:
+    """Whether what is no number, and no key, is not the same in float64."""
+    return not (is_floating(own) or _is_key(own)) and bool(np.any(np.asarray(own) != np.asarray(wide)))
+
+
+def _is_key(value: Any) -> bool:
+    return bool(jnp.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key))
 
 
 def _error(pair: tuple[Any, Any]) -> float:

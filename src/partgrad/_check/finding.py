@@ -9,7 +9,7 @@ from .._programs import Chain
 # The most severe first.
 SEVERITIES = ("error", "warning", "info")
 # Details that differ from leaf to leaf although the cause is the same.
-_OF_A_LEAF = frozenset({"error", "changes_in", "slope", "got", "expected"})
+_OF_A_LEAF = frozenset({"error", "changes_in", "element", "slope", "got", "expected"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -304,7 +304,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "{wider}",
     ),
     ("precision", "not finite"): (
-        "in float64 the derivative is not finite here: what {dtype} gives is made of rounding errors.",
+        "in float64 the derivative is not finite{at_line}: what {dtype} gives is made of rounding errors.",
         "keep the point away from the singularity, or write the function so that it is smooth here",
     ),
     ("precision", "cancels"): (
