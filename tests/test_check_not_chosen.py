@@ -89,3 +89,30 @@ def test_many_leaves_are_told_by_one_program(kind, rule, most, compilations):
         (finding,) = report.findings
         assert (finding.reason, len(finding.leaves)) == ("not chosen", number)
         assert 3 <= compilations[0] <= most
+
+
+@pytest.mark.slow
+def test_a_derivative_outside_of_both_slopes_is_no_convention():
+    """Of degenerate eigenvectors, along most directions."""
+
+    def participation(p):
+        hopping = (jnp.eye(6, k=1) + jnp.eye(6, k=-1)).at[0, 5].set(-1.0).at[5, 0].set(-1.0)
+        values, vectors = jnp.linalg.eigh(jnp.diag(p) - hopping)
+        return jnp.sum(vectors[:, 1] ** 4) + values[0]
+
+    with jax.enable_x64(True):
+        (found,) = pg.check(participation, progress=False)(jnp.zeros(6)).findings
+        assert (found.kind, found.reason, found.fix) == ("nan", "no remedy", None)
+        report = pg.check(pg.double_where(participation), progress=False)(jnp.zeros(6))
+    assert (report.verdict, [f.reason for f in report.findings]) == ("inconclusive", ["outside"])
+    figures = report.findings[0].figures
+    assert not min(figures.left, figures.right) <= figures.reverse <= max(figures.left, figures.right)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [(0.0, 0.0, 0.0, 1.0), (1.0, 2.0, 0.0, 0.0), (1.0, 1.0, -3.0, 2.0)])
+def test_eigenvalues_that_meet_have_a_convention(weights):
+    matrix = jnp.diag(jnp.array([1.0, 1.0, 2.0, 2.0]))
+    loss = lambda x: jnp.linalg.eigvalsh(matrix + x + x.T) @ jnp.array(weights)
+    report = pg.check(loss, progress=False)(jnp.zeros((4, 4)))
+    assert (report.verdict, {f.severity for f in report.findings if f.reason == "outside"}) == ("ok", set())

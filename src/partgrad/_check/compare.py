@@ -28,7 +28,7 @@ from .verdict import OK, STOPPED
 # Of so many selections that change at the point it is tried whether they decide: each takes a compilation.
 _MOST_CROSSINGS = 4
 # Decompositions that put numbers in order.
-_SPECTRAL = frozenset({"eigh", "svd"})
+SPECTRAL = frozenset({"eigh", "svd"})
 # The part of the value that a leaf moves, if it moves what a solver has not reached.
 _NOTHING = 1e-6
 # The part of a mismatch that is left without the rule of a solver, if that is not why.
@@ -175,11 +175,14 @@ class Comparison:
         return holding(self._search.point, chains, lambda point: agrees(point, along, slack))
 
     def _of_kink(self, leaf: int, answer: Answer) -> Finding:
-        answer = answer._replace(seen=self._at_kink(leaf, answer))
+        answer = answer._replace(seen=self._search.at_kink(leaf, answer))
         crossing = self._crossing(leaf, answer)
         figures = self._figures(leaf, answer)
         path = [self._path(leaf)]
         if crossing is None and (spectrum := self._degenerate(leaf, answer)) is not None:
+            if answer.seen is not None and (seen := self._search.outside(leaf, answer.seen)) is not None:
+                figures = self._figures(leaf, answer._replace(seen=seen))
+                return finding("mismatch", "warning", "outside", path, spectrum, figures=figures)
             return finding("tie", "warning", "tie", path, spectrum, figures=figures)
         if crossing is None:
             chain = self._safe_rule(leaf)
@@ -190,22 +193,10 @@ class Comparison:
         more = {"figures": figures, "changes_in": _element_in(crossing)}
         return finding("tie", severity, "tie", path, crossing.chain, steps=steps_of([crossing]), **more)
 
-    def _at_kink(self, leaf: int, answer: Answer) -> Seen | None:
-        """A reading of the part of a leaf that is at the kink."""
-        seen = answer.seen
-        while seen is not None and seen.indices.size > 1:
-            halves = [seen._replace(indices=half) for half in np.array_split(seen.indices, 2)]
-            read = [self._search.again(leaf, half, self._search.point) for half in halves]
-            kinked = [half for half in read if half.reading.kinks]
-            if not kinked:
-                break
-            seen = kinked[0]
-        return seen
-
     def _degenerate(self, leaf: int, answer: Answer) -> Chain | None:
         """The decomposition whose eigenvalues or singular values meet at the kink; None if there is none."""
         program, seen = self._program, answer.seen
-        chains = [c for c in program.smooth.chains if c[-1].primitive.name in _SPECTRAL and program.is_into(leaf, c)]
+        chains = [c for c in program.smooth.chains if c[-1].primitive.name in SPECTRAL and program.is_into(leaf, c)]
         if seen is None:
             return None
         tried = chains[:_MOST_CROSSINGS]

@@ -339,7 +339,7 @@ class _Examination:
 
 def _verdict_of(finding: Finding) -> str:
     """The verdict on a leaf of which nothing else is known."""
-    if is_undecided(finding) or finding.kind in ("jump", "noise"):
+    if is_undecided(finding) or finding.kind in ("jump", "noise") or finding.reason == "outside":
         return INCONCLUSIVE
     return STOPPED if finding.reason in _CUTS and finding.severity == "warning" else OK
 

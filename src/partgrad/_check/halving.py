@@ -13,6 +13,8 @@ from .program import Array
 # How many readings the elements of one leaf may take in all, and before one is clean.
 _PARTINGS = 40
 _PARTINGS_IN_VAIN = 6
+# How far beyond two slopes a derivative is not between them, relative to these.
+_OUTSIDE = 1e-3
 # The disagreement of a single element that constants of low precision do not explain.
 _BADLY = 1e-3
 
@@ -28,6 +30,15 @@ class Seen(NamedTuple):
     def status(self) -> str:
         """The status of the reading."""
         return self.reading.status
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the derivative is not between the slopes on the two sides of a kink, where these are known."""
+        reading = self.reading
+        low, high = sorted((reading.left, reading.right))
+        slack = _OUTSIDE * max(abs(low), abs(high)) + reading.noise
+        is_known = reading.kinks and not (reading.jumps or reading.unsure)
+        return bool(is_known and not low - slack <= reading.telling.got <= high + slack)
 
 
 # Of some parts that were seen, the one to go on with; None if there is none.

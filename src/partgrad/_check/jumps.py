@@ -13,8 +13,9 @@ from .point import Point
 
 # How far the leaf is moved until something changes, relative to its size.
 _REACH = tuple(2.0**power for power in range(-30, 4, 3))
-# How often an interval is halved; over the last halvings, what stays of a change is a jump, and not a root.
-_HALVINGS, _LAST, _STAYS = 52, 20, 0.5
+# How often an interval is halved: over the last halvings, what stays of a change is a jump, and not a root. It is not
+# halved down to a single point, which may be an exception.
+_HALVINGS, _LAST, _STAYS = 40, 12, 0.5
 # What is no jump, relative to the value, but rounding.
 _CONTINUOUS = 1e-12
 

@@ -27,6 +27,8 @@ _ALONE = 8
 _GROUPS = 4
 # How many parts of a leaf that are not clear are read at the point nearby.
 _NEARBY_READINGS = 4
+# Along how many directions it is asked whether a derivative is between the slopes.
+_OTHER_DIRECTIONS = 6
 # The distance of the point nearby.
 _NEARBY = 1e-3
 # How far an element moves relative to its size: no two alike, so that exchanged elements are noticed.
@@ -306,6 +308,30 @@ class Search:
     def again(self, i: int, seen: Seen, place: Point) -> Seen:
         """The same part along the same direction, at another point."""
         return seen._replace(reading=self.read(place, [(i, seen.indices)], seen.toward))
+
+    def at_kink(self, i: int, answer: Answer) -> Seen | None:
+        """A reading of the part of a leaf that is at a kink."""
+        seen = answer.seen
+        while seen is not None and seen.indices.size > 1:
+            halves = [seen._replace(indices=half) for half in np.array_split(seen.indices, 2)]
+            kinked = [half for half in (self.again(i, half, self.point) for half in halves) if half.reading.kinks]
+            if not kinked:
+                break
+            seen = kinked[0]
+        return seen
+
+    def outside(self, i: int, seen: Seen) -> Seen | None:
+        """A reading along which the derivative is not between the slopes on the two sides of a kink, if there is one.
+
+        For kinks of one operation, such as where eigenvalues meet. Those of several elements need not add up.
+        """
+        generator, scale = np.random.default_rng(i), self._scales[i]
+        for _ in range(_OTHER_DIRECTIONS):
+            toward = [scale * generator.normal(size=scale.shape) if j == i else v for j, v in enumerate(seen.toward)]
+            found = self.again(i, Seen(seen.reading, np.arange(scale.size), toward), self.point)
+            if found.is_outside:
+                return found
+        return None
 
     def _halving(self, i: int) -> Halving:
         def glance(seen: Seen, place: Point) -> Seen:

@@ -17,7 +17,7 @@ from .._compat import cached_property
 from .._double_where import double_where
 from .._programs import Chain, Operands, bind, has_rule_outside_jax, is_custom_rule, is_floating, is_in_library, line
 from .agreement import Agreement
-from .compare import Comparison
+from .compare import SPECTRAL, Comparison
 from .digits import first_losing
 from .exact import Exact
 from .finding import Finding, Fix
@@ -151,6 +151,8 @@ class Remedies:
 
     def _undecided(self, wrapped: Found) -> Reason:
         """What is said of `double_where` where the differences do not confirm it."""
+        if wrapped.seen is not None and wrapped.seen.is_outside:
+            return "no remedy", {}
         if wrapped.row.name not in _WRONG or wrapped.seen is None:
             return "not taken", {"by": "partgrad.double_where(f)", "has_others": wrapped.evidence is _UNTOLD}
         shown = wrapped.seen.reading.telling
@@ -266,6 +268,10 @@ class Remedies:
         search = Search(point.of(self._remedied[key]), np.random.default_rng(0), [leaf])
         search.look_around(1, False, lambda done, of: None)
         answer = search.answer(leaf)
+        is_spectral = any(cause.chain and cause.chain[-1].primitive.name in SPECTRAL for cause in self._causes)
+        if is_spectral and answer.row.name == "kink" and answer.seen and (seen := search.outside(leaf, answer.seen)):
+            evidence = answer.evidence._replace(sides="equal", match="off")
+            answer = answer._replace(seen=seen, evidence=evidence, row=row_of(evidence))
         return answer if answer.row.name not in _WORSE else self._with_other_causes(search, leaf, answer)
 
     def _with_other_causes(self, search: Search, leaf: int, answer: Found) -> Found:

@@ -269,6 +269,10 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "together with a random draw it decides {at}, whose gradient is zero; the value was not seen to jump there.",
         "",
     ),
+    ("mismatch", "outside"): (
+        "the point is on a kink, where {at} changes{sides}, which is not between them.",
+        "check another point, or write the function so that it is smooth here",
+    ),
     ("tie", "tie"): ("the point is on a kink, where {at} changes{place}{sides}, a convention.", _KINK),
     ("tie", "kink"): ("the point is on a kink{sides}, a convention.", _KINK),
     ("tie", "convention"): ("the point is on a kink of {at}{sides}, its convention.", ""),
