@@ -1,5 +1,7 @@
 """A stopped number is scored if its density is formed, which has a pivot; a target with noise in it is a stop."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,6 +10,7 @@ from jax.scipy import stats
 
 import partgrad as pg
 from helpers.tables import table
+from partgrad._check import pivots
 
 KEY, stop = random.key(3), lax.stop_gradient
 P = {"m": jnp.array(0.3), "s": jnp.array(0.7), "w": jnp.array([[0.4, -0.2], [0.1, 0.9]])}
@@ -116,3 +119,12 @@ def test_a_target_with_noise_is_no_draw_that_is_scored(name):
     verdicts = {row.path: row.verdict for row in report.rows}
     assert verdicts["['w']"] == "stopped"
     assert "score" not in {f.reason for f in report.findings}
+
+
+@pytest.mark.slow
+def test_nothing_of_a_scored_program_is_kept():
+    gc.collect()
+    before = len(pivots._KEPT)
+    pg.check(SCORED["normal"], progress=False)({"m": P["m"], "s": P["s"]})
+    gc.collect()
+    assert len(pivots._KEPT) <= before

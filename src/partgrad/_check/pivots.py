@@ -5,7 +5,8 @@ removed that is the noise, which no parameter moves: a pivot. What else a stoppe
 squared difference, moves on. Where the derivative of a draw is implicit, as of `gamma`, there is no pivot.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,12 +14,14 @@ import numpy as np
 
 from .._programs import Chain, Operands, ids, is_floating, jaxpr_and_consts, run
 from .implicit import implicit_draws
-from .probe import probe
+from .probe import Answer, probing
 from .program import Program
 
 # What is left of tangents that cancel, relative to them.
 _CANCELS = 1e-4
 _SUMS = frozenset({"add", "add_any", "sub"})
+# What is compiled for a program and some stops, for all of its leaves.
+_KEPT: weakref.WeakKeyDictionary[Program, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def is_pivotal(program: Program, leaf: int, stops: Sequence[Chain]) -> bool:
@@ -31,12 +34,26 @@ def is_pivotal(program: Program, leaf: int, stops: Sequence[Chain]) -> bool:
     """
     if any(program.is_into(leaf, draw) and _is_before(program, draw, stops) for draw in implicit_draws(program)):
         return True
+    asked = _KEPT.setdefault(program, {})
+    key = tuple(map(ids, stops))
+    if key not in asked:
+        asked[key] = _asking(program, stops)
+    ask, tangents = asked[key], [np.zeros(x.shape, x.dtype) for x in program.leaves]
+    moves = np.random.default_rng(leaf).uniform(0.5, 1.5, tangents[leaf].shape)
+    tangents[leaf] = np.asarray(moves, tangents[leaf].dtype)
+    return ask is not None and bool(ask([*program.leaves, *tangents])[1])
+
+
+def _asking(program: Program, stops: Sequence[Chain]) -> Callable[[Operands], tuple[Operands, list[Answer]]] | None:
+    """From leaves and tangents to what cancels if nothing is stopped; None without a forward derivative."""
     keys = set(map(ids, stops))
     through = lambda chain, operands: list(operands) if ids(chain) in keys else None
     body, consts = jaxpr_and_consts(program.jaxpr)
     moving = Program(lambda leaves: run(body, consts, leaves, through), program.leaves, program.paths, forward=True)
+    # An error holds the frames that it was raised in, and these the program.
+    moving.missing.clear()
     if moving.tangent is None:
-        return False
+        return None
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
         if chain[-1].primitive.name not in _SUMS or not is_floating(results[0]):
@@ -49,11 +66,7 @@ def is_pivotal(program: Program, leaf: int, stops: Sequence[Chain]) -> bool:
         moves = jnp.minimum(*map(largest, operands))
         return jnp.where((moves > 0) & (largest(results[0]) <= _CANCELS * moves), 0, -1)[None]
 
-    tangents = [np.zeros(x.shape, x.dtype) for x in program.leaves]
-    tangents[leaf] += np.asarray(
-        np.random.default_rng(leaf).uniform(0.5, 1.5, tangents[leaf].shape), tangents[leaf].dtype
-    )
-    return bool(probe(moving.tangent, [*program.leaves, *tangents], question)[1])
+    return probing(moving.tangent, question)
 
 
 def _is_before(program: Program, draw: Chain, stops: Sequence[Chain]) -> bool:
