@@ -10,7 +10,7 @@ from .._programs import TRANSPARENT, Chain, ids, is_custom_rule, is_in_library, 
 from .agreement import MISMATCH, NO_DIGIT, ROUNDING
 from .digits import first_not_finite
 from .exact import Exact
-from .excuses import SLIGHT, Excuses, is_negligible, is_of_a_limit, is_score
+from .excuses import SLIGHT, Excuses, is_negligible, is_of_a_limit
 from .finding import Figures, Finding
 from .halving import Seen
 from .implicit import has_implicit_draw, through_draws
@@ -131,7 +131,7 @@ class Comparison:
             return finding("mismatch", severity, "rule stop", [path], chains[0], figures=figures)
         if all(map(is_fixed_draw, chains)):
             return finding("mismatch", severity, "fixed draw", [path], chains[0], figures=figures)
-        if is_score(self._program, leaf, chains):
+        if self._excuses.is_score(leaf, chains):
             return finding("draw", severity, "score", [path], chains[0], figures=figures)
         if (mark := mark_of(chains[0])) is not None:
             return finding("mismatch", severity, "mark", [path], chains[0], figures=figures, mark=mark)

@@ -1,5 +1,6 @@
 """Which operation loses the digits: a run operation by operation, each number as it is and in float64."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from .._programs import (
     CHECKPOINTS,
     Chain,
     Operands,
+    all_finite,
     bind,
     branches_of,
     is_floating,
@@ -98,11 +100,7 @@ def first_losing(own: Own) -> Chain:
     program = own.program.unwrapped
     if program.value_and_cotangent is None:
         return ()
-    run = _InPairs(program, program.value_and_cotangent, [*program.leaves, *own.cotangents], 1.0)
-    try:
-        run.results()
-    except _REFUSALS:
-        return ()
+    run = _in_pairs(program, program.value_and_cotangent, [*program.leaves, *own.cotangents])
     return next((suspect.chain for suspect in run.suspects if suspect.of_value and line(suspect.chain)), ())
 
 
@@ -113,12 +111,15 @@ def first_not_finite(own: Own, leaf: int, point: Point) -> Chain:
     if derivative is None:
         return ()
     jaxpr, operands, _ = derivative
+    return next(filter(line, _in_pairs(program, jaxpr, operands).infinite), ())
+
+
+def _in_pairs(program: Program, jaxpr: ClosedJaxpr, operands: Operands) -> "_InPairs":
+    """A run as it is and in float64, up to what cannot run on its own."""
     run = _InPairs(program, jaxpr, operands, 1.0)
-    try:
+    with contextlib.suppress(*_REFUSALS):
         run.results()
-    except _REFUSALS:
-        return ()
-    return next((chain for chain in run.infinite if line(chain)), ())
+    return run
 
 
 class _InPairs:
@@ -172,9 +173,11 @@ class _InPairs:
         self._count += 1
         # What is decided is decided as it is.
         pairs = [(r, w if is_floating(r) else r) for r, w in zip(own, wide, strict=True)]
-        if any(_is_decided_otherwise(r, w) for r, w in zip(own, wide, strict=True)):
+        # JAX compares, since NumPy knows no keys.
+        if any(not is_floating(r) and np.any(r != w) for r, w in zip(own, wide, strict=True)):
             self.decided.append(self._program.origin(chain))
-        if not all(map(_is_finite, wide)) and all(_is_finite(number) for _, number in given):
+        is_finite = lambda numbers: all_finite(list(filter(is_floating, numbers)))
+        if not is_finite(wide) and is_finite(number for _, number in given):
             self.infinite.append(self._program.origin(chain))
         if self._count == self._made_exact:
             return [(w if r is None else jnp.asarray(np.asarray(w), r.dtype), w) for r, w in pairs]
@@ -207,26 +210,13 @@ class _InPairs:
             outputs = self._inner(parts.body, [*consts, *carry, *at], chain)
             carry, made[step] = outputs[: parts.carried], outputs[parts.carried :]
         stacked = zip(*(made[step] for step in range(parts.length)), strict=True)
-        together = lambda pair: (jnp.stack([jnp.asarray(own) for own, _ in pair]), _stacked([wide for _, wide in pair]))
-        return [*carry, *map(together, stacked)]
+        return [*carry, *map(_stacked, stacked)]
 
 
-def _stacked(wide: list[Any]) -> Any:
-    """Numbers in float64, which JAX would convert, or keys, which NumPy does not know."""
-    return jnp.stack(wide) if _is_key(wide[0]) else np.stack([np.asarray(number) for number in wide])
-
-
-def _is_finite(number: Any) -> bool:
-    return not is_floating(number) or bool(np.isfinite(widened(number)).all())
-
-
-def _is_decided_otherwise(own: Any, wide: Any) -> bool:
-    """Whether what is no number, and no key, is not the same in float64."""
-    return not (is_floating(own) or _is_key(own)) and bool(np.any(np.asarray(own) != np.asarray(wide)))
-
-
-def _is_key(value: Any) -> bool:
-    return bool(jnp.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key))
+def _stacked(pairs: tuple[tuple[Any, Any], ...]) -> tuple[Any, Any]:
+    """What the steps of a loop made, in one array each; what is no number is the same in both."""
+    own = jnp.stack([jnp.asarray(own) for own, _ in pairs])
+    return own, np.stack([np.asarray(wide) for _, wide in pairs]) if is_floating(own) else own
 
 
 def _error(pair: tuple[Any, Any]) -> float:

@@ -26,7 +26,6 @@ from .._programs import (
 from .finding import Finding
 from .implicit import implicit_draws
 from .names import finding
-from .pivots import is_pivotal
 from .program import Program
 from .stops import is_of_surrogate, is_users_stop, stops_of
 
@@ -118,14 +117,11 @@ def is_scored(program: Program, leaf: int, drawn: list[Chain]) -> bool:
 
     A count that was drawn and a logarithm meet in an operation, as in `n * log(p)`; or it chooses the probability of
     which a logarithm is taken. One of a number that is computed of a count is none of a probability. What moves
-    smoothly with the leaf, and was stopped, may meet the leaf in anything that has a pivot, as `-((x - m) / s)**2 / 2`.
+    smoothly with the leaf, and was stopped, may meet the leaf in anything, as in `-((x - m) / s)**2 / 2`.
     """
     jaxpr, smooth = program.jaxpr.jaxpr, program.smooth
     is_cut = lambda chain: chain[-1].primitive.name == "stop_gradient" and program.is_into(leaf, chain)
-    numbers = [chain for chain in drawn if is_cut(chain)]
-    keys = {ids(chain): _COUNT for chain in drawn if not is_cut(chain)}
-    if numbers and is_pivotal(program, leaf, numbers):
-        keys |= {ids(chain): _NUMBER for chain in numbers}
+    keys = {ids(chain): _NUMBER if is_cut(chain) else _COUNT for chain in drawn}
     of_draw = by_value(jaxpr, [0] * len(jaxpr.invars), own=lambda chain: keys.get(ids(chain), 0))
     is_inside = lambda chain: any(ids(chain[:length]) in keys for length in range(1, len(chain)))
     is_log = lambda chain: _takes_logarithm(chain) and program.is_into(leaf, chain) and not is_inside(chain)

@@ -14,8 +14,8 @@ from .halving import Seen
 from .implicit import stops_of_implicit_draws
 from .jumps import jumps_within
 from .outcomes import goes_by_steps
+from .pivots import Pivots
 from .point import Point
-from .program import Program
 from .questions import Answer, Search
 from .rules import Rules
 from .stairs import Missing, explaining_stairs, from_afar, missing_slope
@@ -82,6 +82,7 @@ class Excuses:
         self._afar: dict[int, Reading] = {}
         self._points: dict[Any, Point] = {}
         self._tried: dict[int, list[Any]] = {}
+        self._pivots = Pivots(self._program)
         # The stops that explain a disagreement together.
         self._held: dict[int, tuple[Chain, ...]] = {}
 
@@ -188,12 +189,25 @@ class Excuses:
         stops = explaining_stops(case.place, case.direction, case.slack, left)
         if not stops:
             return None
-        if all(map(is_fixed_draw, stops)) or is_score(self._program, case.leaf, stops):
+        if all(map(is_fixed_draw, stops)) or self.is_score(case.leaf, stops):
             return "declared", stops
         if is_negligible(stops, case.seen.reading):
             return "negligible", stops
         self._held[case.leaf] = stops
         return "stop", fewest_to_remove(case.place, stops, case.direction) if len(stops) > 1 else stops
+
+    def is_score(self, leaf: int, stops: tuple[Chain, ...]) -> bool:
+        """Whether stops make an estimator by the score: partgrad's, or one by hand, of a draw whose probability counts.
+
+        A random number in what is stopped, as in a target with noise, makes none.
+        """
+        program, drawn = self._program, [stop for stop in stops if not is_of_partgrad(stop)]
+        if not all(any(program.drawn.into(stop)) and mark_of(stop) is None for stop in drawn):
+            return False
+        numbers = [stop for stop in drawn if program.is_into(leaf, stop)]
+        has_density = not numbers or self._pivots.has(leaf, numbers)
+        scored = drawn if has_density else [stop for stop in drawn if stop not in numbers]
+        return not drawn or is_scored(program, leaf, scored)
 
     def stopping_rule(self, case: _Case) -> Excuse:
         """None of the rules to blame gives a derivative at all."""
@@ -209,7 +223,7 @@ class Excuses:
     def stopped_draw(self, case: _Case) -> Excuse:
         """A draw with an implicit derivative is stopped."""
         stops = stops_of_implicit_draws(self._program, case.leaf)
-        return ("stop", stops) if stops and not is_score(self._program, case.leaf, stops) else None
+        return ("stop", stops) if stops and not self.is_score(case.leaf, stops) else None
 
     def stairs(self, case: _Case) -> Excuse:
         """From afar the function has a slope that its derivative lacks, at the point and beside it."""
@@ -258,13 +272,3 @@ def is_of_a_limit(solvers: list[Chain], reading: Reading) -> bool:
 def is_of_library(solvers: list[Chain]) -> bool:
     """Whether solvers are those of a library, and not for linear equations."""
     return all(is_in_library(solver) and not is_linear_solve(solver[-1]) for solver in solvers)
-
-
-def is_score(program: Program, leaf: int, stops: tuple[Chain, ...]) -> bool:
-    """Whether stops make an estimator by the score: partgrad's, or one by hand, of a draw whose probability counts.
-
-    A random number in what is stopped, as in a target with noise, makes none.
-    """
-    drawn = [stop for stop in stops if not is_of_partgrad(stop)]
-    is_drawn = all(any(program.drawn.into(stop)) and mark_of(stop) is None for stop in drawn)
-    return is_drawn and (not drawn or is_scored(program, leaf, drawn))

@@ -68,13 +68,13 @@ class Halving(NamedTuple):
 
         What was chosen at a glance has to be confirmed at the end; if it is not, each half has to be.
         """
-        found = _halved(seen, choose, lambda part: self.glance(part, place))
+        found = halved(seen, choose, lambda part: self.glance(part, place))
         if found is seen:
             return seen
         confirmed = self.again(found, place)
         if choose([confirmed]) is not None:
             return confirmed
-        return _halved(seen, choose, lambda part: self.again(part, place))
+        return halved(seen, choose, lambda part: self.again(part, place))
 
     def hidden(self, seen: list[Seen], here: Point) -> Seen | None:
         """The element that causes all of a slight disagreement, if it is badly wrong itself."""
@@ -116,7 +116,8 @@ def _least_right(seen: list[Seen]) -> Seen:
     return max(seen, key=lambda s: max(differences(s)))
 
 
-def _halved(seen: Seen, choose: Choice, read: Callable[[Seen], Seen]) -> Seen:
+def halved(seen: Seen, choose: Choice, read: Callable[[Seen], Seen]) -> Seen:
+    """What is left of a set of elements that is halved as long as one half is chosen."""
     while seen.indices.size > 1:
         chosen = choose([read(half) for half in _halves(seen)])
         if chosen is None:

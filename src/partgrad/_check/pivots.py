@@ -5,7 +5,6 @@ removed that is the noise, which no parameter moves: a pivot. What else a stoppe
 squared difference, moves on. Where the derivative of a draw is implicit, as of `gamma`, there is no pivot.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,28 +19,31 @@ from .program import Program
 # What is left of tangents that cancel, relative to them.
 _CANCELS = 1e-4
 _SUMS = frozenset({"add", "add_any", "sub"})
-# What is compiled for a program and some stops, for all of its leaves.
-_KEPT: weakref.WeakKeyDictionary[Program, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def is_pivotal(program: Program, leaf: int, stops: Sequence[Chain]) -> bool:
-    """Whether something made of a leaf and of what was stopped stays as it is, if nothing is stopped, as a leaf moves.
+class Pivots:
+    """The pivots of a program; what looks for them is compiled once for all leaves."""
 
-    Args:
-        program: The program.
-        leaf: The leaf.
-        stops: The stops of what was drawn.
-    """
-    if any(program.is_into(leaf, draw) and _is_before(program, draw, stops) for draw in implicit_draws(program)):
-        return True
-    asked = _KEPT.setdefault(program, {})
-    key = tuple(map(ids, stops))
-    if key not in asked:
-        asked[key] = _asking(program, stops)
-    ask, tangents = asked[key], [np.zeros(x.shape, x.dtype) for x in program.leaves]
-    moves = np.random.default_rng(leaf).uniform(0.5, 1.5, tangents[leaf].shape)
-    tangents[leaf] = np.asarray(moves, tangents[leaf].dtype)
-    return ask is not None and bool(ask([*program.leaves, *tangents])[1])
+    def __init__(self, program: Program):
+        self._program = program
+        self._asked: dict[Any, Any] = {}
+
+    def has(self, leaf: int, stops: Sequence[Chain]) -> bool:
+        """Whether something made of a leaf and of what was stopped stays as it is, if nothing is stopped, as it moves.
+
+        Args:
+            leaf: The leaf.
+            stops: The stops of what was drawn.
+        """
+        program, key = self._program, tuple(map(ids, stops))
+        if any(program.is_into(leaf, draw) and _is_before(program, draw, stops) for draw in implicit_draws(program)):
+            return True
+        if key not in self._asked:
+            self._asked[key] = _asking(program, stops)
+        ask, tangents = self._asked[key], [np.zeros(x.shape, x.dtype) for x in program.leaves]
+        moves = np.random.default_rng(leaf).uniform(0.5, 1.5, tangents[leaf].shape)
+        tangents[leaf] = np.asarray(moves, tangents[leaf].dtype)
+        return ask is not None and bool(ask([*program.leaves, *tangents])[1])
 
 
 def _asking(program: Program, stops: Sequence[Chain]) -> Callable[[Operands], tuple[Operands, list[Answer]]] | None:
@@ -50,8 +52,6 @@ def _asking(program: Program, stops: Sequence[Chain]) -> Callable[[Operands], tu
     through = lambda chain, operands: list(operands) if ids(chain) in keys else None
     body, consts = jaxpr_and_consts(program.jaxpr)
     moving = Program(lambda leaves: run(body, consts, leaves, through), program.leaves, program.paths, forward=True)
-    # An error holds the frames that it was raised in, and these the program.
-    moving.missing.clear()
     if moving.tangent is None:
         return None
 

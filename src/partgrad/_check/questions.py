@@ -15,7 +15,7 @@ from .._compat import cached_property
 from .agreement import AGREE, COARSE, INCONCLUSIVE, MISMATCH, NOTHING, ROUNDING, Reading, coarsely
 from .exact import Leaves, scale_of, size_of
 from .float64 import wide_dtype
-from .halving import Halving, Seen, most_wrong, worst_status
+from .halving import Halving, Seen, halved, most_wrong, worst_status
 from .outcomes import Crossing
 from .point import Point
 from .program import Array, Program
@@ -311,14 +311,8 @@ class Search:
 
     def at_kink(self, i: int, answer: Answer) -> Seen | None:
         """A reading of the part of a leaf that is at a kink."""
-        seen = answer.seen
-        while seen is not None and seen.indices.size > 1:
-            halves = [seen._replace(indices=half) for half in np.array_split(seen.indices, 2)]
-            kinked = [half for half in (self.again(i, half, self.point) for half in halves) if half.reading.kinks]
-            if not kinked:
-                break
-            seen = kinked[0]
-        return seen
+        at_kink = lambda halves: next((half for half in halves if half.reading.kinks), None)
+        return answer.seen and halved(answer.seen, at_kink, lambda half: self.again(i, half, self.point))
 
     def outside(self, i: int, seen: Seen) -> Seen | None:
         """A reading along which the derivative is not between the slopes on the two sides of a kink, if there is one.
