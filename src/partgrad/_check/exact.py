@@ -187,20 +187,31 @@ class Exact:
 
     # --- what it computes --------------------------------------------------------------------------------------------
 
-    def value(self, point: Leaves, direction: Leaves, step: float, nudge: float = 0.0) -> Vector:
-        """The outputs at a point moved along a direction.
+    def along(self, point: Leaves, direction: Leaves) -> Callable[..., Vector]:
+        """The outputs at a point moved along a direction, as a function.
 
         Args:
             point: The point.
             direction: The direction.
-            step: How far it is moved.
-            nudge: By how many units, of about its last digit, what moves is moved besides, and in what runs outside of
-                JAX, in a precision of its own, the operands and results.
+
+        Returns:
+            From how far it is moved, and by how many units, of about its last digit, what moves is moved besides, and
+            in what runs outside of JAX, in a precision of its own, the operands and results.
         """
-        self.evaluations += 1
         start, along = _vector(point), _vector(direction)
-        moved = start + UNIT * nudge * signs(start.size) * size_of(start) * (along != 0) + step * along
-        return np.asarray(self._called(_VALUE, moved, start, self.cotangents(np.zeros(sum(self.sizes))), nudge)[0])
+        last_digits = UNIT * signs(start.size) * size_of(start) * (along != 0)
+        nothing = self.cotangents(np.zeros(sum(self.sizes)))
+
+        def value(step: float, nudge: float = 0.0) -> Vector:
+            self.evaluations += 1
+            moved = start + nudge * last_digits + step * along
+            return np.asarray(self._called(_VALUE, moved, start, nothing, nudge)[0])
+
+        return value
+
+    def value(self, point: Leaves, direction: Leaves, step: float) -> Vector:
+        """The outputs at a point moved along a direction by a step."""
+        return self.along(point, direction)(step)
 
     def forward(self, point: Leaves, direction: Leaves) -> Vector | None:
         """The tangents of the outputs along a direction, or None if there is no forward derivative."""

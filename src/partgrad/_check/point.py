@@ -76,11 +76,11 @@ class Point:
 
     def _along(self, direction: Leaves) -> Callable[[float], Vector]:
         """The outputs at a step along a direction, each computed once."""
-        return functools.cache(lambda step: self.exact.value(self.leaves, direction, step))
+        return functools.cache(self.exact.along(self.leaves, direction))
 
     def slope(self, direction: Leaves, *, value: Callable[[float], Vector] | None = None, **how: float) -> Slope:
         """The slopes of the outputs along a direction by finite differences."""
-        value = value or self._along(direction)
+        value, nudged = value or self._along(direction), self.exact.along(self.leaves, direction)
         known = self._rounding(direction)
         largest = np.zeros(self.start.shape) if known is None else known
 
@@ -89,7 +89,7 @@ class Point:
             """How far the outputs move with the last digits of a probe: more than their rounding if terms cancel."""
             nonlocal largest
             for side, by in ((1, 1.0), (-1, 3.0), (1, -2.0)):
-                moved = self.exact.value(self.leaves, direction, side * step, by)
+                moved = nudged(side * step, by)
                 with np.errstate(all="ignore"):
                     off = np.abs(moved - value(side * step))
                 largest = np.fmax(largest, np.where(np.isfinite(off), off, 0.0))

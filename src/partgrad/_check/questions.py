@@ -25,6 +25,8 @@ from .verdict import Evidence, Row, row_of
 # Each leaf is moved by itself. With more leaves than this, further directions move some together, in so many groups.
 _ALONE = 8
 _GROUPS = 4
+# In so many leaves that are plainly wrong the element to blame is looked for: more of them are shown by none of these.
+_MOST_HALVED = 4
 # How many parts of a leaf that are not clear are read at the point nearby.
 _NEARBY_READINGS = 4
 # Along how many directions it is asked whether a derivative is between the slopes.
@@ -79,6 +81,7 @@ class Search:
         self._scales = [scale_of(leaf) for leaf in point.leaves]
         self._shift = [v * generator.uniform(_NEARBY / 2, _NEARBY, v.shape) for v in self._toward()]
         self._seen: list[list[Seen]] = [[] for _ in point.leaves]
+        self._halved = 0
         inexact = [v.aval.dtype for v in (*self.program.jaxpr.jaxpr.invars, *self.program.jaxpr.jaxpr.outvars)]
         self.slack = SLACK_OF_CONSTANTS if any(wide_dtype(dtype) != dtype for dtype in inexact) else 0.0
 
@@ -258,10 +261,13 @@ class Search:
         if unsettled and blamed is None:
             seen = [*seen, *halving.parted(unsettled[0], self.point)]
             blamed = most_wrong(seen)
-        if blamed is not None:
+        beside: Callable[[Seen, Point], Seen] = halving.again
+        if blamed is not None and self._is_halved(blamed):
             blamed = halving.narrowed(blamed, self.point, self.near)
+        elif blamed is not None:
+            beside = halving.glance
         unclear = [s for s in seen if not s.reading.is_clean and s.status != MISMATCH]
-        near = [self.again(i, s, self.near) for s in ([blamed] if blamed else unclear[:_NEARBY_READINGS])]
+        near = [beside(s, self.near) for s in ([blamed] if blamed else unclear[:_NEARBY_READINGS])]
         shown = blamed or self._elsewhere(i, near) or max(seen, key=lambda s: s.reading.telling.relative, default=None)
         evidence = self._evidence(i, seen, blamed, near)
         if blamed is None and evidence.nearby != "off":
@@ -275,6 +281,14 @@ class Search:
             is_here=blamed is not None,
             status=worst_status(seen),
         )
+
+    def _is_halved(self, blamed: Seen) -> bool:
+        """Whether it is asked which element of a leaf is to blame: not of many leaves that are plainly wrong."""
+        reading = blamed.reading
+        if reading.kinks or reading.jumps or reading.unsure:
+            return True
+        self._halved += 1
+        return self._halved <= _MOST_HALVED
 
     def _evidence(self, i: int, seen: list[Seen], blamed: Seen | None, near: list[Seen]) -> Evidence:
         readings = [blamed.reading] if blamed else [s.reading for s in seen]
