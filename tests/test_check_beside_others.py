@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import partgrad as pg
@@ -34,6 +35,7 @@ ALONE = {
         {("growth", "loop")},
         "error",
     ),
+    "steps": (lambda x: (x + jnp.floor(1000 * x) / 1000).sum(), {("mismatch", "stairs")}, "stopped"),
     "nothing": (lambda x: jnp.sin(x).sum(), set(), "ok"),
 }
 OTHERS = ["a constant branch", *(name for name in ALONE if name not in ("a constant branch", "a jump"))]
@@ -47,6 +49,17 @@ def test_a_leaf_is_judged_beside_one_on_a_jump_as_it_is_alone(name):
     told = {(f.kind, f.reason, leaf) for f in report.findings if f.severity != "info" for leaf in f.leaves}
     assert told == {(*what, f"['{key}']") for key in (name, "a jump") for what in ALONE[key][1]}, str(report)
     assert [row.verdict for row in report.rows] == [ALONE[key][2] for key in sorted((name, "a jump"))]
+
+
+@table("name", OTHERS, quick=2, most=6)
+@pytest.mark.parametrize("of", [jnp.sqrt, lambda z: jnp.where(z > 0, jnp.sqrt(z), 0.0)], ids=["singular", "not taken"])
+def test_a_leaf_is_judged_beside_one_without_a_finite_derivative_as_it_is_alone(name, of):
+    report = pg.check(lambda p: ALONE[name][0](p["x"]) + of(p["z"]), progress=False)(
+        {"x": jnp.array([-1.0, 0.5, 2.0]), "z": jnp.array(0.0)}
+    )
+    told = {(f.kind, f.reason) for f in report.findings if f.severity != "info" and "['x']" in f.leaves}
+    assert told == ALONE[name][1], str(report)
+    assert [row.verdict for row in report.rows] == [ALONE[name][2], "error"]
 
 
 def test_an_element_is_judged_beside_one_on_a_jump():

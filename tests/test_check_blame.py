@@ -476,3 +476,31 @@ def test_a_rule_that_one_line_calls_for_several_leaves_is_one_finding():
     report = pg.check(lambda p: jnp.sum(layer(p["a"], layer(p["b"], jnp.array([0.4, -0.9])))), progress=False)(leaves)
     (found,) = report.findings
     assert (found.reason, set(found.leaves)) == ("rule", {"['a']", "['b']"})
+
+
+@jax.custom_vjp
+def fixed_point(w, x):
+    z = jnp.zeros_like(x)
+    for _ in range(8):
+        z = jnp.tanh(w @ z + x)
+    return z
+
+
+def of_fixed_point(kept, cotangent):
+    w, x, z = kept
+    pull = jax.vjp(lambda z, w, x: jnp.tanh(w @ z + x), z, w, x)[1]
+    u = cotangent
+    for _ in range(60):
+        u = cotangent + pull(u)[0]
+    return pull(u)[1:]
+
+
+fixed_point.defvjp(lambda w, x: (z := fixed_point(w, x), (w, x, z)), of_fixed_point)
+
+
+def test_a_rule_that_is_hardly_wrong_by_one_operand_is_named_for_it_too():
+    generator = np.random.default_rng(7)
+    p = {"w": 0.35 * generator.normal(size=(4, 4)), "x": 0.5 * generator.normal(size=4)}
+    report = pg.check(lambda p: jnp.sum(fixed_point(p["w"], p["x"]) ** 2), progress=False)(jax.tree.map(jnp.asarray, p))
+    (finding,) = report.findings
+    assert (finding.reason, finding.leaves) == ("rule", ("['w']", "['x']"))

@@ -254,3 +254,26 @@ def test_what_is_wrong_besides_in_the_same_leaf(cause, reason):
     """A remedy that differences refute for another cause is none for which the branch that is taken is to blame."""
     report = pg.check(lambda x: NOT_FINITE[cause](x) + BESIDES[reason](x), progress=False)(F(-1, 1, 2))
     assert [(f.kind, f.reason) for f in report.findings] == [("nan", cause), ("mismatch", reason)], str(report)
+
+
+def test_what_is_infinite_in_the_value_is_named_and_not_what_meets_it():
+    distances = jnp.array([0.0, 1.2])
+
+    def energy(p):
+        ratio = (p["sigma"] / distances) ** 6  # infinite
+        pairs = p["epsilon"] * (ratio**2 - ratio)
+        return jnp.sum(jnp.where(distances > 0, pairs, 0.0))
+
+    report = pg.check(energy, progress=False)({"sigma": 1.0, "epsilon": 0.7})
+    (finding,) = report.findings
+    assert finding.leaves == ("['epsilon']", "['sigma']")
+    assert "ratio =" in inspect.getsource(sys.modules[__name__]).split("\n")[finding.line - 1]
+    assert "first infinity in the value of `/`" in finding.message
+
+
+def test_a_number_that_is_nan_before_the_function_runs_is_told():
+    weights = jnp.array([[0.5, 0.5], [jnp.nan, jnp.nan]])
+    report = pg.check(lambda v: jnp.sum(jnp.where(jnp.array([[True], [False]]), weights @ v, 0.0)), progress=False)(
+        jnp.ones((2, 3))
+    )
+    assert "which meets a number that is NaN already" in report.findings[0].message

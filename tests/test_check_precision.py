@@ -477,6 +477,32 @@ def test_steps_that_adapt_are_a_tolerance():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_steps_that_adapt_are_no_branch_that_is_wrong(seed):
+    """The derivative is that at fixed steps, and off by 7e-6; beside the point the two happen to agree."""
+
+    def predators_and_prey(rate):
+        field = lambda t, y, a: jnp.stack([a * y[0] - 0.4 * y[0] * y[1], -0.4 * y[1] + 0.1 * y[0] * y[1]])
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(field),
+            diffrax.Tsit5(),
+            0.0,
+            4.0,
+            0.05,
+            jnp.array([2.0, 1.0]),
+            args=rate,
+            saveat=diffrax.SaveAt(ts=jnp.linspace(0.0, 4.0, 9)),
+            stepsize_controller=diffrax.PIDController(rtol=1e-6, atol=1e-8),
+            max_steps=128,
+        )
+        return jnp.sum((solution.ys - 1.0) ** 2)
+
+    report = pg.check(predators_and_prey, seed=seed, progress=False)(jnp.array(1.1))
+    assert report.ok, str(report)
+    assert not [finding for finding in report.findings if finding.severity != "info"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.15, 0.007])
 def test_a_tolerance_does_not_explain_what_is_stopped_beside_it(share):
     def solved(p):

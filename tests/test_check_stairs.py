@@ -243,3 +243,127 @@ def test_the_remedy_of_a_note_is_one():
         weights
     )
     assert {f.kind for f in report.findings} == {"surrogate"}
+
+
+def symmetric(w, levels):
+    scale = jnp.max(jnp.abs(w)) / levels
+    return jnp.round(w / scale) * scale  # symmetric
+
+
+def by_channel(w, levels):
+    scale = jnp.max(jnp.abs(w), axis=0, keepdims=True) / levels
+    return jnp.clip(jnp.round(w / scale), -levels, levels) * scale  # by channel
+
+
+def affine(w, levels):
+    low, high = w.min(), w.max()
+    scale = (high - low) / (2 * levels + 1)
+    return jnp.floor((w - low) / scale + 0.5) * scale + low  # affine
+
+
+def cast(w, levels):
+    scale = jnp.max(jnp.abs(w)) / levels
+    return (w / scale).astype(jnp.int8).astype(w.dtype) * scale  # cast
+
+
+QUANTIZERS = {"symmetric": symmetric, "by channel": by_channel, "affine": affine, "cast": cast}
+draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
+inputs, targets = draw(0, 32, 8), draw(1, 32, 3)
+LAYERS = {
+    "linear": (lambda q, w: jnp.mean((inputs @ q(w) - targets) ** 2), draw(2, 8, 3)),
+    "penalized": (lambda q, w: jnp.mean((inputs @ q(w) - targets) ** 2) + 1e-2 * jnp.sum(w**2), draw(3, 8, 3)),
+    "classes": (lambda q, w: -jnp.mean(jax.nn.log_softmax(inputs @ q(w))[:, 0]), draw(4, 8, 3)),
+    "two layers": (
+        lambda q, p: jnp.mean((jnp.tanh(inputs @ q(p[0])) @ q(p[1]) - targets) ** 2),
+        [draw(5, 8, 16) / 3, draw(6, 16, 3) / 4],
+    ),
+    "activations": (
+        lambda q, p: jnp.mean((q(jnp.tanh(inputs @ p)) @ jnp.ones((16, 3)) - targets) ** 2),
+        draw(7, 8, 16) / 3,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("levels", [127, 7])
+@pytest.mark.parametrize("name", list(QUANTIZERS))
+@pytest.mark.parametrize("layer", list(LAYERS))
+def test_quantized_numbers_without_a_straight_through_estimator_are_stopped(name, layer, levels):
+    loss, leaves = LAYERS[layer]
+    report = pg.check(lambda p: loss(lambda w: QUANTIZERS[name](w, levels), p), progress=False)(leaves)
+    assert all(verdict == "stopped" for verdict in (row.verdict for row in report.rows)), str(report)
+    (found,) = (finding for finding in report.findings if finding.reason == "stairs")
+    assert (found.where, len(found.leaves)) == (line(name), len(jax.tree.leaves(leaves)))
+
+
+TIMES = jnp.linspace(0.0, 48.0, 200)
+
+
+def noise_on_a_lattice(stretch):
+    x = jnp.linspace(0.3, 5.1, 40) * stretch
+    cell = jnp.floor(x)
+    part = x - cell
+    gradients = [(hashed := jnp.sin(i * 127.1) * 43.5) - jnp.floor(hashed) for i in (cell, cell + 1)]
+    weight = part * part * (3 - 2 * part)
+    return jnp.sum(((1 - weight) * gradients[0] * part + weight * gradients[1] * (part - 1)) ** 2)
+
+
+def nearest_images(p):
+    apart = p["x"][:, None] - p["x"][None]
+    apart -= p["box"] * jnp.round(apart / p["box"])
+    return jnp.sum(jnp.exp(-jnp.sum(apart**2, -1) / 0.1))
+
+
+def compounded(p):
+    whole = jnp.floor(p["years"] * 12)
+    return (1 + p["rate"] / 12) ** whole * (1 + p["rate"] * (p["years"] - whole / 12))
+
+
+def hats(x):
+    cell = jnp.clip(jnp.floor(x / 0.25), -8, 7)
+    part = x / 0.25 - cell
+    return jnp.sum(jnp.sin(cell) * (1 - part) + jnp.sin(cell + 1) * part)
+
+
+ROUNDED_RIGHTLY = {
+    "noise on a lattice": (noise_on_a_lattice, 1.37),
+    "nearest images": (nearest_images, {"x": jax.random.uniform(jax.random.key(8), (12, 3)) * 6, "box": 6.1}),
+    "a triangle wave": (lambda f: jnp.mean(jnp.abs(2 * (f * TIMES - jnp.floor(f * TIMES + 0.5)))), 0.77),
+    "a folded angle": (lambda x: jnp.sum((x - 2 * jnp.pi * jnp.round(x / (2 * jnp.pi))) ** 2), 9 * draw(9, 20)),
+    "an error of quantization": (lambda w: jnp.sum((w - jnp.round(w * 16) / 16) ** 2), draw(10, 40)),
+    "a scale that is learned": (
+        lambda p: jnp.sum((p["w"] - jnp.clip(jnp.round(p["w"] / p["s"]), -7, 7) * p["s"]) ** 2),
+        {"w": draw(11, 64), "s": 0.3},
+    ),
+    "interest": (compounded, {"rate": 0.05, "years": 7.71}),
+    "hats": (hats, draw(12, 50)),
+    "a straight-through estimator": (
+        lambda w: jnp.mean((inputs @ (w + lax.stop_gradient(symmetric(w, 7) - w)) - targets) ** 2) * 0 + jnp.sum(w),
+        draw(13, 8, 3),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(ROUNDED_RIGHTLY))
+def test_rounding_that_loses_nothing_is_ok(name):
+    function, leaves = ROUNDED_RIGHTLY[name]
+    report = pg.check(function, progress=False)(leaves)
+    assert report.ok, str(report)
+    assert not [finding for finding in report.findings if finding.severity != "info"]
+
+
+@pytest.mark.slow
+def test_what_one_layer_is_seen_to_lose_at_a_line_the_others_lose_there_too():
+    layers = [{"w": draw(seed, 16, 16) / 4, "b": draw(seed + 50, 16) / 10} for seed in range(20, 32)]
+
+    def loss(layers):
+        hidden = draw(19, 8, 16)
+        for layer in layers:
+            hidden += jax.nn.gelu(hidden @ symmetric(layer["w"], 7) + layer["b"])
+        return jnp.mean(hidden**2)
+
+    report = pg.check(loss, progress=False)(layers)
+    (found,) = (finding for finding in report.findings if finding.reason == "stairs")
+    assert found.leaves == tuple(f"[{number}]['w']" for number in range(12))
+    assert {row.path[-3:-2]: row.verdict for row in report.rows} == {"w": "stopped", "b": "ok"}

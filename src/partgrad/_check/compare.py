@@ -49,6 +49,10 @@ def _all_of(chains: tuple[Chain, ...]) -> dict[str, Any]:
     return {"lines": [where for where in dict.fromkeys(map(line, chains)) if where], "together": chains[1:]}
 
 
+def _chains(blames: list[Blame]) -> list[Chain]:
+    return [blame.chain for blame in blames]
+
+
 class Comparison:
     """The answers for the leaves that were compared, with what explains them."""
 
@@ -145,8 +149,6 @@ class Comparison:
             figures = self._figures(leaf, answer._replace(seen=seen)) if reason == "stairs" else None
             more = {"figures": figures, **_all_of(chains)}
             yield finding("mismatch", "warning", reason, [self._path(leaf)], chains[0], **more)
-
-    # --- kinks and jumps ---------------------------------------------------------------------------------------------
 
     def _crossing(self, leaf: int, answer: Answer, *, last: bool = False) -> Crossing | None:
         """The selection that decides at the point, the first or the last one; a user's line rather than a library's."""
@@ -267,14 +269,15 @@ class Comparison:
             return blamed
         direction = self._search.along(leaf, answer.seen)
         slopes = lambda at: (at.derivative(direction), at.pulled_back(direction))
+        without = lambda blames: slopes(self._without(_chains(blames)))
         found, before = list[Blame](), slopes(self._search.point)
         while len(found) < len(blamed):
-            tried = {n: slopes(self._without([*found, one])) for n, one in enumerate(blamed) if one not in found}
+            tried = {n: without([*found, one]) for n, one in enumerate(blamed) if one not in found}
             more = [n for n, own in tried.items() if not np.allclose(own, before, rtol=_SAME, atol=0.0, equal_nan=True)]
             if not more:
                 break
             found += [blamed[n] for n in more]
-            before = slopes(self._without(found)) if len(found) < len(blamed) else before
+            before = without(found) if len(found) < len(blamed) else before
         return found or blamed
 
     def _without_limits(self, leaf: int, answer: Answer, blamed: list[Blame]) -> list[Blame]:
@@ -288,17 +291,17 @@ class Comparison:
             # Unless as much is off without them, by a rule that cannot be compared.
             if not self._rules.incomparable_for(leaf):
                 return blamed
-            left = self._without(solvers).read(direction, slack=self._search.slack)
+            left = self._without(_chains(solvers)).read(direction, slack=self._search.slack)
             is_left = left.telling.relative > _LEFT * answer.seen.reading.telling.relative
             return [] if left.status == MISMATCH and is_left else blamed
-        reading = self._without(others).read(direction, slack=self._search.slack)
+        reading = self._without(_chains(others)).read(direction, slack=self._search.slack)
         return others if is_of_a_limit([blame.chain for blame in solvers], reading) else blamed
 
-    def _without(self, blames: list[Blame] | None = None) -> Point:
-        """The point of the function without some wrong rules, or all; made once, whatever the number of leaves."""
-        key = None if blames is None else tuple(ids(blame.chain) for blame in blames)
+    def _without(self, rules: list[Chain] | None = None) -> Point:
+        """The point of the function without some rules, or all wrong ones; made once, whatever the number of leaves."""
+        key = None if rules is None else tuple(map(ids, rules))
         if key not in self._corrected:
-            self._corrected[key] = self._search.point.of(Exact(self._rules.left_out(blames)))
+            self._corrected[key] = self._search.point.of(Exact(self._rules.left_out(rules)))
         return self._corrected[key]
 
     def _stops_beside(self, leaf: int, answer: Answer) -> tuple[Chain, ...]:
@@ -320,6 +323,14 @@ class Comparison:
             for blame in (blame for blame in self._rules.to_blame_for(leaf) if is_through(blame.chain)):
                 yield self._of_rule("rule value" if blame.of_value else "rule", [self._path(leaf)], blame, None)
 
+    def _slightly_wrong_rule(self, leaf: int, answer: Answer) -> Chain | None:
+        """A rule that differs by less than it is compared to in the precision of the program, if it explains it all."""
+        ruled = [chain for chain in self._rules.ruled_for(leaf) if not is_in_library(chain)][:_MOST_RULES]
+        if answer.seen is None:
+            return None
+        direction, slack = self._search.along(leaf, answer.seen), max(self._search.slack, 0.0)
+        return next((rule for rule in ruled if agrees(self._without([rule]), direction, slack)), None)
+
     def _unblamed(self, leaf: int, answer: Answer, figures: Figures | None) -> Finding:
         """The finding if neither a rule that differs nor a selection is to blame."""
         path = [self._path(leaf)]
@@ -334,6 +345,8 @@ class Comparison:
         if unknown := sorted(self._rules.incomparable_for(leaf), key=lambda pair: not is_solver(pair[0])):
             chain, raised = unknown[0]
             return finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
+        if (rule := self._slightly_wrong_rule(leaf, answer)) is not None:
+            return finding("mismatch", "error", "rule", path, rule, figures=figures, element=(), steps=[])
         by_hand = [(reason, self._users(name, leaf)) for name, reason in BY_HAND.items()]
         for reason, chains in (*by_hand, ("untried stop", stops_of(self._program, leaf))):
             if chains:
@@ -349,8 +362,6 @@ class Comparison:
     def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:
         more = {"element": blame.element, "steps": blame.steps}
         return finding("mismatch", "error", reason, path, blame.chain, figures=figures, **more)
-
-    # --- numbers -----------------------------------------------------------------------------------------------------
 
     def _path(self, leaf: int) -> str:
         return self._program.paths[leaf]

@@ -21,7 +21,7 @@ from .exact import Exact
 from .explained import told_once
 from .finding import Finding, merged
 from .float64 import widened
-from .growth import Growth, growths, may_be_growth
+from .growth import with_growth
 from .implicit import has_implicit_draw, holding_implicit_draws, implicit_draws_of_leaves
 from .indices import asked, indices
 from .intended import Meant, intended
@@ -163,7 +163,7 @@ class _Examination:
         self._progress.tick("operations")
         if is_stable:
             self._compare()
-        self._explain_by_growth()
+        self.findings = with_growth(self.findings, self._program, lambda: self._point)
         self.findings = [self._with_surrogate(found) for found in told_once([*self.findings, *self._zeros()])]
         self.findings += self._coarse_steps()
         verdict = lambda leaf: self._verdict(leaf, self._program.paths[leaf], self.findings)
@@ -213,19 +213,6 @@ class _Examination:
     def _jumps(self, found: Finding) -> bool:
         return jumps_at(self._with_draws, self._numbers(found)[0], found.chain)
 
-    @cached_property
-    def _growths(self) -> list[Growth]:
-        return growths(self._program)
-
-    def _explain_by_growth(self) -> None:
-        """Put the growth of tangents along a loop in place of the noise, lost digits and overflows that it explains."""
-        for number, found in enumerate(self.findings):
-            if may_be_growth(found):
-                leaves = self._numbers(found)
-                explaining = (g for g in self._growths if g.explains(found, self._program, leaves))
-                if growth := next(explaining, None):
-                    self.findings[number] = growth.finding(found, self._program, leaves)
-
     def _numbers(self, found: Finding) -> list[int]:
         """Which of the leaves a finding concerns."""
         return [leaf for leaf, path in enumerate(self._program.paths) if path in found.leaves]
@@ -245,13 +232,19 @@ class _Examination:
         return [in_steps(zero) if zero.reason in STAIRS else zero for zero in told]
 
     def _coarse_steps(self) -> Iterator[Finding]:
-        """Notes for leaves of which nothing else is known but that the derivative is the slope."""
+        """Notes for leaves of which nothing else is known but that the derivative is the slope.
+
+        What a leaf is seen to lose at a line, by many steps, the others lose there as well.
+        """
+        place = lambda found: (found.file, found.line, found.operation)
+        seen = {place(found): found for found in self.findings if found.kind == "mismatch" and found.reason == "stairs"}
         told = {
             leaf for found in self.findings if found.severity != "info" or found.kind == "draw" for leaf in found.leaves
         }
         answers = self._comparison.answers.items() if self._comparison else ()
         is_quiet = lambda leaf, answer: answer.row.name == "agrees" and self._program.paths[leaf] not in told
-        return coarse_steps(self._point, [leaf for leaf, answer in answers if is_quiet(leaf, answer)])
+        for note in coarse_steps(self._point, [leaf for leaf, answer in answers if is_quiet(leaf, answer)]):
+            yield dataclasses.replace(seen[place(note)], leaves=note.leaves) if place(note) in seen else note
 
     def _underflowing(self, zero: Finding) -> Finding:
         """The finding for a gradient that is zero only in its own precision; or else the same."""
@@ -305,7 +298,7 @@ class _Examination:
         findings = list(intended(found, self._options.intended))
         findings += [wrong for finding in findings if finding.intended for wrong in self._within(finding)]
         verdicts = [self._verdict(leaf, path, findings) for leaf, path in enumerate(self._program.paths)]
-        return merged(findings), verdicts
+        return merged(findings, self._program.paths), verdicts
 
     def _within(self, meant: Finding) -> Iterator[Finding]:
         """What is wrong in a rule that is intended: the rules that it uses."""

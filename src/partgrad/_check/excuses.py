@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._compat import cached_property
-from .._programs import Chain, ids, is_in_library, union
+from .._programs import Chain, ids, is_in_library, line, union
 from .agreement import AGREE, MISMATCH, ROUNDING, Reading
 from .draws import is_scored
 from .exact import Leaves
@@ -33,6 +33,7 @@ from .stops import (
     solvers_of,
     with_loops_running_on,
 )
+from .straight import followed, roundings, taken_straight, through_roundings
 from .verdict import OK, row_of
 
 # The relative mismatch that a stop of a library may leave without consequences, and an iteration that has converged.
@@ -82,6 +83,8 @@ class Excuses:
         self._afar: dict[int, Reading] = {}
         self._points: dict[Any, Point] = {}
         self._tried: dict[int, list[Any]] = {}
+        # Points at which roundings are taken straight through.
+        self._straight: dict[int, Point | None] = {}
         self._pivots = Pivots(self._program)
         # The stops that explain a disagreement together.
         self._held: dict[int, tuple[Chain, ...]] = {}
@@ -236,17 +239,36 @@ class Excuses:
             chains = explaining_stairs(case.place, case.leaf, direction, missing) if missing else ()
             # Where nearby steps agree with the derivative, narrow ramps may do what steps do.
             if missing and chains and (not case.is_flat or _is_of_jumps(case.place, direction, missing)):
-                self._afar[case.leaf] = from_afar(missing, case.seen.reading)
+                slope, lacks = float(missing.slopes[-1]), float(missing.lacks[-1])
+                self._afar[case.leaf] = from_afar(case.seen.reading, slope, slope - lacks, missing.steps)
                 return "stairs", chains
-        return None
+        return self._straight_through(case) if case.is_flat else None
+
+    def _straight_through(self, case: _Case) -> Excuse:
+        """The value follows roundings, as its derivative does if they are taken straight through."""
+        chains = through_roundings(self._program, case.leaf, self._roundings)
+        if not chains:
+            return None
+        if id(case.place) not in self._straight:
+            self._straight[id(case.place)] = taken_straight(case.place, self._roundings)
+        straight = self._straight[id(case.place)]
+        found = None if straight is None else followed(case.place, straight, case.leaf, case.direction)
+        if found is None:
+            return None
+        self._afar[case.leaf] = from_afar(case.seen.reading, *found)
+        return "stairs", tuple(sorted(chains, key=lambda chain: not line(chain))[:1])
+
+    @cached_property
+    def _roundings(self) -> list[Chain]:
+        return roundings(self._program)
 
 
 _UNSETTLED = ("jump", "noise")
 # In which order, for which rows of the table of verdicts, and how it is tried.
 _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]], ...] = (
     (("wrong", "modes", "removable", *_UNSETTLED), Excuses.loops),
-    (("wrong", "modes"), Excuses.stops),
-    (("wrong", "modes"), Excuses.approximate_rule),
+    (("wrong", "modes", "removable"), Excuses.stops),
+    (("wrong", "modes", "removable"), Excuses.approximate_rule),
     (("wrong",), Excuses.stopping_rule),
     (("wrong",), Excuses.factorization),
     (("agrees", "zero", "kink"), Excuses.stopped_draw),
@@ -256,7 +278,8 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
 
 def _is_of_jumps(place: Point, direction: Leaves, missing: Missing) -> bool:
     """Whether the value jumps within the smallest of the large steps over which a slope is missing."""
-    return jumps_within(place, direction, missing.steps[-1], missing.slopes[-1] - missing.lacks[-1], missing.output)
+    ends, slope = (-missing.steps[-1], missing.steps[-1]), missing.slopes[-1] - missing.lacks[-1]
+    return jumps_within(place, direction, ends, slope, missing.output)
 
 
 def is_negligible(stops: tuple[Chain, ...], reading: Reading) -> bool:

@@ -1,7 +1,7 @@
 """What a check finds, as data: each finding is one cause, with every leaf that it concerns."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .._programs import Chain
@@ -178,8 +178,8 @@ def plain(value: Any) -> Any:
     return float(value) if abs(value) < float("inf") else str(float(value))
 
 
-def merged(findings: list[Finding]) -> list[Finding]:
-    """One finding for each cause, the most severe first, with all its leaves and the worst of its figures."""
+def merged(findings: list[Finding], paths: Sequence[str]) -> list[Finding]:
+    """One finding for each cause, the most severe first, with all its leaves in order, and the worst of its figures."""
     groups: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in findings:
         details = tuple(
@@ -193,8 +193,8 @@ def merged(findings: list[Finding]) -> list[Finding]:
     for group in groups.values():
         size = lambda f: f.figures.relative if f.figures else f.details.get("error", 0.0)
         shown = max(group, key=lambda f: (-SEVERITIES.index(f.severity), size(f)))
-        leaves = dict.fromkeys(leaf for finding in group for leaf in finding.leaves)
-        found.append(dataclasses.replace(shown, leaves=tuple(leaves)))
+        leaves = {leaf for finding in group for leaf in finding.leaves}
+        found.append(dataclasses.replace(shown, leaves=tuple(path for path in paths if path in leaves)))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 

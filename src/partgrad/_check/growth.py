@@ -5,7 +5,8 @@ after each step, and the logarithms of its lengths are averaged. The method is t
 Giorgilli and J.-M. Strelcyn, Meccanica 15, 9-20 and 21-30 (1980).
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from .finding import Finding
 from .float64 import promoted
 from .names import finding
 from .noise import REFUSALS
+from .point import Point
 from .program import Program
 from .rounding import is_undecided
 
@@ -47,12 +49,13 @@ class Growth(NamedTuple):
 
     def explains(self, found: Finding, program: Program, leaves: list[int]) -> bool:
         """Whether this is why a finding was made of some leaves, one of those that growth may explain."""
-        if not set(leaves) <= set(program.leaves_into(self.chain)):
+        is_inside = any(equation is self.chain[-1] for equation in found.chain)
+        # What only multiplies the result of a loop loses the digits that this has lost.
+        if not (set(leaves) <= set(program.leaves_into(self.chain)) or (found.kind == "precision" and is_inside)):
             return False
         total, dtype = self.rate * self.steps, jnp.finfo(_narrowest(program, leaves))
         if found.kind == "nan":
             # A tangent grows about as large as the dtype can hold.
-            is_inside = any(equation is self.chain[-1] for equation in found.chain)
             return is_inside and total > _OF_RANGE * np.log(float(dtype.max))
         # Differences are computed in float64.
         unit = float(dtype.eps) if found.kind == "precision" else np.finfo(float).eps
@@ -68,7 +71,30 @@ class Growth(NamedTuple):
         return finding("growth", severity, "loop", paths, self.chain, figures=figures, dtype=dtype, rule=None, **more)
 
 
-def may_be_growth(found: Finding) -> bool:
+def with_growth(findings: list[Finding], program: Program, point: Callable[[], Point]) -> list[Finding]:
+    """The findings, with the growth along a loop in place of the noise, lost digits and overflows that it explains."""
+    candidates = list(map(_may_be_growth, findings))
+    grown, told = growths(program) if any(candidates) else [], list[Finding]()
+    for is_candidate, found in zip(candidates, findings, strict=True):
+        leaves = [leaf for leaf, path in enumerate(program.paths) if path in found.leaves]
+        explaining = (growth for growth in grown if is_candidate and growth.explains(found, program, leaves))
+        growth = next(explaining, None)
+        told.append(found if growth is None else growth.finding(found, program, leaves))
+    shown = next((found for found in told if found.kind == "growth"), None)
+    lost = () if shown is None else _without_digits(point(), shown.leaves)
+    return [*told, dataclasses.replace(shown, severity="warning", leaves=lost)] if shown and lost else told
+
+
+def _without_digits(point: Point, known: Collection[str]) -> tuple[str, ...]:
+    """The leaves of whose gradients rounding leaves no digits in float64, which only meet what grew."""
+    noise, gradient = point.exact.rounding_of_cotangents(point.leaves, point.weights), point.gradient
+    if noise is None or gradient is None:
+        return ()
+    others = (found for found in zip(point.exact.program.paths, noise, gradient, strict=True) if found[0] not in known)
+    return tuple(path for path, off, own in others if np.linalg.norm(off) > TWO_DIGITS * np.linalg.norm(own))
+
+
+def _may_be_growth(found: Finding) -> bool:
     """Whether growing tangents may explain a finding."""
     if found.kind == "nan":
         return found.details.get("first") == "infinite" and found.reason != "value"

@@ -78,20 +78,20 @@ def _jumps(point: Point, along: Leaves, between: Sequence[tuple[float, float]], 
         return any(after > max(least * size, _STAYS * before) for (before, _), (after, size) in pairs)
 
 
-def jumps_within(point: Point, direction: Leaves, reach: float, slope: float, output: int) -> bool:
-    """Whether the weighted sum of an output jumps within a step to either side, and does not only climb steep ramps.
+def jumps_within(point: Point, direction: Leaves, ends: tuple[float, float], slope: float, output: int) -> bool:
+    """Whether the weighted sum of an output jumps between two steps, and does not only climb steep ramps.
 
     Of an interval that is halved, the half goes on in which the value changes by more than its derivative says.
 
     Args:
         point: Where the leaves are.
         direction: How they move.
-        reach: How far.
+        ends: The steps.
         slope: The derivative.
         output: The number of the output.
     """
     value = lambda step: float(point.sums(point.exact.value(point.leaves, direction, step))[output])
-    near, beyond, changes = -reach, reach, list[float]()
+    (near, beyond), changes = ends, list[float]()
     at_near, at_beyond = value(near), value(beyond)
     for _ in range(_HALVINGS):
         middle = (near + beyond) / 2

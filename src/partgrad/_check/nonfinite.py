@@ -234,13 +234,18 @@ class _NotFinite:
                     [program.paths[leaf]],
                     self._place(first, cause.chain),
                     mode=self._mode,
-                    first="NaN" if first.numbers[1] else "infinite",
+                    first="NaN" if self._is_nan(first, cause.chain, of_value) else "infinite",
                     of_value=of_value,
+                    meets_nan=not of_value and first.numbers[2] == 1,
                     element=() if of_value else element,
                     steps=steps_of(alike),
                     **more,
                 )
         yield from self._remedies.others
+
+    def _is_nan(self, first: Answer, chain: Chain, of_value: bool) -> bool:
+        """Whether it is NaN that an operation makes, in the value or in the derivative."""
+        return any(made == chain for made in self._births_of_value[0]) if of_value else bool(first.numbers[1])
 
     @property
     def told(self) -> list[Cause]:
@@ -254,8 +259,8 @@ class _NotFinite:
         return _place_of(self._place(cause.births[0], cause.chain))
 
     @cached_property
-    def _births_of_value(self) -> list[Chain]:
-        """The operations that make NaN of what is finite, in a value that a derivative needs.
+    def _births_of_value(self) -> tuple[list[Chain], list[Chain]]:
+        """The operations that make NaN, and infinities, of what is finite, in a value that a derivative needs.
 
         Only those that such a value depends on are asked: to ask each of a program takes long to compile.
         """
@@ -263,13 +268,17 @@ class _NotFinite:
         needed = [program.origin(birth.chain) for birth in self._births if birth.numbers[2]]
         asked = {ids(chain) for into in needed if into for chain in feeding(program.jaxpr.jaxpr, flow.chains, into)}
         found = births_in(program.jaxpr, program.leaves, flow, self._own.plain, asked)
-        return [birth.chain for birth in found if birth.numbers[1] and line(birth.chain)]
+        with_lines = [birth for birth in found if line(birth.chain)]
+        return [b.chain for b in with_lines if b.numbers[1]], [b.chain for b in with_lines if not b.numbers[1]]
 
     def _origins(self, birth: Answer) -> list[Chain]:
         """The operation whose derivative is not finite; or those that made a NaN among the values that it needs."""
-        chain = self._program.origin(birth.chain)
-        made = self._births_of_value if birth.numbers[2] and chain else []
-        return (feeding(self._program.jaxpr.jaxpr, made, chain) if made else []) or [chain]
+        chain, (_, is_nan, of_value) = self._program.origin(birth.chain), birth.numbers
+        if not (of_value and is_nan and chain):
+            return [chain]
+        feed = lambda made: feeding(self._program.jaxpr.jaxpr, made, chain) if made else []
+        nans, infinities = self._births_of_value
+        return (feed(nans) if of_value == 1 else []) or feed(infinities) or [chain]
 
     def _place(self, birth: Answer, origin: Chain) -> Chain:
         """What a finding names."""

@@ -96,6 +96,10 @@ class Point:
             return largest
 
         found = slope(value, self.start, noise=noise, **how)
+        # Of an output that is zero but for rounding, differences are noise however little they are.
+        is_nothing = size_of(self.start) < _ZERO * np.max(size_of(self.start), initial=0.0)
+        is_nothing &= size_of(found.derivative) + found.error <= _NOTHING * self._sizes
+        np.copyto(found.kind, SMOOTH, where=is_nothing & (found.kind == UNSURE))
         if not self.resolution or how.get("smallest", 0.0) >= self.resolution:
             return found
         # What jumps or bends within the digits of the leaves does so at the point.
@@ -141,19 +145,26 @@ class Point:
     def derivative(self, direction: Leaves, step: float = 0.0) -> float:
         """That of the weighted sum of all outputs, by forward mode or else reverse mode, after a step along it."""
         at = self.moved(direction, step)
-        tangents = self.exact.forward(at, direction)
-        if tangents is not None:
-            return float(self.sums(tangents).sum())
-        return self._pulled_back(at, direction, self.weights)
+        tangents = self._tangents(at, direction)
+        return self._pulled_back(at, direction, self.weights) if tangents is None else float(self.sums(tangents).sum())
 
     def derivatives(self, direction: Leaves, step: float = 0.0) -> Vector:
         """Those of the weighted sum of each output, after a step along the direction."""
         at = self.moved(direction, step)
-        tangents = self.exact.forward(at, direction)
+        tangents = self._tangents(at, direction)
         if tangents is not None:
             return self.sums(tangents)
         parts = [self.weights * (self.exact.output_of == output) for output in range(len(self.exact.sizes))]
         return np.array([self._pulled_back(at, direction, weights) for weights in parts])
+
+    def _tangents(self, at: Leaves, direction: Leaves) -> Vector | None:
+        """The tangents of the outputs, unless reverse mode has to tell.
+
+        The zero tangent of a leaf is NaN where it meets an infinite derivative; the gradients of the others are finite.
+        """
+        tangents = self.exact.forward(at, direction)
+        is_told = tangents is None or np.isfinite(tangents).all() or self.gradient is None
+        return tangents if is_told else None
 
     def pulled_back(self, direction: Leaves) -> float:
         """The derivative of the weighted sum of all outputs along a direction, by reverse mode."""

@@ -35,7 +35,7 @@ from .._programs import (
 # if the question does not apply. A vector is an answer if its first entry is not negative.
 Question = Callable[[Chain, Operands, Operands], Any]
 
-_INLINED = CALLS | CHECKPOINTS | CUSTOM_RULES
+INLINED = CALLS | CHECKPOINTS | CUSTOM_RULES
 _OPAQUE = frozenset({"shard_map"})
 # A loop that goes wrong usually goes wrong at many steps.
 _MOST_ANSWERS = 10_000
@@ -181,7 +181,7 @@ class _Run:
     def _step(self, body: _Body, chain: Chain, given: Operands) -> Operands:
         equation, results = chain[-1], None
         name = equation.primitive.name
-        if name in _INLINED:
+        if name in INLINED:
             inner, consts = jaxpr_and_consts(primal_jaxpr(equation))
             results = self._within(body, inner, consts, given, chain)
         elif name not in _OPAQUE:

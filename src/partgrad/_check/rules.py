@@ -84,10 +84,10 @@ class Rules:
         mask = union(mask for place, mask in enumerate(flow.into(blame.chain)) if place in blame.operands)
         return [leaf for leaf in range(len(self._program.leaves)) if mask >> leaf & 1]
 
-    def left_out(self, blames: Sequence[Blame] | None = None) -> Program:
-        """The program without some rules that differ, or all: JAX derives the derivatives of their functions."""
-        blames = self._blamed if blames is None else blames
-        program, wrong = self._program, {id(blame.chain[-1]) for blame in blames}
+    def left_out(self, rules: Sequence[Chain] | None = None) -> Program:
+        """The program without some rules, or all that differ: JAX derives the derivatives of their functions."""
+        rules = [blame.chain for blame in self._blamed] if rules is None else rules
+        program, wrong = self._program, {id(chain[-1]) for chain in rules}
 
         def rule(chain: Chain, operands: Operands) -> Operands | None:
             is_wrong = id(chain[-1]) in wrong

@@ -64,11 +64,10 @@ def missing_slope(point: Point, direction: Leaves) -> Missing | None:
     return None
 
 
-def from_afar(missing: Missing, reading: Reading) -> Reading:
+def from_afar(reading: Reading, slope: float, derivative: float, steps: tuple[float, ...]) -> Reading:
     """The reading with the slope that the function has from afar."""
-    slope, off = float(missing.slopes[-1]), float(missing.lacks[-1])
-    found = Agreement(MISMATCH, slope - off, slope, abs(off) / max(abs(slope), abs(slope - off)))
-    return reading._replace(forward=found, reverse=found, right=slope, left=slope, noise=0.0, steps=missing.steps)
+    off = Agreement(MISMATCH, derivative, slope, abs(slope - derivative) / max(abs(slope), abs(derivative)))
+    return reading._replace(forward=off, reverse=off, right=slope, left=slope, noise=0.0, steps=steps)
 
 
 def _over(steps: tuple[float, ...], point: Point, direction: Leaves) -> tuple[Vector, Vector]:

@@ -184,15 +184,20 @@ def _two_values(finding: Finding) -> str:
     return f"the function has more than one value: f(x) is {plain:.8g}, but {ways} {gives} {other:.8g}"
 
 
+_WHAT = {"NaN": "NaN", "infinite": "infinity"}
+
+
 def _not_finite(finding: Finding) -> str:
     what = "value" if finding.details.get("of_value") else "derivative"
     by = f"the {what} of {_at(finding)}" if finding.where or finding.operation else "an operation of JAX"
-    return f"the {finding.details['mode']} is not finite: first {finding.details['first']} in {by}{place(finding)}."
+    beside = ", which meets a number that is NaN already" if finding.details.get("meets_nan") else ""
+    mode, first = finding.details["mode"], _WHAT[finding.details["first"]]
+    return f"the {mode} is not finite: first {first} in {by}{place(finding)}{beside}."
 
 
 def _first_of_value(finding: Finding) -> str:
     first = finding.details["first"]
-    return f": first {first} in {_at(finding)}{steps(finding)}" if first else ""
+    return f": first {_WHAT[first]} in {_at(finding)}{steps(finding)}" if first else ""
 
 
 def _narrow(finding: Finding) -> str:
