@@ -1,5 +1,6 @@
 """Lost digits have a line, relative to what the dtype has; and a solver that stopped early is told to go on."""
 
+import functools
 from pathlib import Path
 
 import diffrax
@@ -500,6 +501,24 @@ def test_steps_that_adapt_are_no_branch_that_is_wrong(seed):
     report = pg.check(predators_and_prey, seed=seed, progress=False)(jnp.array(1.1))
     assert report.ok, str(report)
     assert not [finding for finding in report.findings if finding.severity != "info"]
+
+
+@pytest.mark.slow
+def test_the_derivative_of_a_library_is_what_it_was_after_a_check():
+    """A rule that refused to be differentiated by an operand left JAX without what it keeps of it."""
+    field = lambda t, y, p: -p["k"] * y
+    times, steps = diffrax.SaveAt(ts=jnp.linspace(0.0, 3.0, 5)), diffrax.PIDController(rtol=1e-6, atol=1e-8)
+
+    def decayed(p):
+        term, start = diffrax.ODETerm(field), jnp.array([1.0, 2.0])
+        solve = functools.partial(diffrax.diffeqsolve, saveat=times, stepsize_controller=steps, max_steps=64)
+        return jnp.sum(solve(term, diffrax.Tsit5(), 0.0, 3.0, 0.05, start, args=p).ys ** 2)
+
+    at = {"k": jnp.array(0.7)}
+    first = pg.check(decayed, progress=False)(at)
+    assert first.ok, str(first)
+    assert jax.grad(decayed)(at)["k"] == pytest.approx(-5.8754, rel=1e-4)
+    assert str(pg.check(decayed, progress=False)(at)) == str(first)
 
 
 @pytest.mark.slow

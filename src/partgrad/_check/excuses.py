@@ -153,12 +153,15 @@ class Excuses:
 
     def approximate_rule(self, case: _Case) -> Excuse:
         """All that is off is little, and of rules that are exact only in the limit of an iteration."""
-        blamed = self._rules.to_blame_for(case.leaf)
+        blamed, off = self._rules.to_blame_for(case.leaf), case.seen.reading
         solvers = [b.chain for b in blamed if not b.of_value and is_solver(b.chain)]
-        if len(solvers) < len(blamed):
+        solving = solvers_of(self._program, case.leaf)
+        # What a library holds in the same call beside its iteration, as the sizes of steps, belongs to it.
+        calls = {line(solver) for solver in solving if is_in_library(solver)}
+        others = [blame.chain for blame in blamed if blame.chain not in solvers]
+        if not all(is_in_library(chain) and line(chain) in calls for chain in others):
             return None
-        solvers = solvers or solvers_of(self._program, case.leaf)
-        off = case.seen.reading
+        solvers = solvers or solving
         if not solvers or not is_of_a_limit(solvers, off):
             return None
         # What a solver leaves of a mismatch does not explain the rest of it.

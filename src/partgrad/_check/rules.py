@@ -64,9 +64,7 @@ class Rules:
 
     def to_blame_for(self, leaf: int) -> list[Blame]:
         """The rules on the path of a leaf that differ from their functions, one for each name and line."""
-        wrong = [
-            blame for blame in self._blamed if leaf in self._leaves_into(blame) and not _is_librarys_own(blame.chain)
-        ]
+        wrong = [blame for blame in self._blamed if leaf in self._leaves_into(blame)]
         # A right rule hides those inside its function, whose derivative is not used.
         blamed = {id(blame.chain[-1]) for blame in self._blamed}
         hides = lambda equation: _is_users_rule((equation,)) and id(equation) not in blamed
@@ -158,14 +156,23 @@ class Rules:
         Then for each operand whether the derivative by it is off.
         """
         del results
-        if not is_custom_rule(chain[-1]):
+        if not is_custom_rule(chain[-1]) or _is_librarys_own(chain):
             return None
         try:
-            return _differing(chain[-1], operands)
+            return _differing(chain[-1], operands, self._differentiated(chain))
         except Exception as error:  # The rule is the user's code and may raise anything, which the finding says.
             told = str(error).strip().partition("\n")[0]
             self._incomparable[chain] = f"{type(error).__name__}: {textwrap.shorten(told, 80, placeholder=' ...')}"
             return None
+
+    def _differentiated(self, chain: Chain) -> list[bool]:
+        """By which operands a rule is differentiated in the program; by others it may refuse to be.
+
+        A rule of a library that refuses leaves JAX without what it keeps of that rule for the next derivative.
+        """
+        smooth, value = self._program.smooth, self._program.value
+        flow = smooth if smooth.knows(chain) else value
+        return [bool(mask) for mask in flow.into(chain)] if flow.knows(chain) else [True] * len(chain[-1].invars)
 
 
 def _blame(answers: list[Answer]) -> Blame:
@@ -194,11 +201,12 @@ def _is_reverse(equation: JaxprEqn) -> bool:
     return equation.primitive.name.startswith("custom_vjp")
 
 
-def _differing(equation: JaxprEqn, operands: Operands) -> Any:
+def _differing(equation: JaxprEqn, operands: Operands, differentiated: Sequence[bool]) -> Any:
     body = custom_rule_body(equation)
     # By what its function closes over, a rule gives no derivative.
     closed_over = equation.params.get("num_consts", 0)
-    where = [i for i, operand in enumerate(operands) if i >= closed_over and is_floating(jnp.asarray(operand))]
+    is_one = lambda i: i >= closed_over and differentiated[i] and is_floating(jnp.asarray(operands[i]))
+    where = list(filter(is_one, range(len(operands))))
     floating_results = [i for i, atom in enumerate(equation.outvars) if is_floating(atom.aval)]
     if not where or not floating_results:
         return None
