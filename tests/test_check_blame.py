@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import partgrad as pg
+from helpers.tables import table
 from partgrad._check.draws import draws
 from partgrad._check.program import Program
 
@@ -504,3 +506,31 @@ def test_a_rule_that_is_hardly_wrong_by_one_operand_is_named_for_it_too():
     report = pg.check(lambda p: jnp.sum(fixed_point(p["w"], p["x"]) ** 2), progress=False)(jax.tree.map(jnp.asarray, p))
     (finding,) = report.findings
     assert (finding.reason, finding.leaves) == ("rule", ("['w']", "['x']"))
+
+
+@jax.custom_vjp
+def scaled(x, s):
+    return x * s
+
+
+@jax.custom_vjp
+def cubed(x):
+    return x**3
+
+
+scaled.defvjp(lambda x, s: (x * s, (x, s)), lambda kept, cotangent: (cotangent * kept[1], cotangent * kept[0]))
+cubed.defvjp(lambda x: (x**3, x), lambda x, cotangent: (3 * x**2 * cotangent, cotangent))
+REFUSED = {
+    "a sum is missing": lambda p: jnp.sum(scaled(jnp.tanh(p["x"]), p["s"]) ** 2),
+    "one cotangent too many": lambda p: jnp.sum(cubed(p["x"])) + p["s"],
+    "in a scan": lambda p: lax.scan(lambda c, x: (c + jnp.sum(scaled(x, p["s"])), None), 0.0, p["x"][None])[0],
+}
+
+
+@table("name", list(REFUSED), quick=1)
+def test_a_rule_that_jax_refuses_is_named(name):
+    report = pg.check(REFUSED[name], progress=False)({"x": jnp.arange(3.0), "s": jnp.array(2.0)})
+    (finding,) = report.findings
+    assert (finding.reason, finding.operation) == ("no reverse", "cubed" if "cotangent" in name else "scaled")
+    assert f'"{name}"' in inspect.getsource(sys.modules[__name__]).split("\n")[finding.line - 1]
+    assert "there is no gradient: Custom VJP bwd rule" in " ".join(finding.message.split())

@@ -522,6 +522,19 @@ def test_the_derivative_of_a_library_is_what_it_was_after_a_check():
 
 
 @pytest.mark.slow
+def test_a_solver_does_not_explain_a_wrong_branch_beside_it():
+    branch = lambda x: jnp.where(x == 0, 1.0, jnp.expm1(x) / jnp.where(x == 0, 1.0, x))
+
+    def loss(a):
+        newton = optimistix.Newton(rtol=1e-6, atol=1e-6)
+        root = optimistix.root_find(lambda y, a: y**3 + y - a, newton, jnp.ones_like(a), args=2.0 + a).value
+        return 5 * root + 0.3 * branch(a)
+
+    (finding,) = pg.check(loss, progress=False)(jnp.array(0.0)).findings
+    assert (finding.severity, finding.reason) == ("error", "removable")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.15, 0.007])
 def test_a_tolerance_does_not_explain_what_is_stopped_beside_it(share):
     def solved(p):

@@ -266,7 +266,22 @@ def cast(w, levels):
     return (w / scale).astype(jnp.int8).astype(w.dtype) * scale  # cast
 
 
-QUANTIZERS = {"symmetric": symmetric, "by channel": by_channel, "affine": affine, "cast": cast}
+def remainder(w, levels):
+    return w - jnp.mod(w, jnp.float32(1 / levels))  # remainder
+
+
+def divided(w, levels):
+    return w // jnp.float32(1 / levels) / levels  # divided
+
+
+QUANTIZERS = {
+    "remainder": remainder,
+    "divided": divided,
+    "symmetric": symmetric,
+    "by channel": by_channel,
+    "affine": affine,
+    "cast": cast,
+}
 draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
 inputs, targets = draw(0, 32, 8), draw(1, 32, 3)
 LAYERS = {
@@ -292,8 +307,21 @@ def test_quantized_numbers_without_a_straight_through_estimator_are_stopped(name
     loss, leaves = LAYERS[layer]
     report = pg.check(lambda p: loss(lambda w: QUANTIZERS[name](w, levels), p), progress=False)(leaves)
     assert all(verdict == "stopped" for verdict in (row.verdict for row in report.rows)), str(report)
-    (found,) = (finding for finding in report.findings if finding.reason == "stairs")
+    (found,) = (finding for finding in report.findings if finding.reason in ("stairs", "rounded"))
     assert (found.where, len(found.leaves)) == (line(name), len(jax.tree.leaves(leaves)))
+
+
+@pytest.mark.slow
+def test_a_product_of_integers_is_followed():
+    def loss(w):
+        scale, of_inputs = lax.stop_gradient(jnp.max(jnp.abs(w))) / 127, jnp.max(jnp.abs(inputs)) / 127
+        rounded = jnp.round(inputs / of_inputs).astype(jnp.int8), jnp.round(w / scale).astype(jnp.int8)  # integers
+        product = lax.dot_general(*rounded, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32)
+        return jnp.mean((jnp.tanh(product * (of_inputs * scale)) - targets) ** 2) + 1e-2 * jnp.sum(w**2)
+
+    report = pg.check(loss, progress=False)(draw(2, 8, 3))
+    (found,) = (finding for finding in report.findings if finding.reason == "stairs")
+    assert (report.verdict, found.where) == ("stopped", line("integers"))
 
 
 TIMES = jnp.linspace(0.0, 48.0, 200)

@@ -156,7 +156,7 @@ class _Examination:
         if is_stable:
             say(values.compared(self._rules))
         if own.missing is not None and not self._options.forward:
-            self.findings.append(no_reverse(self._program, own.missing))
+            self.findings.append(no_reverse(self._program, own.missing, self._rules.refusing(own.missing)))
         say(nonfinite(own, lambda: self._point))
         say(indices(own))
         say(self._draws())
@@ -337,8 +337,11 @@ def _verdict_of(finding: Finding) -> str:
     return STOPPED if finding.reason in _CUTS and finding.severity == "warning" else OK
 
 
-def no_reverse(program: Program | None, error: Exception) -> Finding:
-    """The finding for a function without a gradient that JAX could compute; None if it cannot even be traced."""
+def no_reverse(program: Program | None, error: Exception, rule: Chain = ()) -> Finding:
+    """The finding for a function without a gradient that JAX could compute, and the rule that raises.
+
+    There is no program if it cannot even be traced.
+    """
     chains = program.smooth.chains if program else []
     loops = [c for c in chains if c[-1].primitive.name == "while" and program and program.leaves_into(c)]
     if loops and isinstance(error, ValueError):
@@ -349,8 +352,8 @@ def no_reverse(program: Program | None, error: Exception) -> Finding:
     told = [line for line in lines if line.strip("-") and not line.startswith(_BESIDE_THE_POINT)]
     text = (told or [type(error).__name__])[-1][:300]
     more = {"error": type(error).__name__, "text": text}
-    if foreign:
-        return finding("mismatch", "error", "no reverse", [], foreign[0], **more)
+    if raising := [*foreign, *filter(None, [rule])]:
+        return finding("mismatch", "error", "no reverse", [], raising[0], **more)
     file, number = raised_at(error)
     return Finding("mismatch", "error", "no reverse", (), file, number, details=more)
 

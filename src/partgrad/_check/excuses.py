@@ -140,7 +140,8 @@ class Excuses:
     def _chosen(self) -> int:
         """The leaves that go into something discrete, as bits."""
         flow = self._program.value
-        return union(flow.union_into(chain) for chain in flow.chains if goes_by_steps(chain))
+        chosen = [chain for chain in flow.chains if goes_by_steps(chain)]
+        return union(map(flow.union_into, [*chosen, *self._roundings]))
 
     def loops(self, case: _Case) -> Excuse:
         """The differences agree once the loops of a solver run on."""
@@ -155,13 +156,9 @@ class Excuses:
         """All that is off is little, and of rules that are exact only in the limit of an iteration."""
         blamed, off = self._rules.to_blame_for(case.leaf), case.seen.reading
         solvers = [b.chain for b in blamed if not b.of_value and is_solver(b.chain)]
-        solving = solvers_of(self._program, case.leaf)
-        # What a library holds in the same call beside its iteration, as the sizes of steps, belongs to it.
-        calls = {line(solver) for solver in solving if is_in_library(solver)}
-        others = [blame.chain for blame in blamed if blame.chain not in solvers]
-        if not all(is_in_library(chain) and line(chain) in calls for chain in others):
+        if len(solvers) < len(blamed):
             return None
-        solvers = solvers or solving
+        solvers = solvers or solvers_of(self._program, case.leaf)
         if not solvers or not is_of_a_limit(solvers, off):
             return None
         # What a solver leaves of a mismatch does not explain the rest of it.
@@ -177,6 +174,11 @@ class Excuses:
             nearer = self._running_on(case.place, solvers).read(case.direction, slack=case.slack).telling
             is_shown = nearer.status in (AGREE, ROUNDING) or nearer.relative <= _NEARER * off.telling.relative
         return ("solver", (solvers[0],)) if is_shown else None
+
+    def slight(self, case: _Case) -> Excuse:
+        """All that is off is next to nothing, so that beside the point it may agree by chance."""
+        is_slight = case.seen.reading.telling.relative <= SLIGHT
+        return (self.stops(case) or self.approximate_rule(case)) if is_slight else None
 
     def _solves(self, leaf: int) -> list[Chain]:
         """The solves and transposes by hand that a leaf goes into."""
@@ -249,7 +251,7 @@ class Excuses:
 
     def _straight_through(self, case: _Case) -> Excuse:
         """The value follows roundings, as its derivative does if they are taken straight through."""
-        chains = through_roundings(self._program, case.leaf, self._roundings)
+        chains = through_roundings(self._program, case.leaf, self._roundings) if self._roundings else []
         if not chains:
             return None
         if id(case.place) not in self._straight:
@@ -270,8 +272,9 @@ _UNSETTLED = ("jump", "noise")
 # In which order, for which rows of the table of verdicts, and how it is tried.
 _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]], ...] = (
     (("wrong", "modes", "removable", *_UNSETTLED), Excuses.loops),
-    (("wrong", "modes", "removable"), Excuses.stops),
-    (("wrong", "modes", "removable"), Excuses.approximate_rule),
+    (("wrong", "modes"), Excuses.stops),
+    (("wrong", "modes"), Excuses.approximate_rule),
+    (("removable",), Excuses.slight),
     (("wrong",), Excuses.stopping_rule),
     (("wrong",), Excuses.factorization),
     (("agrees", "zero", "kink"), Excuses.stopped_draw),

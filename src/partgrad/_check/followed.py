@@ -32,7 +32,8 @@ from .program import Program
 
 GREATER, LESS = {"gt": ">", "ge": ">="}, {"lt": "<", "le": "<="}
 # What is done to the smooth numbers as it is to the others.
-_ALIKE = MOVES | {"reduce_sum", "cumsum", "add", "sub", "mul", "neg", "max", "min"}
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+_ALIKE = MOVES | _PRODUCTS | {"reduce_sum", "cumsum", "add", "sub", "mul", "neg", "max", "min", "clamp"}
 _LOGIC: dict[str, Callable[..., Any]] = {
     "and": lambda a, b: a * b,
     "or": lambda a, b: a + b - a * b,
@@ -132,8 +133,11 @@ class _Followed:
             self.rewritten.add(name)
             return self._made(equation, result, _LOGIC[name](*map(jnp.asarray, smooth)))
         if name in _ALIKE:
-            floating = [jnp.asarray(one, _dtype_in(smooth)) for one in smooth]
-            return self._made(equation, result, bind(equation, floating)[0])
+            dtype = _dtype_in(smooth)
+            floating = [jnp.asarray(one, dtype) for one in smooth]
+            # Of integers, products may be sums in a wider type.
+            more = {"preferred_element_type": dtype} if name in _PRODUCTS else {}
+            return self._made(equation, result, bind(equation, floating, **more)[0])
         raise _Refused
 
     def _selected(self, equation: JaxprEqn, given: Operands, smooth: Operands) -> Any:
@@ -166,4 +170,6 @@ def _smooth(equation: JaxprEqn, given: Operands) -> Any:
     if name in GREATER | LESS:
         one, other = given if name in GREATER else given[::-1]
         return jnp.arctan(one - other) / jnp.pi + 0.5
+    if name == "rem":
+        return jnp.zeros_like(given[0])
     return 2 * jnp.arctan(given[0]) / jnp.pi if name == "sign" else given[0]

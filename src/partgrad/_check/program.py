@@ -7,7 +7,7 @@ So a fault in a derivative leads back to the operation that it is the derivative
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -39,10 +39,12 @@ from .._programs import (
     inner_jaxprs,
     is_floating,
     jaxpr_and_consts,
+    last_of,
     name_of,
     of_cotangents,
     of_draws,
     primal_jaxpr,
+    reaching,
     read,
     run,
     shown,
@@ -226,6 +228,16 @@ class Program:
     def drawn(self) -> Dependence:
         """What depends on a random draw inside the function."""
         return of_draws(self.jaxpr.jaxpr)
+
+    def last_of(self, chains: Sequence[Chain]) -> list[Chain]:
+        """Of some equations those whose value reaches the output without going through another of them."""
+        arriving = [chain for chain in chains if ids(chain) in self._arriving]
+        return arriving if len(arriving) < 2 else last_of(self.jaxpr.jaxpr, arriving)
+
+    @cached_property
+    def _arriving(self) -> frozenset[tuple[int, ...]]:
+        """The equations whose value reaches the output."""
+        return frozenset(map(ids, reaching(self.jaxpr.jaxpr, self.value.chains)))
 
     def after(self, chains: Iterable[Chain]) -> Dependence:
         """What the value of everything depends on: one bit, for the results of some equations."""

@@ -131,6 +131,20 @@ class Rules:
                 grouped.setdefault(ids(answer.chain), []).append(answer)
         return list(map(_blame, grouped.values()))
 
+    def refusing(self, error: Exception) -> Chain:
+        """The rule that raises such an error when it is differentiated by itself, on a user's line; empty if none."""
+        reverse = (c for c in self._program.smooth.chains if is_custom_rule(c[-1]) and _is_reverse(c[-1]) and line(c))
+        return next((chain for chain in reverse if self._raises(chain, type(error))), ())
+
+    def _raises(self, chain: Chain, kind: type[Exception]) -> bool:
+        differentiated = self._differentiated(chain)
+        operands = [zeros_like_aval(atom.aval) for atom in chain[-1].invars]
+        try:
+            jax.eval_shape(lambda operands: _differing(chain[-1], operands, differentiated), operands)
+        except Exception as error:  # It is the user's rule, which raised before.
+            return isinstance(error, kind)
+        return False
+
     def ruled_for(self, leaf: int) -> list[Chain]:
         """The rules on the path of a leaf, whether or not they can be compared."""
         program = self._program
@@ -158,8 +172,12 @@ class Rules:
         del results
         if not is_custom_rule(chain[-1]) or _is_librarys_own(chain):
             return None
+        differentiated = self._differentiated(chain)
+        if is_in_library(chain) and chain[-1].params.get("symbolic_zeros") and not all(differentiated):
+            # It depends on which tangents are zero, and those that flow nowhere may not be.
+            return None
         try:
-            return _differing(chain[-1], operands, self._differentiated(chain))
+            return _differing(chain[-1], operands, differentiated)
         except Exception as error:  # The rule is the user's code and may raise anything, which the finding says.
             told = str(error).strip().partition("\n")[0]
             self._incomparable[chain] = f"{type(error).__name__}: {textwrap.shorten(told, 80, placeholder=' ...')}"

@@ -325,8 +325,8 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "",
     ),
     ("precision", "unconverged"): (
-        "derivative and differences disagree by {relative}: the derivative of {at} is that of a limit, which its "
-        "iteration has not reached.",
+        "derivative and differences disagree by {relative}: the derivative of {at} is exact in the limit of many steps "
+        "or small tolerances, which is not reached.",
         "take more steps, or tighten the tolerance, if it has to be more exact",
     ),
     ("nondeterminism", "runs"): (

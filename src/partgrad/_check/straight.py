@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._programs import Chain, is_custom_rule
+from .._programs import Chain, is_custom_rule, is_floating
 from .exact import Leaves, Vector
 from .followed import straight_through
 from .jumps import jumps_within
@@ -19,6 +19,7 @@ from .program import Program
 from .stops import is_of_surrogate
 from .zeros import blockers, is_told_with_draws
 
+_ROUNDING = frozenset({"floor", "ceil", "round", "convert_element_type"})
 # How far leaves are moved, relative to their sizes: the first one that stays in the domain. And in how many parts.
 _REACH, _PARTS = (0.5, 2.0**-4), 16
 # In how many of them the value jumps, at least, by such a part of all that it changes by: those are many steps.
@@ -36,10 +37,17 @@ class Followed(NamedTuple):
 
 
 def roundings(program: Program) -> list[Chain]:
-    """What rounds in a program, other than random numbers, and outside of rules and surrogates."""
-    is_one = lambda c: c[-1].primitive.name in ("floor", "ceil", "round", "convert_element_type") and goes_by_steps(c)
+    """What rounds in a program, other than random numbers, and outside of rules and surrogates.
+
+    A remainder is what rounding leaves over.
+    """
+    is_one = lambda c: (c[-1].primitive.name in _ROUNDING and goes_by_steps(c)) or _is_remainder(c)
     is_plain = lambda c: not (any(map(is_custom_rule, c)) or is_of_surrogate(c) or is_told_with_draws(program, c))
     return [chain for chain in program.value.chains if is_one(chain) and is_plain(chain)]
+
+
+def _is_remainder(chain: Chain) -> bool:
+    return chain[-1].primitive.name == "rem" and is_floating(chain[-1].outvars[0].aval)
 
 
 def taken_straight(point: Point, chains: list[Chain]) -> Point | None:
@@ -49,9 +57,10 @@ def taken_straight(point: Point, chains: list[Chain]) -> Point | None:
 
 
 def through_roundings(program: Program, leaf: int, chains: list[Chain]) -> list[Chain]:
-    """Of some roundings, those that a leaf goes through and its derivative does not."""
-    wanted = {id(chain[-1]) for chain in chains}
-    return blockers(program, leaf, wanted=lambda chain: id(chain[-1]) in wanted)
+    """Of some roundings, those that a leaf goes through and its derivative does not, or not all of it."""
+    wanted = {id(chain[-1]) for chain in chains if not _is_remainder(chain)}
+    left = [chain for chain in chains if _is_remainder(chain) and program.is_into(leaf, chain)]
+    return (blockers(program, leaf, wanted=lambda chain: id(chain[-1]) in wanted) if wanted else []) + left
 
 
 def followed(point: Point, straight: Point, leaf: int, toward: Leaves) -> Followed | None:

@@ -261,7 +261,7 @@ def _wider(finding: Finding) -> str:
 def _where_digits_cancel(finding: Finding) -> str:
     if not finding.where:
         return ""
-    return f" in {_at(finding)}" if finding.details["of_value"] else f" in its derivative, at {finding.where}"
+    return f" in {_at(finding)}" if finding.details["of_value"] else f" in the derivative of {finding.where}"
 
 
 _PARTS: dict[str, Callable[[Finding], str]] = {

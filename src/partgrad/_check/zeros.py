@@ -23,7 +23,6 @@ from .._programs import (
     is_in_library,
     is_mutating,
     jaxpr_and_consts,
-    last_of,
     sampler_of,
     smoothly,
     union,
@@ -104,7 +103,7 @@ def blockers(
         # not stopped there.
         and not all(mask >> leaf & 1 for mask in smoothly(chain, flow.into(chain)))
     ]
-    return found if all_in_a_row else last_of(program.jaxpr.jaxpr, found)
+    return found if all_in_a_row else program.last_of(found)
 
 
 def blockers_in_rules(
