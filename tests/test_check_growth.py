@@ -166,3 +166,14 @@ def test_what_multiplies_a_chaotic_state_has_no_digit_either(x64):
     )
     assert grown(report).leaves == ("['scale']", "['x']")
     assert all(row.verdict != "ok" for row in report.rows)
+
+
+def test_what_never_meets_a_chaotic_state_keeps_its_digits(x64):
+    data = jax.random.normal(jax.random.key(0), (50,))
+
+    def loss(p):
+        fit = jnp.sum(jax.nn.log_softmax(p["logits"])) + jnp.sum((p["mean"] - data) ** 2)
+        return logistic(p["r"], 300)(0.3) + fit
+
+    report = pg.check(loss, progress=False)({"r": jnp.asarray(3.9), "logits": jnp.zeros(4), "mean": data.mean()})
+    assert [row.path for row in report.rows if row.verdict != "ok"] == ["['r']"], str(report)

@@ -17,6 +17,7 @@ from jax import lax
 from .._compat import silent_callbacks
 from .._programs import LOOPS, Chain, Operands, is_floating, line, quick_jit, scan_of, while_of
 from .agreement import TWO_DIGITS
+from .exact import scale_of
 from .finding import Finding
 from .float64 import promoted
 from .names import finding
@@ -30,6 +31,8 @@ _SETTLES = 0.1
 # Findings that may be noise: of differences, which may look like numbers.
 _OF_NOISE = frozenset({("noise", "noise"), ("noise", "beside"), ("tie", "kink")})
 _OF_NOISE |= {("mismatch", "unexplained"), ("mismatch", "modes")}
+# What moves the value by no more than this, relative to it, is nothing.
+_NOTHING = 1e-6
 # How much of the range of a dtype a gradient has to fill for growth to explain that it leaves it.
 _OF_RANGE = 0.9
 
@@ -90,8 +93,12 @@ def _without_digits(point: Point, known: Collection[str]) -> tuple[str, ...]:
     noise, gradient = point.exact.rounding_of_cotangents(point.leaves, point.weights), point.gradient
     if noise is None or gradient is None:
         return ()
-    others = (found for found in zip(point.exact.program.paths, noise, gradient, strict=True) if found[0] not in known)
-    return tuple(path for path, off, own in others if np.linalg.norm(off) > TWO_DIGITS * np.linalg.norm(own))
+    # A gradient that cancels to zero has no digits either, and needs none.
+    nothing = _NOTHING * float(np.linalg.norm(point.weights * point.start))
+    size = lambda numbers, leaf: float(np.linalg.norm(scale_of(leaf) * numbers))
+    found = zip(point.exact.program.paths, noise, gradient, point.leaves, strict=True)
+    sizes = ((path, size(off, leaf), size(own, leaf)) for path, off, own, leaf in found if path not in known)
+    return tuple(path for path, off, own in sizes if off > max(TWO_DIGITS * own, nothing))
 
 
 def _may_be_growth(found: Finding) -> bool:
