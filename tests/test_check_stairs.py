@@ -324,6 +324,19 @@ def test_a_product_of_integers_is_followed():
     assert (report.verdict, found.where) == ("stopped", line("integers"))
 
 
+@pytest.mark.slow
+def test_a_leaf_that_loses_nothing_at_a_line_at_which_others_do_is_ok():
+    nearest = lambda x: jnp.floor(x + 0.5)  # nearest
+
+    def loss(p):
+        folded = p["x"] - 2.0 * nearest(p["x"] / 2.0)
+        quantized = jnp.tanh(inputs @ (nearest(p["w"] / 0.2) * 0.2))
+        return jnp.mean((quantized - targets) ** 2) + 1e-2 * jnp.sum(p["w"] ** 2) + jnp.sum((folded - 0.3) ** 2)
+
+    report = pg.check(loss, progress=False)({"w": draw(3, 8, 3), "x": 3 * draw(4, 10)})
+    assert {row.path: row.verdict for row in report.rows} == {"['w']": "stopped", "['x']": "ok"}
+
+
 TIMES = jnp.linspace(0.0, 48.0, 200)
 
 
@@ -382,7 +395,7 @@ def test_rounding_that_loses_nothing_is_ok(name):
 
 
 @pytest.mark.slow
-def test_what_one_layer_is_seen_to_lose_at_a_line_the_others_lose_there_too():
+def test_all_layers_of_a_quantized_network_are_stopped():
     layers = [{"w": draw(seed, 16, 16) / 4, "b": draw(seed + 50, 16) / 10} for seed in range(20, 32)]
 
     def loss(layers):

@@ -232,19 +232,13 @@ class _Examination:
         return [in_steps(zero) if zero.reason in STAIRS else zero for zero in told]
 
     def _coarse_steps(self) -> Iterator[Finding]:
-        """Notes for leaves of which nothing else is known but that the derivative is the slope.
-
-        What a leaf is seen to lose at a line, by many steps, the others lose there as well.
-        """
-        place = lambda found: (found.file, found.line, found.operation)
-        seen = {place(found): found for found in self.findings if found.kind == "mismatch" and found.reason == "stairs"}
+        """Notes for leaves of which nothing else is known but that the derivative is the slope."""
         told = {
             leaf for found in self.findings if found.severity != "info" or found.kind == "draw" for leaf in found.leaves
         }
         answers = self._comparison.answers.items() if self._comparison else ()
         is_quiet = lambda leaf, answer: answer.row.name == "agrees" and self._program.paths[leaf] not in told
-        for note in coarse_steps(self._point, [leaf for leaf, answer in answers if is_quiet(leaf, answer)]):
-            yield dataclasses.replace(seen[place(note)], leaves=note.leaves) if place(note) in seen else note
+        return coarse_steps(self._point, [leaf for leaf, answer in answers if is_quiet(leaf, answer)])
 
     def _underflowing(self, zero: Finding) -> Finding:
         """The finding for a gradient that is zero only in its own precision; or else the same."""

@@ -59,12 +59,12 @@ def indices(own: Own) -> Iterator[Finding]:
         # Libraries may read beyond the end and discard what they read.
         if is_in_library(chain) and not _is_used(own, chain):
             continue
+        severity = "info" if is_in_library(chain) else "warning"
         if rest:
-            severity = "info" if is_in_library(chain) else "warning"
             yield finding("oob", severity, _treatment(chain[-1]), rest, chain, **facts)
         # `jnp.nonzero` and similar functions count by writes that drop what is out of bounds.
         elif not leaves and not _counts(chain[-1]) and line(chain):
-            yield finding("oob", "warning", "value only", [], chain, **facts)
+            yield finding("oob", severity, "value only", [], chain, **facts)
 
 
 def _not_unique(own: Own) -> Iterator[Finding]:
