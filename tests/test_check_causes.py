@@ -277,3 +277,19 @@ def test_a_number_that_is_nan_before_the_function_runs_is_told():
         jnp.ones((2, 3))
     )
     assert "which meets a number that is NaN already" in report.findings[0].message
+
+
+@pytest.mark.parametrize("rescued", [False, True])
+def test_a_mask_is_not_named_for_what_softmax_makes_of_a_row_without_anything_else(rescued):
+    """The infinities of a mask are meant: without that row all is finite."""
+    mask = jnp.array([[True, False], [False, False]])
+
+    def attention(p):
+        scores = p["q"] @ p["k"].T + jnp.where(mask, 0.0, -jnp.inf)
+        weights = jax.nn.softmax(scores, -1)
+        weights = jnp.where(mask.any(-1, keepdims=True), weights, 0.0) if rescued else weights
+        return jnp.sum((weights @ p["v"]) ** 2)
+
+    leaves = {name: jax.random.normal(jax.random.key(seed), (2, 2)) for seed, name in enumerate("qkv")}
+    finding, *_ = pg.check(attention, progress=False)(leaves).findings
+    assert (finding.kind, finding.operation) == ("nan", "softmax")

@@ -44,6 +44,8 @@ def births_in(
     flowing: Dependence,
     seen: Operands | None = None,
     asked: Container[tuple[int, ...]] | None = None,
+    *,
+    of_nan: bool = False,
 ) -> list[Answer]:
     """Where a derivative first stops being finite, in order of execution.
 
@@ -53,14 +55,16 @@ def births_in(
         flowing: What flows in it.
         seen: What the user's own run computed.
         asked: Which equations may be the place, by the identities of their chains; None for any.
+        of_nan: Whether what is infinite counts as finite.
     """
-    asked = _suspects(jaxpr, operands, flowing) if asked is None else asked
+    asked = _suspects(jaxpr, operands, flowing, of_nan) if asked is None else asked
 
     def is_seen(outputs: Operands) -> bool:
         pairs = zip(outputs, seen or (), strict=True)
         return all(np.array_equal(*(np.isfinite(widened(x)) for x in pair)) for pair in pairs)
 
-    return probe(jaxpr, operands, asking(flowing, asked), trusted=all_finite if seen is None else is_seen)[1]
+    question = asking(flowing, asked, of_nan=of_nan)
+    return probe(jaxpr, operands, question, trusted=all_finite if seen is None else is_seen)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +78,7 @@ class _Suspects(Container[tuple[int, ...]]):
         return key in self.equations or not self.loops.isdisjoint(key)
 
 
-def _suspects(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> _Suspects | None:
+def _suspects(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence, of_nan: bool) -> _Suspects | None:
     """The equations of a program at which a number may first stop being finite; None if it is too large to tell.
 
     To compile the question takes much longer than to compile the program. So that runs once with all its results for
@@ -121,7 +125,7 @@ def _suspects(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> _S
     results = quick_jit(all_results, trusted=lambda results: True)(consts, operands)
     if size > _MOST_BYTES:
         return None
-    finite = [bool(np.isfinite(widened(result)).all()) for result in results]
+    finite = [not bool((np.isnan(x) if of_nan else ~np.isfinite(x)).any()) for x in map(widened, results)]
     born = {
         key
         for key, (into, made) in equations.items()
@@ -130,18 +134,18 @@ def _suspects(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence) -> _S
     return _Suspects(born, loops)
 
 
-def asking(flowing: Dependence, asked: Container[tuple[int, ...]] | None = None) -> Question:
+def asking(flowing: Dependence, asked: Container[tuple[int, ...]] | None = None, *, of_nan: bool = False) -> Question:
     """The question whether a derivative first stops being finite at an equation."""
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
         if is_mutating(chain[-1]) or (asked is not None and ids(chain) not in asked):
             return None
-        return _birth(operands, flowing.into(chain), results)
+        return _birth(operands, flowing.into(chain), results, _INFINITE if of_nan else _FINITE)
 
     return question
 
 
-def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
+def _birth(operands: Operands, masks: Sources, results: Operands, good: int) -> Any:
     """The element of the first result that is not finite although all operands are, and whether it is NaN.
 
     And whether an operand that is a constant of the derivative, a value, is NaN (1) or infinite (2) itself.
@@ -151,11 +155,11 @@ def _birth(operands: Operands, masks: Sources, results: Operands) -> Any:
     if not any(mask for _, mask in pairs) or not made:
         return None
     worst = [(bool(mask), _worst(x)) for x, mask in pairs if _is_floating(x)]
-    is_finite = jnp.stack([True, *(x == _FINITE for flows, x in worst if flows)]).all()
+    is_good = jnp.stack([True, *(x >= good for flows, x in worst if flows)]).all()
     of_values = jnp.stack([_FINITE, *(x for flows, x in worst if not flows)]).min()
     of_value = jnp.where(of_values < _INFINITE, 1, jnp.where(of_values < _FINITE, 2, 0))
     first = functools.reduce(lambda first, then: jnp.where(first < _FINITE, first, then), made)
-    return jnp.stack([jnp.where(is_finite & (first < _FINITE), first % _INFINITE, -1), first < _INFINITE, of_value])
+    return jnp.stack([jnp.where(is_good & (first < good), first % _INFINITE, -1), first < _INFINITE, of_value])
 
 
 @jax.jit

@@ -269,7 +269,9 @@ class _NotFinite:
         asked = {ids(chain) for into in needed if into for chain in feeding(program.jaxpr.jaxpr, flow.chains, into)}
         found = births_in(program.jaxpr, program.leaves, flow, self._own.plain, asked)
         with_lines = [birth for birth in found if line(birth.chain)]
-        return [b.chain for b in with_lines if b.numbers[1]], [b.chain for b in with_lines if not b.numbers[1]]
+        # What adds an infinity, as a mask, does not make it.
+        made = [b.chain for b in with_lines if not b.numbers[1] and not b.numbers[2]]
+        return [b.chain for b in with_lines if b.numbers[1]], made
 
     def _origins(self, birth: Answer) -> list[Chain]:
         """The operation whose derivative is not finite; or those that made a NaN among the values that it needs."""
@@ -311,7 +313,7 @@ def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
     if not bad and (chosen := _written(own)):
         yield finding("nan", "warning", "written", [], chosen)
         return
-    first = next(iter(births_in(program.jaxpr, program.leaves, program.value, own.plain)), None)
+    first = _first_in_value(own)
     chain = first.chain if first else ()
     # Those that flow into that operation, and those whose gradient is not finite because of it.
     into = program.leaves_into(chain, program.value) if first else ()
@@ -322,6 +324,15 @@ def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
         results = chain[-1].outvars if chain else program.out_avals
         more |= {"dtype": str(getattr(results[0], "aval", results[0]).dtype), "lost": lost_in(own)}
     yield finding("nan", "error", "value", paths, chain, **more)
+
+
+def _first_in_value(own: Own) -> Answer | None:
+    """Where the value first stops being finite; not where an infinity comes in that is meant, as in a mask."""
+    ask = functools.partial(births_in, own.program.jaxpr, own.program.leaves, own.program.value, own.plain)
+    births = ask()
+    made = [birth for birth in births if birth.numbers[1] or not birth.numbers[2]]
+    is_nan = any(bool(np.isnan(output).any()) for output in own.plain)
+    return next(iter(made or (ask(of_nan=True) if births and is_nan else []) or births), None)
 
 
 def _written(own: Own) -> Chain:

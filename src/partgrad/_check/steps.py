@@ -5,11 +5,10 @@ gradient of quantized weights is that of the penalty alone.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from .._programs import Chain, ids, is_custom_rule, is_in_library, line
+from .._programs import Chain, ids, is_custom_rule, is_in_library
 from .exact import scale_of
 from .finding import Finding
 from .jumps import jumps_at
@@ -25,25 +24,24 @@ _COMPARED = frozenset({">", ">=", "<", "<=", "greater", "greater_equal", "less",
 _PLACES = frozenset({"argmax", "argmin", "argsort", "searchsorted", "digitize", "top_k"})
 # Jumps that are less, relative to the value, are those between two formulas for the same, or of a tolerance.
 _LEAST = 1e-6
-# Of so many lines it is asked whether the value jumps there, in so many places.
+# Of so many operations it is asked whether the value jumps there, in so many places.
 _MOST_TRIED, _TRIES = 4, 4
 # How far leaves are moved, relative to their sizes.
 _REACH = (4.0,)
 
 
 def coarse_steps(point: Point, leaves: Sequence[int]) -> Iterator[Finding]:
-    """One note for each line that goes by steps, for leaves whose derivative is right and not zero."""
+    """One note for each operation that goes by steps, for leaves whose derivative is right and not zero."""
     program = point.exact.program
     is_wanted = lambda chain: _is_by_steps(chain) and not is_told_with_draws(program, chain)
     # Most functions have none, and it is the same for every leaf.
     wanted = {ids(chain) for chain in program.smooth.chains if is_wanted(chain)}
     if not wanted:
         return
-    blocked: dict[Any, tuple[Chain, list[int]]] = {}
+    blocked: dict[tuple[int, ...], tuple[Chain, list[int]]] = {}
     for leaf in leaves:
-        found = blockers(program, leaf, wanted=lambda chain: ids(chain) in wanted)
-        for place, chain in {_place_of(chain): chain for chain in reversed(found)}.items():
-            blocked.setdefault(place, (chain, []))[1].append(leaf)
+        for chain in blockers(program, leaf, wanted=lambda chain: ids(chain) in wanted):
+            blocked.setdefault(ids(chain), (chain, []))[1].append(leaf)
     # If all elements grew alike, the largest would stay the largest.
     generator = np.random.default_rng(0)
     toward = [scale_of(x) * generator.uniform(-1.0, 1.0, x.shape) for x in point.leaves]
@@ -51,11 +49,6 @@ def coarse_steps(point: Point, leaves: Sequence[int]) -> Iterator[Finding]:
         along = [v * (leaf in through) for leaf, v in enumerate(toward)]
         if jumps_at(point, through[0], chain, along, reach=_REACH, tries=_TRIES, least=_LEAST):
             yield finding("zero", "info", "partly", [program.paths[leaf] for leaf in through], chain)
-
-
-def _place_of(chain: Chain) -> Any:
-    """The line of an operation, with what it is; the operation itself if there is no line."""
-    return (line(chain), operation_of(chain)) if line(chain) else ids(chain)
 
 
 def _is_by_steps(chain: Chain) -> bool:
