@@ -326,7 +326,7 @@ def test_a_product_of_integers_is_followed():
 
 @pytest.mark.slow
 def test_a_leaf_that_loses_nothing_at_a_line_at_which_others_do_is_ok():
-    nearest = lambda x: jnp.floor(x + 0.5)  # nearest
+    nearest = lambda x: jnp.floor(x + 0.5)
 
     def loss(p):
         folded = p["x"] - 2.0 * nearest(p["x"] / 2.0)
