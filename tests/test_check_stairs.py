@@ -274,7 +274,13 @@ def divided(w, levels):
     return w // jnp.float32(1 / levels) / levels  # divided
 
 
+def clamped(w, levels):
+    scale = jnp.max(jnp.abs(w)) / levels
+    return lax.clamp(jnp.int32(-levels), jnp.round(w / scale).astype(jnp.int32), jnp.int32(levels)) * scale  # clamped
+
+
 QUANTIZERS = {
+    "clamped": clamped,
     "remainder": remainder,
     "divided": divided,
     "symmetric": symmetric,
