@@ -145,7 +145,7 @@ def test_the_line_of_the_user_stands_beside_its_number(tmp_path):
 
 def test_merging_keeps_causes_apart_and_leaves_together():
     same = [about(NAN, "a"), about(NAN, "b"), dataclasses.replace(about(NAN, "c"), line=43), about(NAN, "a")]
-    assert [finding.leaves for finding in merged(same)] == [("a", "b"), ("c",)]
+    assert [finding.leaves for finding in merged(same, "abc")] == [("a", "b"), ("c",)]
 
 
 def test_many_leaves_without_findings_are_folded():

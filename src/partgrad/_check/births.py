@@ -1,15 +1,14 @@
 """Where a number first stops being finite while a program runs: the first operation whose operands all are."""
 
-import dataclasses
 import functools
-from collections.abc import Container, Iterable
-from typing import Any
+from collections.abc import Callable, Container, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._programs import (
     Chain,
@@ -57,51 +56,53 @@ def births_in(
         asked: Which equations may be the place, by the identities of their chains; None for any.
         of_nan: Whether what is infinite counts as finite.
     """
-    asked = _suspects(jaxpr, operands, flowing, of_nan) if asked is None else asked
 
     def is_seen(outputs: Operands) -> bool:
         pairs = zip(outputs, seen or (), strict=True)
         return all(np.array_equal(*(np.isfinite(widened(x)) for x in pair)) for pair in pairs)
 
-    question = asking(flowing, asked, of_nan=of_nan)
-    return probe(jaxpr, operands, question, trusted=all_finite if seen is None else is_seen)[1]
+    trusted: Callable[[Any], bool] = all_finite if seen is None else is_seen
+    good = _INFINITE if of_nan else _FINITE
+    if asked is None and (found := _among_results(jaxpr, operands, flowing, good, trusted)) is not None:
+        return found
+    return probe(jaxpr, operands, asking(flowing, asked, of_nan=of_nan), trusted=trusted)[1]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Suspects(Container[tuple[int, ...]]):
-    """Equations, by the identities of their chains, and all that is inside of some others."""
+class _Made(NamedTuple):
+    """An equation, and which of the numbers that are kept are its operands that flow, the others, and its results."""
 
-    equations: set[tuple[int, ...]]
-    loops: set[int]
-
-    def __contains__(self, key: Any) -> bool:
-        return key in self.equations or not self.loops.isdisjoint(key)
+    chain: Chain
+    flowing: list[int]
+    others: list[int]
+    results: list[int]
 
 
-def _suspects(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence, of_nan: bool) -> _Suspects | None:
-    """The equations of a program at which a number may first stop being finite; None if it is too large to tell.
+def _among_results(
+    jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence, good: int, trusted: Callable[[Any], bool]
+) -> list[Answer] | None:
+    """The answers of a program without loops; None if it has any, or is too large to keep all of its results.
 
-    To compile the question takes much longer than to compile the program. So that runs once with all its results for
-    outputs: of the equations outside of loops, only those are asked that make something else of what is finite.
+    To compile the question takes much longer than to compile the program, which is run with all results for outputs.
     """
     body, consts = jaxpr_and_consts(jaxpr)
-    if any_equation(body, is_mutating):
+    if any_equation(body, lambda equation: is_mutating(equation) or _is_loop(equation)):
         return None
-    # For each equation outside of loops, which of the outputs are its operands that flow, and its results.
-    equations: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
-    loops, size = set[int](), 0
+    made, size = list[_Made](), 0
 
-    def all_results(consts: Operands, operands: Operands) -> Operands:
-        values, places = list[Any](), dict[int, int]()
+    def with_results(consts: Operands, operands: Operands) -> tuple[Operands, Operands]:
+        nonlocal size
+        kept, places, size = list[Any](), dict[int, int](), 0
+        made.clear()
 
         def places_of(some: Iterable[Any]) -> list[int]:
             nonlocal size
-            for value in some:
+            floating = [value for value in some if hasattr(value, "dtype") and _is_floating(value)]
+            for value in floating:
                 if id(value) not in places:
-                    places[id(value)] = len(values)
-                    values.append(value)
-                    size += value.size * value.dtype.itemsize
-            return [places[id(value)] for value in some]
+                    places[id(value)] = len(kept)
+                    kept.append(value)
+                    size += np.size(value) * value.dtype.itemsize
+            return [places[id(value)] for value in floating]
 
         def rule(chain: Chain, given: Operands) -> Operands:
             equation = chain[-1]
@@ -111,27 +112,46 @@ def _suspects(jaxpr: ClosedJaxpr, operands: Operands, flowing: Dependence, of_na
                 results = run(inner, constants, given, rule, inside=chain)
             else:
                 results = list(bind(equation, given))
-            if not is_inlined and list(inner_jaxprs(equation)):
-                loops.add(id(equation))
-            elif not is_inlined or is_custom_rule(equation):
-                flowing_in = zip(given, flowing.into(chain), strict=True)
-                into = places_of([value for value, mask in flowing_in if mask and _is_floating(value)])
-                equations[ids(chain)] = into, places_of([value for value in results if _is_floating(value)])
+            if not is_inlined or is_custom_rule(equation):
+                pairs = list(zip(given, flowing.into(chain), strict=True))
+                into, others = ([value for value, mask in pairs if bool(mask) is flows] for flows in (True, False))
+                if into:
+                    made.append(_Made(chain, *map(places_of, (into, others, results))))
             return results
 
-        run(body, consts, operands, rule)
-        return values if size <= _MOST_BYTES else []
+        outputs = run(body, consts, operands, rule)
+        return (kept if size <= _MOST_BYTES else []), outputs
 
-    results = quick_jit(all_results, trusted=lambda results: True)(consts, operands)
+    kept, _ = quick_jit(with_results, trusted=lambda results: trusted(results[1]))(consts, operands)
     if size > _MOST_BYTES:
         return None
-    finite = [not bool((np.isnan(x) if of_nan else ~np.isfinite(x)).any()) for x in map(widened, results)]
-    born = {
-        key
-        for key, (into, made) in equations.items()
-        if all(finite[n] for n in into) and not all(finite[n] for n in made)
-    }
-    return _Suspects(born, loops)
+    worst = [_worst_of(np.ravel(widened(value))) for value in kept]
+    return [answer for number, one in enumerate(made) if (answer := _answer(number, one, worst, good)) is not None]
+
+
+def _is_loop(equation: JaxprEqn) -> bool:
+    return equation.primitive.name not in INLINED and any(True for _ in inner_jaxprs(equation))
+
+
+def _answer(order: int, made: _Made, worst: list[int], good: int) -> Answer | None:
+    """The answer of an equation, from what is worst in each number; None if it makes nothing of what is good."""
+    first = next((worst[place] for place in made.results if worst[place] < _FINITE), _FINITE)
+    if first >= good or any(worst[place] < good for place in made.flowing):
+        return None
+    of_values = min((worst[place] for place in made.others), default=_FINITE)
+    numbers = [first % _INFINITE, first < _INFINITE, _meets(of_values)]
+    return Answer(made.chain, (), np.array(numbers, np.int32), (order,))
+
+
+def _worst_of(values: np.ndarray[Any, Any]) -> int:
+    """The same as `_worst`, of an array that was computed."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    nans = bad[np.isnan(values[bad])]
+    return int(nans[0]) if nans.size else _INFINITE + int(bad[0]) if bad.size else _FINITE
+
+
+def _meets(worst: int) -> int:
+    return 1 if worst < _INFINITE else 2 if worst < _FINITE else 0
 
 
 def asking(flowing: Dependence, asked: Container[tuple[int, ...]] | None = None, *, of_nan: bool = False) -> Question:

@@ -35,6 +35,8 @@ from .probe import Answer, probe, probing
 from .program import Program
 from .remedies import Cause, Derivative, Remedies, lost_in
 
+# What is infinite in their derivatives is so in the value.
+_PRODUCTS = frozenset({"mul", "integer_pow", "square", "dot_general"})
 # How far each element of a leaf is moved whose gradient is not finite.
 _BESIDE = 1e-3
 
@@ -236,7 +238,7 @@ class _NotFinite:
                     mode=self._mode,
                     first="NaN" if self._is_nan(first, cause.chain, of_value) else "infinite",
                     of_value=of_value,
-                    meets_nan=not of_value and first.numbers[2] == 1,
+                    meets_nan=not of_value and first.numbers[2] == 1 and _is_product(cause.chain),
                     element=() if of_value else element,
                     steps=steps_of(alike),
                     **more,
@@ -265,7 +267,7 @@ class _NotFinite:
         Only those that such a value depends on are asked: to ask each of a program takes long to compile.
         """
         program, flow = self._program, self._program.value
-        needed = [program.origin(birth.chain) for birth in self._births if birth.numbers[2]]
+        needed = [program.origin(birth.chain) for birth in self._births if self._needs(birth)]
         asked = {ids(chain) for into in needed if into for chain in feeding(program.jaxpr.jaxpr, flow.chains, into)}
         found = births_in(program.jaxpr, program.leaves, flow, self._own.plain, asked)
         with_lines = [birth for birth in found if line(birth.chain)]
@@ -273,10 +275,16 @@ class _NotFinite:
         made = [b.chain for b in with_lines if not b.numbers[1] and not b.numbers[2]]
         return [b.chain for b in with_lines if b.numbers[1]], made
 
+    def _needs(self, birth: Answer) -> bool:
+        """Whether a value of the function that is not finite makes a derivative NaN, and not the operation itself."""
+        _, is_nan, of_value = birth.numbers
+        origin = self._program.origin(birth.chain) if of_value else ()
+        return bool(origin and (of_value == 1 or (is_nan and _is_product(origin))))
+
     def _origins(self, birth: Answer) -> list[Chain]:
         """The operation whose derivative is not finite; or those that made a NaN among the values that it needs."""
-        chain, (_, is_nan, of_value) = self._program.origin(birth.chain), birth.numbers
-        if not (of_value and is_nan and chain):
+        chain, of_value = self._program.origin(birth.chain), birth.numbers[2]
+        if not self._needs(birth):
             return [chain]
         feed = lambda made: feeding(self._program.jaxpr.jaxpr, made, chain) if made else []
         nans, infinities = self._births_of_value
@@ -305,6 +313,10 @@ class _NotFinite:
         program = self._program
         on_path = [c for c in program.smooth.chains if is_custom_rule(c[-1]) and leaf in program.leaves_into(c)]
         return finding("nan", "error", "rule", [program.paths[leaf]], on_path[0] if on_path else (), mode=self._mode)
+
+
+def _is_product(chain: Chain) -> bool:
+    return bool(chain) and chain[-1].primitive.name in _PRODUCTS
 
 
 def _of_the_value(own: Own, bad: list[int], point: Point) -> Iterator[Finding]:
