@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._programs import (
     Chain,
     Dependence,
     Operands,
-    Sources,
     all_finite,
     any_equation,
     bind,
@@ -63,18 +61,18 @@ def births_in(
 
     trusted: Callable[[Any], bool] = all_finite if seen is None else is_seen
     good = _INFINITE if of_nan else _FINITE
-    if asked is None and (found := _among_results(jaxpr, operands, flowing, good, trusted)) is not None:
-        return found
-    return probe(jaxpr, operands, asking(flowing, asked, of_nan=of_nan), trusted=trusted)[1]
+    if (found := _among_results(jaxpr, operands, flowing, good, trusted)) is not None:
+        return [answer for answer in found if asked is None or ids(answer.chain) in asked]
+    return probe(jaxpr, operands, asking(flowing, asked, good), trusted=trusted)[1]
 
 
 class _Made(NamedTuple):
-    """An equation, and which of the numbers that are kept are its operands that flow, the others, and its results."""
+    """An equation, and which of the numbers that are kept are its results, its operands that flow, and the others."""
 
     chain: Chain
+    results: list[int]
     flowing: list[int]
     others: list[int]
-    results: list[int]
 
 
 def _among_results(
@@ -96,7 +94,7 @@ def _among_results(
 
         def places_of(some: Iterable[Any]) -> list[int]:
             nonlocal size
-            floating = [value for value in some if hasattr(value, "dtype") and _is_floating(value)]
+            floating = list(filter(_is_floating, some))
             for value in floating:
                 if id(value) not in places:
                     places[id(value)] = len(kept)
@@ -116,7 +114,7 @@ def _among_results(
                 pairs = list(zip(given, flowing.into(chain), strict=True))
                 into, others = ([value for value, mask in pairs if bool(mask) is flows] for flows in (True, False))
                 if into:
-                    made.append(_Made(chain, *map(places_of, (into, others, results))))
+                    made.append(_Made(chain, *map(places_of, (results, into, others))))
             return results
 
         outputs = run(body, consts, operands, rule)
@@ -125,72 +123,62 @@ def _among_results(
     kept, _ = quick_jit(with_results, trusted=lambda results: trusted(results[1]))(consts, operands)
     if size > _MOST_BYTES:
         return None
-    worst = [_worst_of(np.ravel(widened(value))) for value in kept]
-    return [answer for number, one in enumerate(made) if (answer := _answer(number, one, worst, good)) is not None]
+    worst = [_worst_in(np, widened(value)) for value in kept]
+    answers = []
+    for order, one in enumerate(made):
+        results, into, others = ([worst[place] for place in places] for places in one[1:])
+        if results and (numbers := _numbers(np, results, into, others, good))[0] >= 0:
+            answers.append(Answer(one.chain, (), numbers, (order,)))
+    return answers
 
 
 def _is_loop(equation: JaxprEqn) -> bool:
     return equation.primitive.name not in INLINED and any(True for _ in inner_jaxprs(equation))
 
 
-def _answer(order: int, made: _Made, worst: list[int], good: int) -> Answer | None:
-    """The answer of an equation, from what is worst in each number; None if it makes nothing of what is good."""
-    first = next((worst[place] for place in made.results if worst[place] < _FINITE), _FINITE)
-    if first >= good or any(worst[place] < good for place in made.flowing):
-        return None
-    of_values = min((worst[place] for place in made.others), default=_FINITE)
-    numbers = [first % _INFINITE, first < _INFINITE, _meets(of_values)]
-    return Answer(made.chain, (), np.array(numbers, np.int32), (order,))
-
-
-def _worst_of(values: np.ndarray[Any, Any]) -> int:
-    """The same as `_worst`, of an array that was computed."""
-    bad = np.flatnonzero(~np.isfinite(values))
-    nans = bad[np.isnan(values[bad])]
-    return int(nans[0]) if nans.size else _INFINITE + int(bad[0]) if bad.size else _FINITE
-
-
-def _meets(worst: int) -> int:
-    return 1 if worst < _INFINITE else 2 if worst < _FINITE else 0
-
-
-def asking(flowing: Dependence, asked: Container[tuple[int, ...]] | None = None, *, of_nan: bool = False) -> Question:
-    """The question whether a derivative first stops being finite at an equation."""
+def asking(flowing: Dependence, asked: Container[tuple[int, ...]] | None = None, good: int = _FINITE) -> Question:
+    """The question whether a derivative first stops being finite at an equation, or NaN comes where all is `good`."""
 
     def question(chain: Chain, operands: Operands, results: Operands) -> Any:
         if is_mutating(chain[-1]) or (asked is not None and ids(chain) not in asked):
             return None
-        return _birth(operands, flowing.into(chain), results, _INFINITE if of_nan else _FINITE)
+        pairs = list(zip(operands, flowing.into(chain), strict=True))
+        made = [_worst(result) for result in results if _is_floating(result)]
+        if not made or not any(mask for operand, mask in pairs if hasattr(operand, "dtype")):
+            return None
+        into, others = (
+            [_worst(operand) for operand, mask in pairs if bool(mask) is flows and _is_floating(operand)]
+            for flows in (True, False)
+        )
+        return _numbers(jnp, made, into, others, good)
 
     return question
 
 
-def _birth(operands: Operands, masks: Sources, results: Operands, good: int) -> Any:
-    """The element of the first result that is not finite although all operands are, and whether it is NaN.
+def _numbers(xp: Any, made: list[Any], flowing: list[Any], others: list[Any], good: int) -> Any:
+    """The element of the first result that is not good although all operands are, or -1; and whether it is NaN.
 
-    And whether an operand that is a constant of the derivative, a value, is NaN (1) or infinite (2) itself.
+    And whether an operand that is a constant of the derivative, a value, is NaN (1) or infinite (2) itself. Of each
+    number it is given what is worst in it, in NumPy's arrays or in JAX's.
     """
-    pairs = [pair for pair in zip(operands, masks, strict=True) if hasattr(pair[0], "dtype")]
-    made = [_worst(result) for result in results if hasattr(result, "dtype") and _is_floating(result)]
-    if not any(mask for _, mask in pairs) or not made:
-        return None
-    worst = [(bool(mask), _worst(x)) for x, mask in pairs if _is_floating(x)]
-    is_good = jnp.stack([True, *(x >= good for flows, x in worst if flows)]).all()
-    of_values = jnp.stack([_FINITE, *(x for flows, x in worst if not flows)]).min()
-    of_value = jnp.where(of_values < _INFINITE, 1, jnp.where(of_values < _FINITE, 2, 0))
-    first = functools.reduce(lambda first, then: jnp.where(first < _FINITE, first, then), made)
-    return jnp.stack([jnp.where(is_good & (first < good), first % _INFINITE, -1), first < _INFINITE, of_value])
+    first = functools.reduce(lambda first, then: xp.where(first < _FINITE, first, then), made)
+    of_values = xp.stack([xp.asarray(worst) for worst in (_FINITE, *others)]).min()
+    is_born = (first < good) & xp.stack([xp.asarray(worst) >= good for worst in (_FINITE, *flowing)]).all()
+    of_value = xp.where(of_values < _INFINITE, 1, xp.where(of_values < _FINITE, 2, 0))
+    return xp.stack([xp.where(is_born, first % _INFINITE, -1), first < _INFINITE, of_value])
 
 
-@jax.jit
-def _worst(value: Any) -> Any:
+def _worst_in(xp: Any, value: Any) -> Any:
     """The place of the first NaN in an array, else that of the first infinity, else what is beyond them."""
-    # It is asked of every operand of a program: compiled, it is traced once for each shape.
-    flat = jnp.ravel(value)
-    place = lax.iota(np.int32, flat.size)
-    told = jnp.where(jnp.isnan(flat), place, jnp.where(jnp.isfinite(flat), _FINITE, _INFINITE + place))
-    return jnp.min(told, initial=_FINITE)
+    flat = xp.ravel(value)
+    place = xp.arange(flat.size, dtype=np.int32)
+    told = xp.where(xp.isnan(flat), place, xp.where(xp.isfinite(flat), _FINITE, _INFINITE + place))
+    return xp.min(told, initial=_FINITE)
+
+
+# It is asked of every operand of a program: compiled, it is traced once for each shape.
+_worst = jax.jit(functools.partial(_worst_in, jnp))
 
 
 def _is_floating(value: Any) -> bool:
-    return is_floating(value) and value.dtype != jax.dtypes.float0
+    return hasattr(value, "dtype") and is_floating(value) and value.dtype != jax.dtypes.float0

@@ -94,18 +94,16 @@ class _Followed:
         return step_through(jaxpr, consts, operands, self._step)
 
     def _step(self, equation: JaxprEqn, given: Operands) -> Operands:
-        is_target = lambda equation: id(equation) in self._targets
+        is_target, values = lambda equation: id(equation) in self._targets, list(map(_value_of, given))
         if is_target(equation):
-            values = list(map(_value_of, given))
             return [self._made(equation, bind(equation, values)[0], _smooth(equation, values))]
         is_met = any(isinstance(operand, _Both) for operand in given)
         contains = any(any_equation(inner, is_target) for inner in inner_jaxprs(equation))
         if (is_met or contains) and equation.primitive.name in CALLS:
             return self._through(*jaxpr_and_consts(primal_jaxpr(equation)), given)
-        values = list(map(_value_of, given))
         try:
             if is_met:
-                return [self._followed(equation, given)]
+                return [self._followed(equation, given, values)]
             results = reenter(equation, given, self.run) if contains and not is_custom_rule(equation) else None
             if contains and results is None:
                 raise _Refused
@@ -115,9 +113,8 @@ class _Followed:
             results = None
         return list(bind(equation, values)) if results is None else results
 
-    def _followed(self, equation: JaxprEqn, given: Operands) -> Any:
+    def _followed(self, equation: JaxprEqn, given: Operands, values: Operands) -> Any:
         name = equation.primitive.name
-        values = list(map(_value_of, given))
         smooth = [operand.smooth if isinstance(operand, _Both) else operand for operand in given]
         (result,) = bind(equation, values) if len(equation.outvars) == 1 else [None]
         if result is None:

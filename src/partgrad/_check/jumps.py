@@ -90,7 +90,8 @@ def jumps_within(point: Point, direction: Leaves, ends: tuple[float, float], slo
         slope: The derivative.
         output: The number of the output.
     """
-    value = lambda step: float(point.sums(point.exact.value(point.leaves, direction, step))[output])
+    along = point.along(direction)
+    value = lambda step: float(point.sums(along(step))[output])
     (near, beyond), changes = ends, list[float]()
     at_near, at_beyond = value(near), value(beyond)
     for _ in range(_HALVINGS):

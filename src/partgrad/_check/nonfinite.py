@@ -247,7 +247,7 @@ class _NotFinite:
 
     def _is_nan(self, first: Answer, chain: Chain, of_value: bool) -> bool:
         """Whether it is NaN that an operation makes, in the value or in the derivative."""
-        return any(made == chain for made in self._births_of_value[0]) if of_value else bool(first.numbers[1])
+        return chain in self._births_of_value[0] if of_value else bool(first.numbers[1])
 
     @property
     def told(self) -> list[Cause]:

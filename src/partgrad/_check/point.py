@@ -74,13 +74,13 @@ class Point:
         """The reverse derivative of the weighted sum of all outputs."""
         return self.exact.reverse(self.leaves, self.weights)
 
-    def _along(self, direction: Leaves) -> Callable[[float], Vector]:
+    def along(self, direction: Leaves) -> Callable[[float], Vector]:
         """The outputs at a step along a direction, each computed once."""
         return functools.cache(self.exact.along(self.leaves, direction))
 
     def slope(self, direction: Leaves, *, value: Callable[[float], Vector] | None = None, **how: float) -> Slope:
         """The slopes of the outputs along a direction by finite differences."""
-        value, nudged = value or self._along(direction), self.exact.along(self.leaves, direction)
+        value, nudged = value or self.along(direction), self.exact.along(self.leaves, direction)
         known = self._rounding(direction)
         largest = np.zeros(self.start.shape) if known is None else known
 
@@ -203,7 +203,7 @@ class Point:
             excused: Whether the noise of the derivatives excuses a disagreement.
             how: How slopes are taken.
         """
-        value, tangents = self._along(direction), self.exact.forward(self.leaves, direction)
+        value, tangents = self.along(direction), self.exact.forward(self.leaves, direction)
         # How far rounding moves a value takes most of the evaluations. Nobody needs to know it of slopes that settle
         # where the derivatives are.
         smallest = max(how.get("smallest", 0.0), self.resolution)

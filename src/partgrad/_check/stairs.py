@@ -72,7 +72,8 @@ def from_afar(reading: Reading, slope: float, derivative: float, steps: tuple[fl
 
 def _over(steps: tuple[float, ...], point: Point, direction: Leaves) -> tuple[Vector, Vector]:
     """The slopes over some steps, and what the derivative lacks of them, of each output."""
-    value = lambda step: point.sums(point.exact.value(point.leaves, direction, step))
+    along = point.along(direction)
+    value = lambda step: point.sums(along(step))
     with np.errstate(all="ignore"):
         slopes = np.array([(value(step) - value(-step)) / (2 * step) for step in steps])
         return slopes, slopes - point.derivatives(direction)

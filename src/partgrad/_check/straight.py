@@ -78,10 +78,11 @@ def followed(point: Point, straight: Point, leaf: int, toward: Leaves) -> Follow
 
 
 def _followed_along(point: Point, straight: Point, direction: Leaves) -> Followed | None:
+    value = point.along(direction)
     for reach in _REACH:
         nodes = np.linspace(-reach, reach, _PARTS + 1)
         with np.errstate(all="ignore"):
-            values = np.array([point.sums(point.exact.value(point.leaves, direction, step)) for step in nodes])
+            values = np.array([point.sums(value(step)) for step in nodes])
         if np.isfinite(values).all():
             break
     else:
