@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._programs import (
     Chain,
@@ -15,19 +15,16 @@ from .._programs import (
     Operands,
     all_finite,
     any_equation,
-    bind,
     ids,
     inner_jaxprs,
-    is_custom_rule,
     is_floating,
     is_mutating,
     jaxpr_and_consts,
-    primal_jaxpr,
     quick_jit,
     run,
 )
 from .float64 import widened
-from .probe import INLINED, Answer, Question, probe
+from .probe import INLINED, Answer, Question, probe, stepped
 
 # The first places of an infinity, and of an element that is finite: one reduction tells all that is asked of an array.
 _INFINITE, _FINITE = 1 << 29, 1 << 30
@@ -102,22 +99,18 @@ def _among_results(
                     size += np.size(value) * value.dtype.itemsize
             return [places[id(value)] for value in floating]
 
+        def within(jaxpr: Jaxpr, consts: Operands, operands: Operands, inside: Chain = ()) -> Operands:
+            return run(jaxpr, consts, operands, rule, inside=inside)
+
         def rule(chain: Chain, given: Operands) -> Operands:
-            equation = chain[-1]
-            is_inlined = equation.primitive.name in INLINED
-            if is_inlined:
-                inner, constants = jaxpr_and_consts(primal_jaxpr(equation))
-                results = run(inner, constants, given, rule, inside=chain)
-            else:
-                results = list(bind(equation, given))
-            if not is_inlined or is_custom_rule(equation):
-                pairs = list(zip(given, flowing.into(chain), strict=True))
-                into, others = ([value for value, mask in pairs if bool(mask) is flows] for flows in (True, False))
-                if into:
-                    made.append(_Made(chain, *map(places_of, (results, into, others))))
+            results, is_asked = stepped(chain, given, within)
+            pairs = list(zip(given, flowing.into(chain), strict=True))
+            into, others = ([value for value, mask in pairs if bool(mask) is flows] for flows in (True, False))
+            if is_asked and into:
+                made.append(_Made(chain, *map(places_of, (results, into, others))))
             return results
 
-        outputs = run(body, consts, operands, rule)
+        outputs = within(body, consts, operands)
         return (kept if size <= _MOST_BYTES else []), outputs
 
     kept, _ = quick_jit(with_results, trusted=lambda results: trusted(results[1]))(consts, operands)

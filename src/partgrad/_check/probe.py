@@ -90,6 +90,26 @@ def probing(
     return ask
 
 
+def stepped(
+    chain: Chain, given: Operands, within: Callable[..., Operands], enter: Callable[[], Operands | None] = lambda: None
+) -> tuple[Operands, bool]:
+    """The results of an equation, and whether it is asked: it contains no others, or it calls a custom rule.
+
+    Args:
+        chain: The equation.
+        given: Its operands.
+        within: From a jaxpr that is inlined, its constants and operands, and the chain, to the outputs.
+        enter: The results of another equation that contains some; None if it contains none.
+    """
+    equation = chain[-1]
+    if equation.primitive.name in INLINED:
+        results: Operands | None = within(*jaxpr_and_consts(primal_jaxpr(equation)), given, chain)
+    else:
+        results = enter()
+    is_asked = results is None or is_custom_rule(equation)
+    return (bind(equation, given) if results is None else results), is_asked
+
+
 def _chains(equations: Sequence[JaxprEqn], inside: Chain = ()) -> Iterator[Chain]:
     for equation in equations:
         yield (*inside, equation)
@@ -179,16 +199,13 @@ class _Run:
         return run(jaxpr, consts, operands, functools.partial(self._step, body), inside=inside)
 
     def _step(self, body: _Body, chain: Chain, given: Operands) -> Operands:
-        equation, results = chain[-1], None
-        name = equation.primitive.name
-        if name in INLINED:
-            inner, consts = jaxpr_and_consts(primal_jaxpr(equation))
-            results = self._within(body, inner, consts, given, chain)
-        elif name not in _OPAQUE:
-            results = reenter(equation, given, functools.partial(self._inside, body, chain), counted=True)
-        contains = results is not None
-        results = bind(equation, given) if results is None else results
-        if not contains or is_custom_rule(equation):
+        def enter() -> Operands | None:
+            if chain[-1].primitive.name in _OPAQUE:
+                return None
+            return reenter(chain[-1], given, functools.partial(self._inside, body, chain), counted=True)
+
+        results, is_asked = stepped(chain, given, functools.partial(self._within, body), enter)
+        if is_asked:
             self._ask(body, chain, given, results)
         return results
 

@@ -133,9 +133,17 @@ class Rules:
 
     def refusing(self, error: Exception) -> Chain:
         """The rule that raises such an error when it is differentiated by itself, on a user's line; empty if none."""
-        _ = self._blamed
-        raised = (chain for chain, told in self._incomparable.items() if told.startswith(f"{type(error).__name__}:"))
-        return next((chain for chain in raised if _is_reverse(chain[-1]) and line(chain)), ())
+        reverse = (c for c in self._program.smooth.chains if is_custom_rule(c[-1]) and _is_reverse(c[-1]) and line(c))
+        return next((chain for chain in reverse if self._raises(chain, type(error))), ())
+
+    def _raises(self, chain: Chain, kind: type[Exception]) -> bool:
+        differentiated = self._differentiated(chain)
+        operands = [zeros_like_aval(atom.aval) for atom in chain[-1].invars]
+        try:
+            jax.eval_shape(lambda operands: _differing(chain[-1], operands, differentiated), operands)
+        except Exception as error:  # It is the user's rule, which raised before.
+            return isinstance(error, kind)
+        return False
 
     def ruled_for(self, leaf: int) -> list[Chain]:
         """The rules on the path of a leaf, whether or not they can be compared."""
