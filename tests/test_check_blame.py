@@ -481,29 +481,23 @@ def test_a_rule_that_one_line_calls_for_several_leaves_is_one_finding():
 
 
 @jax.custom_vjp
-def fixed_point(w, x):
-    z = jnp.zeros_like(x)
-    for _ in range(8):
-        z = jnp.tanh(w @ z + x)
-    return z
+def response(w, x):
+    return jnp.tanh(w @ x)
 
 
-def of_fixed_point(kept, cotangent):
-    w, x, z = kept
-    pull = jax.vjp(lambda z, w, x: jnp.tanh(w @ z + x), z, w, x)[1]
-    u = cotangent
-    for _ in range(60):
-        u = cotangent + pull(u)[0]
-    return pull(u)[1:]
+def of_response(kept, cotangent):
+    w, x = kept
+    by_w, by_x = jax.vjp(lambda w, x: jnp.tanh(w @ x), w, x)[1](cotangent)
+    return by_w * 1.001, by_x * 1.00004
 
 
-fixed_point.defvjp(lambda w, x: (z := fixed_point(w, x), (w, x, z)), of_fixed_point)
+response.defvjp(lambda w, x: (response(w, x), (w, x)), of_response)
 
 
 def test_a_rule_that_is_hardly_wrong_by_one_operand_is_named_for_it_too():
     generator = np.random.default_rng(7)
     p = {"w": 0.35 * generator.normal(size=(4, 4)), "x": 0.5 * generator.normal(size=4)}
-    report = pg.check(lambda p: jnp.sum(fixed_point(p["w"], p["x"]) ** 2), progress=False)(jax.tree.map(jnp.asarray, p))
+    report = pg.check(lambda p: jnp.sum(response(p["w"], p["x"]) ** 2), progress=False)(jax.tree.map(jnp.asarray, p))
     (finding,) = report.findings
     assert (finding.reason, finding.leaves) == ("rule", ("['w']", "['x']"))
 

@@ -19,10 +19,13 @@ from .._programs import (
     CUSTOM_RULES,
     FOREIGN,
     Chain,
+    Iteration,
     Operands,
+    apart,
     bind,
     expanded,
     is_floating,
+    iterations,
     jaxpr_and_consts,
     primal_jaxpr,
     reenter,
@@ -60,7 +63,7 @@ UNSUPPORTED = (TypeError, ValueError, NotImplementedError, AssertionError, KeyEr
 def promoted(
     jaxpr: ClosedJaxpr,
     rule: Rule = lambda chain, operands: None,
-    runs_on: Callable[[Chain], bool] = lambda chain: False,
+    runs_on: Callable[[Chain], bool] | None = None,
     x64: bool | None = None,
 ) -> Callable[..., Operands]:
     """A function that computes the outputs of a jaxpr in float64 and complex128, under `jax.enable_x64(True)`.
@@ -71,7 +74,7 @@ def promoted(
     Args:
         jaxpr: The jaxpr.
         rule: It may replace the results of equations.
-        runs_on: Which loops do not end where they end, but where another step changes nothing.
+        runs_on: Which loops, also unrolled ones, do not end where they end, but where another step changes nothing.
         x64: Whether the jaxpr was traced with 64 bits; None if it was traced as JAX is configured now.
     """
     evaluation = _Evaluation(bool(jax.config.jax_enable_x64) if x64 is None else x64, rule, runs_on)
@@ -80,19 +83,26 @@ def promoted(
 
 def exactly(equation: JaxprEqn, operands: Operands) -> Operands:
     """The results of one equation in float64, of operands in float64, under `jax.enable_x64(True)`."""
-    evaluation = _Evaluation(False, lambda chain, operands: None, lambda chain: False)
+    evaluation = _Evaluation(False, lambda chain, operands: None, None)
     return evaluation.step(equation, operands)
 
 
 class _Evaluation:
     """An evaluation of a jaxpr that was traced with or without 64 bits."""
 
-    def __init__(self, x64: bool, rule: Rule, runs_on: Callable[[Chain], bool]):
+    def __init__(self, x64: bool, rule: Rule, runs_on: Callable[[Chain], bool] | None):
         self.x64, self.rule, self.runs_on = x64, rule, runs_on
         self._inside: Chain = ()
 
     def run(self, jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
         """The outputs of a jaxpr."""
+        if self.runs_on is not None:
+            for iteration in iterations(jaxpr):
+                if self.runs_on((*self._inside, jaxpr.eqns[iteration.start])):
+                    return self._run_on_unrolled(jaxpr, iteration, [*consts, *operands])
+        return self._run_through(jaxpr, consts, operands)
+
+    def _run_through(self, jaxpr: Jaxpr, consts: Operands, operands: Operands) -> Operands:
         return step_through(jaxpr, _wide(jaxpr.constvars, consts), _wide(jaxpr.invars, operands), self.step, exact)
 
     def step(self, equation: JaxprEqn, operands: Operands) -> Operands:
@@ -120,7 +130,8 @@ class _Evaluation:
             return self.run(*jaxpr_and_consts(solve), given)
         results = reenter(equation, operands, self.run)
         if results is not None:
-            return self._run_on(equation, operands, results) if self.runs_on(self._inside) else results
+            runs_on = self.runs_on is not None and self.runs_on(self._inside)
+            return self._run_on(equation, operands, results) if runs_on else results
         with jax.enable_x64(self.x64):
             inside = expanded(equation)
         if inside is not None:
@@ -146,19 +157,17 @@ class _Evaluation:
         is_float = [is_floating(variable.aval) for variable in equation.outvars]
         thawed = lambda chain, given: given[2:] if id(chain[-1]) in freezing else self.rule(chain, given)
         running = _Evaluation(self.x64, thawed, self.runs_on)
+        turn = lambda old: running.run(*jaxpr_and_consts(body), [*consts, *old])
+        return _until_it_stands(turn, carry, is_float)
 
-        def step(state: Any) -> Any:
-            count, old, _ = state
-            new = running.run(*jaxpr_and_consts(body), [*consts, *old])
-            floats = [(n, o) for n, o, floating in zip(new, old, is_float, strict=True) if floating]
-            is_finite = jnp.stack([True, *(jnp.isfinite(n).all() for n, _ in floats)]).all()
-            is_new = jnp.stack([False, *((n != o).any() for n, o in floats)]).any()
-            kept = [jnp.where(is_finite, n, o) if f else n for n, o, f in zip(new, old, is_float, strict=True)]
-            return count + 1, kept, is_finite & is_new
-
-        goes_on = lambda state: (state[0] < _MOST_STEPS) & state[2]
-        start = (jnp.zeros((), jnp.int32), [jnp.asarray(value) for value in carry], jnp.ones((), bool))
-        return list(lax.while_loop(goes_on, step, start)[1])
+    def _run_on_unrolled(self, jaxpr: Jaxpr, iteration: Iteration, operands: Operands) -> Operands:
+        """The outputs of a jaxpr in which Python unrolled an iteration, which runs on as well."""
+        parts = apart(jaxpr, iteration)
+        known = self._run_through(parts.before, [], operands)
+        results, others = known[: len(parts.is_float)], known[len(parts.is_float) :]
+        turn = lambda old: self._run_through(parts.turn, [], [*parts.carried(old), *others])
+        results = _until_it_stands(turn, results, parts.is_float)
+        return self.run(parts.after, [], [*results, *parts.carried(results), *others])
 
     def _at_double_width(self, equation: JaxprEqn, operands: Operands) -> Operands:
         try:
@@ -182,6 +191,23 @@ class _Evaluation:
     def _traced(self, jaxpr: Jaxpr, consts: Operands) -> ClosedJaxpr:
         inputs = [jax.ShapeDtypeStruct(v.aval.shape, wide_dtype(v.aval.dtype)) for v in jaxpr.invars]
         return jax.make_jaxpr(lambda *operands: self.run(jaxpr, consts, list(operands)))(*inputs)
+
+
+def _until_it_stands(turn: Callable[[Operands], Operands], start: Operands, is_float: list[bool]) -> Operands:
+    """What is left if a turn of a loop is repeated as long as that changes something, and everything is finite."""
+
+    def step(state: Any) -> Any:
+        count, old, _ = state
+        new = turn(old)
+        floats = [(n, o) for n, o, floating in zip(new, old, is_float, strict=True) if floating]
+        is_finite = jnp.stack([True, *(jnp.isfinite(n).all() for n, _ in floats)]).all()
+        is_new = jnp.stack([False, *((n != o).any() for n, o in floats)]).any()
+        kept = [jnp.where(is_finite, n, o) if f else n for n, o, f in zip(new, old, is_float, strict=True)]
+        return count + 1, kept, is_finite & is_new
+
+    goes_on = lambda state: (state[0] < _MOST_STEPS) & state[2]
+    begin = (jnp.zeros((), jnp.int32), [jnp.asarray(value) for value in start], jnp.ones((), bool))
+    return list(lax.while_loop(goes_on, step, begin)[1])
 
 
 def _freezing(loop: Any) -> set[int]:

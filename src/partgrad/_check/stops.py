@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from .._marks import EXPLICIT, mark_in
 from .._programs import (
@@ -31,6 +31,7 @@ from .._programs import (
     is_floating,
     is_in_library,
     is_of_jax,
+    iterations,
     jaxpr_and_consts,
     running,
     union,
@@ -190,7 +191,7 @@ def is_solver(chain: Chain) -> bool:
     if name == "while":
         return is_until(chain[-1]) or any(is_solver(chain[:length]) for length in range(1, len(chain)))
     if is_custom_rule(chain[-1]):
-        return any(any_equation(inner, _iterates) for inner in inner_jaxprs(chain[-1]))
+        return any(any_equation(inner, _iterates) or _is_unrolled(inner) for inner in inner_jaxprs(chain[-1]))
     return _iterates(chain[-1]) and name != "scan"
 
 
@@ -200,6 +201,11 @@ def _iterates(equation: JaxprEqn) -> bool:
         may = lambda inner: _iterates(inner) or inner.primitive.name in FOREIGN
         return any_equation(jaxpr_and_consts(equation.params["jaxprs"].solve)[0], may)
     return equation.primitive.name in _ITERATIONS or _is_foreign_solve(equation)
+
+
+def _is_unrolled(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr contains an iteration that Python unrolled, at any depth."""
+    return bool(iterations(jaxpr)) or any(_is_unrolled(inner) for e in jaxpr.eqns for inner in inner_jaxprs(e))
 
 
 def is_linear_solve(equation: JaxprEqn) -> bool:

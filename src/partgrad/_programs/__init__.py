@@ -174,4 +174,5 @@ from .trace import (
     rewritten as rewritten,
     traced_call as traced_call,
 )
+from .unrolled import Iteration as Iteration, apart as apart, iterations as iterations
 from .visitor import Site as Site, Visitor as Visitor

@@ -131,11 +131,14 @@ def keyed_jaxpr(jaxpr: Jaxpr, *, exact: bool) -> KeyedJaxpr | None:
         return None
 
 
-def operation_of(equation: JaxprEqn) -> Hashable:
-    """What equals that of another equation if both compute the same of their operands; None where it cannot be told."""
+def operation_of(equation: JaxprEqn, *, exact: bool = True) -> Hashable:
+    """What equals that of another equation if both compute the same of their operands; None where it cannot be told.
+
+    If exact, both are on the same line, too.
+    """
     literals = (_literal(atom) if isinstance(atom, Literal) else None for atom in equation.invars)
     try:
-        return hashable((_operation(equation, True), tuple(literals), jax.config.jax_enable_x64))
+        return hashable((_operation(equation, exact), tuple(literals), jax.config.jax_enable_x64))
     except TypeError:
         return None
 
