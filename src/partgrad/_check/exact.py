@@ -74,6 +74,7 @@ class Exact:
         # The equations that keep their results already.
         self._fixed: tuple[Chain, ...] = ()
         self._traced: dict[int, ClosedJaxpr] = {}
+        self._runs_on = runs_on
         made = lambda: self._staged(runs_on)
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
 
@@ -163,7 +164,7 @@ class Exact:
                 keeps = [held[number] & (not (is_mixed and is_floating(v.aval))) for _, v in pairs]
                 return [jnp.where(keep, here(r), r) for keep, r in zip(keeps, results, strict=True)]
 
-            run = _of_constants(value, rule=rule)
+            run = _of_constants(value, rule=rule, runs_on=self._runs_on)
             at = lambda vector: _joined(run(consts[_VALUE], leaves_of(vector)))
             return jax.vmap(at)(jnp.stack([moved, point]))[0], jnp.zeros(0)
 

@@ -145,12 +145,17 @@ class Excuses:
 
     def loops(self, case: _Case) -> Excuse:
         """The differences agree once the loops of a solver run on."""
-        solvers, left = solvers_of(self._program, case.leaf), min(SLIGHT, _LEFT * case.seen.reading.telling.relative)
+        solvers = solvers_of(self._program, case.leaf)
         if not solvers:
             return None
         running_on = self._running_on(case.place, solvers)
-        is_explained = explain_loops(case.place, running_on, case.direction, case.slack, left)
+        is_explained = explain_loops(case.place, running_on, case.direction, case.slack, self._left_of(case))
         return ("solver", (solvers[0],)) if is_explained else None
+
+    @staticmethod
+    def _left_of(case: _Case) -> float:
+        """What a solver may leave of a mismatch."""
+        return min(SLIGHT, _LEFT * case.seen.reading.telling.relative)
 
     def approximate_rule(self, case: _Case) -> Excuse:
         """All that is off is little, and of rules that are exact only in the limit of an iteration."""
@@ -195,6 +200,10 @@ class Excuses:
     def stops(self, case: _Case, left: float = 0.0) -> Excuse:
         """The differences agree, but for what may be left, if the results of some stops stay as they are."""
         stops = explaining_stops(case.place, case.direction, case.slack, left)
+        if not stops and not left and (solvers := solvers_of(self._program, case.leaf)):
+            # What a solver leaves of a slope, it leaves of the one beside a stop as well.
+            left, running_on = self._left_of(case), case._replace(place=self._running_on(case.place, solvers))
+            return self.stops(case, left) or self.stops(running_on, left)
         if not stops:
             return None
         if all(map(is_fixed_draw, stops)) or self.is_score(case.leaf, stops):

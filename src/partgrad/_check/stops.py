@@ -245,14 +245,13 @@ def stops_of(program: Program, leaf: int | None = None) -> list[Chain]:
 
     def is_candidate(chain: Chain) -> bool:
         outer = [chain[:length] for length in range(len(chain))]
-        ruled = [inside for inside in outer if inside and is_custom_rule(inside[-1])]
+        is_ruled = any(map(is_custom_rule, chain[:-1]))
         return (
             chain[-1].primitive.name == "stop_gradient"
             and not is_of_surrogate(chain)
             and (is_users_stop(chain) or not any(ids(inside) in solving for inside in outer))
-            # Inside a library's rule: what the user stopped in a function passed to that library.
-            and all(map(is_in_library, ruled))
-            and not (ruled and is_in_library(chain))
+            # Inside a rule: what the user stopped in its function, as its derivative does too.
+            and not (is_ruled and is_in_library(chain))
         )
 
     is_of_leaf = lambda chain: leaf is None or leaf in program.leaves_into(chain, program.value)
