@@ -201,18 +201,21 @@ SOLVERS = [fixed_point_by_hand, optimistix_root, jaxopt_root]
 @pytest.mark.slow
 @pytest.mark.parametrize("make", SOLVERS)
 def test_a_solver_that_has_not_converged_is_told_to(make):
-    """A rule that shares less than two digits with the differences is not `ok`."""
+    """A rule that shares less than two digits with the differences is not `ok`, and without any it is an error."""
     report = pg.check(make(1e-1), progress=False)(np.float32(0.8))
     (finding,) = report.findings
     assert finding.figures.relative > 1e-2
-    assert report.verdict == "inconclusive", str(report)
-    assert (finding.kind, finding.severity, finding.reason) == ("precision", "warning", "unconverged")
+    severity, verdict = ("error", "error") if finding.figures.relative >= 0.5 else ("warning", "inconclusive")
+    assert report.verdict == verdict, str(report)
+    assert (finding.kind, finding.severity, finding.reason) == ("precision", severity, "unconverged")
     assert "tolerance" in finding.suggestion
     assert finding.fix is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "verdict"), [(4, "inconclusive"), (8, "inconclusive"), (16, "ok"), (50, "ok")])
+@pytest.mark.parametrize(
+    ("steps", "verdict"), [(1, "error"), (4, "inconclusive"), (8, "inconclusive"), (16, "ok"), (50, "ok")]
+)
 def test_the_digits_that_a_solver_shares_with_the_slope_decide(steps, verdict):
     """Each step goes 0.3 of the way, so that 0.7 ** steps of the slope is missing."""
 

@@ -203,6 +203,11 @@ def is_forward_pass(equation: "JaxprEqn") -> bool:
     return type(equation.params.get("_prim")).__name__ == "OptRemat"
 
 
+def is_root_primitive(equation: "JaxprEqn") -> bool:
+    """Whether an equation is a call of `jax.lax.custom_root`, from JAX 0.12 on."""
+    return type(equation.params.get("_prim")).__name__ == "CustomRoot"
+
+
 def foreign_implementation(equation: "JaxprEqn") -> Callable[..., Any] | None:
     """What a primitive of another library computes, as a function of its operands; None for JAX's own."""
     implementation = equation.primitive.impl

@@ -74,6 +74,13 @@ def finds_a_forward_pass():
         return any(map(compat.is_forward_pass, traced(lambda x: jax.jvp(f, (x,), (x,)), 1.0)))
 
 
+def finds_a_root():
+    """From 0.12 on; before, `custom_root` is a `custom_jvp`."""
+    solve = lambda f, x: x / 2
+    root = lambda a: jax.lax.custom_root(lambda x: 2 * x - a, a, solve, lambda g, y: y / g(1.0))
+    return jax.__version_info__ < (0, 12) or any(map(compat.is_root_primitive, traced(root, 1.0)))
+
+
 def expands():
     equation = high_equation()
     return equation is None or len(compat.expansion_of(equation)(*map(_ones, equation.invars))) == len(equation.outvars)
@@ -321,6 +328,10 @@ PIECES = {
     "is_forward_pass": (
         "The primitive of a forward pass is no longer an OptRemat in `params['_prim']`.",
         finds_a_forward_pass,
+    ),
+    "is_root_primitive": (
+        "The primitive of `custom_root` is no longer a CustomRoot in `params['_prim']`.",
+        finds_a_root,
     ),
     "foreign_implementation": (
         "The `impl` of a primitive of JAX no longer tells that it is JAX's own.",

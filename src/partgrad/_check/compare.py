@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from .._compat import cached_property
-from .._programs import TRANSPARENT, Chain, ids, is_custom_rule, is_in_library, line, name_of, placed
-from .agreement import MISMATCH, NO_DIGIT, ROUNDING
+from .._programs import TRANSPARENT, Chain, ids, is_custom_rule, is_in_library, line, name_of
+from .agreement import MISMATCH, ROUNDING
 from .digits import first_not_finite
 from .exact import Exact
 from .excuses import SLIGHT, Excuses, is_negligible, is_of_a_limit
@@ -15,14 +15,25 @@ from .finding import Figures, Finding
 from .halving import Seen
 from .implicit import has_implicit_draw, through_draws
 from .indices import written_twice
-from .names import element_of, finding, operation_of, rule_of, steps_of
-from .outcomes import Crossing, is_discrete
+from .names import all_of, element_in, element_of, finding, operation_of, rule_of, steps_of
+from .outcomes import Crossing, is_discrete, selection_by
 from .own import Own, compiled, is_finite
 from .point import Point
 from .program import Program
 from .questions import Answer, Search
 from .rules import Blame, Rules
-from .stops import BY_HAND, OF_LINEAX, agrees, explaining_stops, holding, is_fixed_draw, is_solver, mark_of, stops_of
+from .stops import (
+    agrees,
+    explaining_stops,
+    holding,
+    is_fixed_draw,
+    is_solver,
+    mark_of,
+    promised,
+    promises_of,
+    solvers_of,
+    stops_of,
+)
 from .verdict import OK, STOPPED
 
 # Of so many selections that change at the point it is tried whether they decide: each takes a compilation.
@@ -33,20 +44,10 @@ SPECTRAL = frozenset({"eigh", "svd"})
 _NOTHING = 1e-6
 # The part of a mismatch that is left without the rule of a solver, if that is not why.
 _LEFT = 0.5
+# A number and twice that share no digit; the error is relative to the larger.
+_TWICE = 0.5
 # How nearly a derivative is the same without a rule, and of how many that is asked.
 _SAME, _MOST_RULES = 1e-9, 4
-
-
-def _element_in(crossing: Crossing) -> tuple[int, ...]:
-    """Which element of the user's operation changes, if that has one for each outcome; else nothing."""
-    flat, shape = crossing.element
-    users = crossing.chain[placed(crossing.chain)[2]]
-    return element_of(flat, shape) if users.outvars and users.outvars[0].aval.shape == shape else ()
-
-
-def _all_of(chains: tuple[Chain, ...]) -> dict[str, Any]:
-    """What a finding says of several operations that are its cause together: the lines of all, and the others."""
-    return {"lines": [where for where in dict.fromkeys(map(line, chains)) if where], "together": chains[1:]}
 
 
 def _chains(blames: list[Blame]) -> list[Chain]:
@@ -119,7 +120,7 @@ class Comparison:
     def _of_solver(self, leaf: int, answer: Answer) -> Finding:
         figures, chain, path = self._figures(leaf, answer), self._excuses.chains[leaf][0], [self._path(leaf)]
         error = 0.0 if figures is None or self._is_nothing(answer) else figures.relative
-        severity = "info" if error <= SLIGHT else "warning" if error < NO_DIGIT else "error"
+        severity = "info" if error <= SLIGHT else "warning" if error < _TWICE else "error"
         return finding("precision", severity, "unconverged", path, chain, figures=figures, rule=None, error=error)
 
     def _is_nothing(self, answer: Answer) -> bool:
@@ -140,14 +141,14 @@ class Comparison:
         if (mark := mark_of(chains[0])) is not None:
             return finding("mismatch", severity, "mark", [path], chains[0], figures=figures, mark=mark)
         if answer.seen is not None and answer.seen.reading.status != MISMATCH:
-            return finding("mismatch", severity, "stopped draw", [path], chains[0], **_all_of(chains))
-        return finding("mismatch", severity, "stop", [path], chains[0], figures=figures, **_all_of(chains))
+            return finding("mismatch", severity, "stopped draw", [path], chains[0], **all_of(chains))
+        return finding("mismatch", severity, "stop", [path], chains[0], figures=figures, **all_of(chains))
 
     def _of_parts(self, leaf: int, answer: Answer) -> Iterator[Finding]:
         """The findings of what is cut besides."""
         for reason, chains, seen in self._excuses.beside(leaf, answer):
             figures = self._figures(leaf, answer._replace(seen=seen)) if reason == "stairs" else None
-            more = {"figures": figures, **_all_of(chains)}
+            more = {"figures": figures, **all_of(chains)}
             yield finding("mismatch", "warning", reason, [self._path(leaf)], chains[0], **more)
 
     def _crossing(self, leaf: int, answer: Answer, *, last: bool = False) -> Crossing | None:
@@ -192,7 +193,7 @@ class Comparison:
             return finding("tie", severity, "convention" if chain else "kink", path, chain, figures=figures)
         is_chosen = operation_of(crossing.chain).startswith("safe.") or self._is_mended(leaf, crossing)
         severity = "info" if is_chosen else "warning"
-        more = {"figures": figures, "changes_in": _element_in(crossing)}
+        more = {"figures": figures, "changes_in": element_in(crossing.chain, *crossing.element)}
         return finding("tie", severity, "tie", path, crossing.chain, steps=steps_of([crossing]), **more)
 
     def _degenerate(self, leaf: int, answer: Answer) -> Chain | None:
@@ -223,7 +224,7 @@ class Comparison:
     def _of_unsettled(self, leaf: int, answer: Answer) -> Finding:
         crossing, figures, path = self._crossing(leaf, answer), self._figures(leaf, answer), [self._path(leaf)]
         if answer.row.name == "jump" and crossing is not None:
-            more = {"changes_in": _element_in(crossing), "steps": steps_of([crossing])}
+            more = {"changes_in": element_in(crossing.chain, *crossing.element), "steps": steps_of([crossing])}
             return finding("jump", "warning", "jump", path, crossing.chain, figures=figures, **more)
         chain = () if crossing is None else crossing.chain
         reason = "noise" if self._is_defined_beside(leaf, answer) else "beside"
@@ -252,14 +253,15 @@ class Comparison:
         for blame in blamed:
             yield self._of_rule("rule value" if blame.of_value else "rule", path, blame, figures)
         if blamed and (stops := self._stops_beside(leaf, answer)):
-            yield finding("mismatch", "warning", "stop beside", path, stops[0], **_all_of(stops))
+            yield finding("mismatch", "warning", "stop beside", path, stops[0], **all_of(stops))
         # The first selections guard what the last one selects.
         is_possible = not blamed and (
             is_right_beside or (answer.row.name != "modes" and answer.evidence.nearby != "off")
         )
         if is_possible and (crossing := self._crossing(leaf, answer, last=True)) is not None:
             reason = "removable" if is_discrete(crossing.chain) else "smooth tie"
-            yield finding("mismatch", "error", reason, path, crossing.chain, figures=figures)
+            decides = selection_by(self._program, crossing.chain)
+            yield finding("mismatch", "error", reason, path, decides, figures=figures)
         elif not blamed:
             yield self._unblamed(leaf, answer, figures)
 
@@ -307,14 +309,17 @@ class Comparison:
     def _stops_beside(self, leaf: int, answer: Answer) -> tuple[Chain, ...]:
         """The stops that explain what is still wrong with a leaf without wrong rules."""
         seen, slack = answer.seen, max(self._search.slack, 0.0)
-        if seen is None or not stops_of(self._program, leaf):
+        # A stop in the function of a wrong rule counts only without that rule.
+        counting = {line(stop) for stop in stops_of(self._program, leaf) if not self._excuses.is_ruled(leaf, stop)}
+        if seen is None or not counting:
             return ()
         direction = self._search.along(leaf, seen)
         corrected = self._without()
         if agrees(corrected, direction, slack):
             return ()
         stops = explaining_stops(corrected, direction, slack)
-        return () if stops and is_negligible(stops, corrected.read(direction, slack=slack)) else stops
+        is_other = not counting.issuperset(map(line, stops))
+        return () if is_other or (stops and is_negligible(stops, corrected.read(direction, slack=slack))) else stops
 
     def _of_draws(self, leaf: int) -> Iterator[Finding]:
         """The rules that differ from their functions where an implicit draw is held, so that no difference shows it."""
@@ -347,20 +352,16 @@ class Comparison:
             return finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
         if (rule := self._slightly_wrong_rule(leaf, answer)) is not None:
             return finding("mismatch", "error", "rule", path, rule, figures=figures, element=(), steps=[])
-        by_hand = [(reason, self._users(name, leaf)) for name, reason in BY_HAND.items()]
-        for reason, chains in (*by_hand, ("untried stop", stops_of(self._program, leaf))):
-            if chains:
-                return finding("mismatch", "error", reason, path, chains[0], figures=figures)
-        return finding("mismatch", "error", "unexplained", path, figures=figures)
-
-    def _users(self, name: str, leaf: int) -> list[Chain]:
-        """The equations of a primitive on the path of a leaf that the user wrote, or that is the library's own."""
-        chains = (c for c in self._program.smooth.chains if c[-1].primitive.name == name)
-        is_users = lambda c: name == OF_LINEAX or not is_in_library(c)
-        return [c for c in chains if is_users(c) and leaf in self._program.leaves_into(c)]
+        promises, stops, solvers = (of(self._program, leaf) for of in (promises_of, stops_of, solvers_of))
+        chain = next(iter([*promises, *stops, *solvers]), ())
+        reason = (
+            promised(chain[-1]) if promises else "untried stop" if stops else "solver" if solvers else "unexplained"
+        )
+        return finding("mismatch", "error", reason, path, chain, figures=figures)
 
     def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:
         more = {"element": blame.element, "steps": blame.steps}
+        reason = promised(blame.chain[-1]) or reason
         return finding("mismatch", "error", reason, path, blame.chain, figures=figures, **more)
 
     def _path(self, leaf: int) -> str:

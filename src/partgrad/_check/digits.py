@@ -26,7 +26,7 @@ from .._programs import (
 from .float64 import exact, exactly, widened
 from .own import Own
 from .point import Point
-from .precision import derivative_of, relative_error
+from .precision import Derivative, derivative_of, relative_error, tangent_of
 from .program import Program
 
 # An operation loses digits if it makes the relative error this many times larger.
@@ -45,6 +45,7 @@ class _Suspect(NamedTuple):
     number: int
     chain: Chain
     of_value: bool
+    of_uses: bool
 
 
 class Losing(NamedTuple):
@@ -53,11 +54,13 @@ class Losing(NamedTuple):
     Attributes:
         chain: The first operation without whose rounded operands it would be exact; empty if none is known.
         of_value: Whether that is an operation of the value.
+        of_uses: Whether that adds up what comes back from several uses of a number.
         decided: If it is as exact as it has to be for what the program decides: what float64 decides otherwise.
     """
 
     chain: Chain
     of_value: bool = False
+    of_uses: bool = False
     decided: Sequence[Chain] = ()
 
 
@@ -77,18 +80,27 @@ def losing(own: Own, leaf: int, error: float, least: float, wide: Any, point: Po
     derivative = derivative_of(program, leaf, point)
     if derivative is None:
         return Losing(())
+    found = _losing(program, derivative, error, least, wide)
+    if found is None or not found.of_uses or (tangent := tangent_of(program, leaf, point)) is None:
+        return found
+    # Forwards, it is where these uses meet.
+    forwards = _losing(program, tangent, error, least, None)
+    return forwards._replace(of_value=False) if forwards is not None and line(forwards.chain) else found
+
+
+def _losing(program: Program, derivative: Derivative, error: float, least: float, wide: Any) -> Losing | None:
     jaxpr, operands, of_leaf = derivative
     both = lambda results: [widened(of_leaf([pair[side] for pair in results])) for side in (0, 1)]
     try:
         start = _InPairs(program, jaxpr, operands, error)
         got, meant = both(start.results())
         before = relative_error(got, meant)
-        if before < least <= relative_error(meant, wide):
+        if before < least <= (before if wide is None else relative_error(meant, wide)):
             return Losing((), decided=start.decided) if start.decided else None
         for suspect in start.suspects[:_MOST_SUSPECTS]:
             with_exact, _ = both(_InPairs(program, jaxpr, operands, error, suspect.number).results())
             if relative_error(with_exact, meant) < before / 5:
-                return Losing(suspect.chain, suspect.of_value)
+                return Losing(suspect.chain, suspect.of_value, suspect.of_uses)
     except _REFUSALS:
         return Losing(())
     told = (Losing(suspect.chain, suspect.of_value) for suspect in start.suspects if line(suspect.chain))
@@ -187,7 +199,7 @@ class _InPairs:
             origin = self._program.origin(chain)
             if origin:
                 is_same = origin[-1].primitive is equation.primitive
-                self.suspects.append(_Suspect(self._count, origin, is_same))
+                self.suspects.append(_Suspect(self._count, origin, is_same, name == "add_any"))
         return pairs
 
     def _inner(self, jaxpr: Any, given: list[Any], chain: Chain) -> list[Any]:

@@ -27,7 +27,7 @@ from .._programs import (
     quick_jit,
     reclosing,
 )
-from .float64 import Rule, exactly, leaves_jax, one_by_one, promoted
+from .float64 import Rule, RunsOn, exactly, leaves_jax, one_by_one, promoted
 from .noise import REFUSALS, rounding_noise
 from .program import Array, Program
 from .surrogates import has_surrogates, moving_along, smooth_instead
@@ -56,7 +56,7 @@ class Exact:
     Some loops, of the value and of both derivatives, may run on until another step changes nothing.
     """
 
-    def __init__(self, program: Program, runs_on: Callable[[Chain], bool] | None = None):
+    def __init__(self, program: Program, runs_on: RunsOn | None = None):
         # What is differentiated may be another program.
         self.program = self.differentiated = program
         self.sizes = [int(np.prod(aval.shape)) for aval in program.out_avals]
@@ -78,7 +78,7 @@ class Exact:
         made = lambda: self._staged(runs_on)
         self._run = kept("float64", self._jaxprs, made) if runs_on is None else made()
 
-    def _staged(self, runs_on: Callable[[Chain], bool] | None) -> Callable[..., Any]:
+    def _staged(self, runs_on: RunsOn | None) -> Callable[..., Any]:
         given: dict[str, Any] = {} if runs_on is None else {"runs_on": runs_on, "rule": one_by_one}
         value, forward, reverse = (_of_constants(jaxpr, **given) for jaxpr in self._jaxprs)
         own = _either(self._moving, given.get("rule"))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._compat import cached_property
-from .._programs import Chain, ids, is_in_library, line, union
+from .._programs import COMPARISONS, CUSTOM_VJPS, Chain, ids, is_custom_root, is_in_library, line, union
 from .agreement import AGREE, MISMATCH, ROUNDING, Reading
 from .draws import is_scored
 from .exact import Leaves
@@ -20,7 +20,6 @@ from .questions import Answer, Search
 from .rules import Rules
 from .stairs import Missing, explaining_stairs, from_afar, missing_slope
 from .stops import (
-    BY_HAND,
     explain_loops,
     explaining_factorization,
     explaining_stops,
@@ -30,6 +29,7 @@ from .stops import (
     is_of_partgrad,
     is_solver,
     mark_of,
+    promises_of,
     solvers_of,
     with_loops_running_on,
 )
@@ -42,6 +42,8 @@ SLIGHT = 1e-3
 _LEFT = 1e-2
 # The part of it that is left, at most, if what is little off comes nearer.
 _NEARER = 0.5
+# The part of a mismatch of solvers that is not little.
+_LITTLE = 0.1
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
@@ -148,8 +150,11 @@ class Excuses:
         solvers = solvers_of(self._program, case.leaf)
         if not solvers:
             return None
-        running_on = self._running_on(case.place, solvers)
-        is_explained = explain_loops(case.place, running_on, case.direction, case.slack, self._left_of(case))
+        # If much is off, some more turns need not restore every digit.
+        off, left = case.seen.reading.telling.relative, self._left_of(case)
+        left = max(left, _LITTLE * off) if off > _OF_SOLVERS else left
+        explains = lambda at: explain_loops(case.place, at, case.direction, case.slack, left)
+        is_explained = any(map(explains, self._variants(case.place, solvers)))
         return ("solver", (solvers[0],)) if is_explained else None
 
     @staticmethod
@@ -169,15 +174,18 @@ class Excuses:
         # What a solver leaves of a mismatch does not explain the rest of it.
         if stopped := self.stops(case, _NEARER * off.telling.relative):
             return stopped
-        # What a library iterates may have another limit, such as small steps in time, than that of more of them.
-        # Unless something else may be to blame that cannot be compared.
+        # The backward pass of a library may solve by itself, as one in time does, and has a limit of its own. Unless
+        # something else may be to blame that cannot be compared.
         inside = {id(solver[-1]) for solver in solvers}
         is_beside = lambda chain: not any(id(outer) in inside for outer in chain)
-        others = [chain for chain, _ in self._rules.incomparable_for(case.leaf)] + self._solves(case.leaf)
-        is_shown = is_of_library(solvers) and not any(map(is_beside, others))
+        others = [chain for chain, _ in self._rules.incomparable_for(case.leaf)]
+        others += [chain for chain in promises_of(self._program, case.leaf) if not is_in_library(chain)]
+        is_reverse = all(solver[-1].primitive.name in CUSTOM_VJPS for solver in solvers)
+        is_shown = is_of_library(solvers) and is_reverse and not any(map(is_beside, others))
         if not is_shown:
-            nearer = self._running_on(case.place, solvers).read(case.direction, slack=case.slack).telling
-            is_shown = nearer.status in (AGREE, ROUNDING) or nearer.relative <= _NEARER * off.telling.relative
+            readings = (at.read(case.direction, slack=case.slack) for at in self._variants(case.place, solvers))
+            is_near = lambda reading: reading.telling.relative <= _NEARER * off.telling.relative
+            is_shown = any(found.telling.status in (AGREE, ROUNDING) or is_near(found) for found in readings)
         return ("solver", (solvers[0],)) if is_shown else None
 
     def slight(self, case: _Case) -> Excuse:
@@ -185,16 +193,16 @@ class Excuses:
         is_slight = case.seen.reading.telling.relative <= SLIGHT
         return (self.stops(case) or self.approximate_rule(case)) if is_slight else None
 
-    def _solves(self, leaf: int) -> list[Chain]:
-        """The solves and transposes by hand that a leaf goes into."""
-        chains = (c for c in self._program.smooth.chains if c[-1].primitive.name in BY_HAND and not is_in_library(c))
-        return [chain for chain in chains if leaf in self._program.leaves_into(chain)]
+    def _variants(self, place: Point, solvers: list[Chain]) -> Iterator[Point]:
+        """The points of the program in which the loops of some solvers run on, and in their rules all loops."""
+        yield self._running_on(place, solvers)
+        yield self._running_on(place, solvers, all_in_rules=True)
 
-    def _running_on(self, place: Point, solvers: list[Chain]) -> Point:
+    def _running_on(self, place: Point, solvers: list[Chain], *, all_in_rules: bool = False) -> Point:
         """A point of the program in which the loops of some solvers run on; made once for all leaves."""
-        key = (id(place), *(ids(solver) for solver in solvers))
+        key = (id(place), all_in_rules, *(ids(solver) for solver in solvers))
         if key not in self._points:
-            self._points[key] = with_loops_running_on(place, solvers)
+            self._points[key] = with_loops_running_on(place, solvers, all_in_rules=all_in_rules)
         return self._points[key]
 
     def stops(self, case: _Case, left: float = 0.0) -> Excuse:
@@ -212,6 +220,14 @@ class Excuses:
             return "negligible", stops
         self._held[case.leaf] = stops
         return "stop", fewest_to_remove(case.place, stops, case.direction) if len(stops) > 1 else stops
+
+    def is_ruled(self, leaf: int, chain: Chain) -> bool:
+        """Whether a wrong rule of a leaf replaces the derivative of an operation, or a root that is found by it."""
+        # The steps of a search need not have the derivative of what they find.
+        if any(map(is_custom_root, chain[:-1])):
+            return chain[-1].primitive.name in COMPARISONS
+        wrong = {id(blame.chain[-1]) for blame in self._rules.to_blame_for(leaf)}
+        return any(id(outer) in wrong for outer in chain[:-1])
 
     def is_score(self, leaf: int, stops: tuple[Chain, ...]) -> bool:
         """Whether stops make an estimator by the score: partgrad's, or one by hand, of a draw whose probability counts.
@@ -251,6 +267,8 @@ class Excuses:
         for direction in (case.direction, turned) if signs.size > 1 else (case.direction,):
             missing = missing_slope(case.place, direction)
             chains = explaining_stairs(case.place, case.leaf, direction, missing) if missing else ()
+            if chains and self.is_ruled(case.leaf, chains[0]):
+                return None
             # Where nearby steps agree with the derivative, narrow ramps may do what steps do.
             if missing and chains and (not case.is_flat or _is_of_jumps(case.place, direction, missing)):
                 slope, lacks = float(missing.slopes[-1]), float(missing.lacks[-1])

@@ -186,7 +186,9 @@ def merged(findings: list[Finding], paths: Sequence[str]) -> list[Finding]:
             sorted((name, repr(value)) for name, value in finding.details.items() if name not in _OF_A_LEAF)
         )
         rule = finding.rule and (finding.rule.name, tuple(map(id, finding.rule.functions)))
-        helps = finding.fix and (finding.fix.replaces, finding.fix.by)
+        # What a function is by convention helps some leaves, and is nothing that differences tell of others.
+        fix = None if "by" in finding.details else finding.fix
+        helps = fix and (fix.replaces, fix.by)
         place = (finding.kind, finding.reason, finding.file, finding.line, finding.operation)
         groups.setdefault((*place, rule, helps, details, finding.intended, not finding.leaves), []).append(finding)
     found = []
@@ -194,7 +196,8 @@ def merged(findings: list[Finding], paths: Sequence[str]) -> list[Finding]:
         size = lambda f: f.figures.relative if f.figures else f.details.get("error", 0.0)
         shown = max(group, key=lambda f: (-SEVERITIES.index(f.severity), size(f)))
         leaves = {leaf for finding in group for leaf in finding.leaves}
-        found.append(dataclasses.replace(shown, leaves=tuple(path for path in paths if path in leaves)))
+        fix = shown.fix if all(finding.fix for finding in group) else None
+        found.append(dataclasses.replace(shown, leaves=tuple(path for path in paths if path in leaves), fix=fix))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 

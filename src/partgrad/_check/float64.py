@@ -4,8 +4,8 @@ Finite differences can only tell a wrong derivative from a right one if the func
 Python does not run again: it may not support float64, or may compute something else there.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,8 @@ from .._programs import (
 
 # Takes an equation, after those that it is inside, and its operands; returns other results, or None to compute its own.
 Rule = Callable[[Chain, Operands], Operands | None]
+# Takes a loop, or the first equation of the last turn of an unrolled one, after those that it is inside, and a turn.
+RunsOn = Callable[[Chain, Sequence[JaxprEqn]], bool]
 # How often the body of a loop that runs on runs at most.
 _MOST_STEPS = 300
 
@@ -63,7 +65,7 @@ UNSUPPORTED = (TypeError, ValueError, NotImplementedError, AssertionError, KeyEr
 def promoted(
     jaxpr: ClosedJaxpr,
     rule: Rule = lambda chain, operands: None,
-    runs_on: Callable[[Chain], bool] | None = None,
+    runs_on: RunsOn | None = None,
     x64: bool | None = None,
 ) -> Callable[..., Operands]:
     """A function that computes the outputs of a jaxpr in float64 and complex128, under `jax.enable_x64(True)`.
@@ -90,7 +92,7 @@ def exactly(equation: JaxprEqn, operands: Operands) -> Operands:
 class _Evaluation:
     """An evaluation of a jaxpr that was traced with or without 64 bits."""
 
-    def __init__(self, x64: bool, rule: Rule, runs_on: Callable[[Chain], bool] | None):
+    def __init__(self, x64: bool, rule: Rule, runs_on: RunsOn | None):
         self.x64, self.rule, self.runs_on = x64, rule, runs_on
         self._inside: Chain = ()
 
@@ -98,7 +100,8 @@ class _Evaluation:
         """The outputs of a jaxpr."""
         if self.runs_on is not None:
             for iteration in iterations(jaxpr):
-                if self.runs_on((*self._inside, jaxpr.eqns[iteration.start])):
+                turn = jaxpr.eqns[iteration.start : iteration.stop]
+                if self.runs_on((*self._inside, turn[0]), turn):
                     return self._run_on_unrolled(jaxpr, iteration, [*consts, *operands])
         return self._run_through(jaxpr, consts, operands)
 
@@ -128,10 +131,12 @@ class _Evaluation:
         if name == "custom_linear_solve":
             solve, given = solve_jaxpr(equation, operands)
             return self.run(*jaxpr_and_consts(solve), given)
+        parts = None if self.runs_on is None else _repeated(equation, operands)
+        if self.runs_on and parts and self.runs_on(self._inside, jaxpr_and_consts(parts.body)[0].eqns):
+            return self._run_on(equation, operands, parts)
         results = reenter(equation, operands, self.run)
         if results is not None:
-            runs_on = self.runs_on is not None and self.runs_on(self._inside)
-            return self._run_on(equation, operands, results) if runs_on else results
+            return results
         with jax.enable_x64(self.x64):
             inside = expanded(equation)
         if inside is not None:
@@ -141,31 +146,24 @@ class _Evaluation:
             return at_own_width(equation, operands)
         return self._at_double_width(equation, operands)
 
-    def _run_on(self, equation: JaxprEqn, operands: Operands, carry: Operands) -> Operands:
+    def _run_on(self, equation: JaxprEqn, operands: Operands, parts: "_Repeated") -> Operands:
         """The results of a loop whose body runs on as long as that changes something, to what is finite."""
-        name, freezing = equation.primitive.name, set[int]()
-        if name == "while":
-            parts = while_of(equation)
-            body, consts = parts.body, operands[parts.test_consts :][: parts.body_consts]
-            freezing = _freezing(parts)
-        elif name == "scan" and (scanned := scan_of(equation)).consts + scanned.carried == len(equation.invars):
-            body, consts = scanned.body, operands[: scanned.consts]
-            if scanned.carried < len(equation.outvars):
-                return carry
-        else:
-            return carry
-        is_float = [is_floating(variable.aval) for variable in equation.outvars]
-        thawed = lambda chain, given: given[2:] if id(chain[-1]) in freezing else self.rule(chain, given)
-        running = _Evaluation(self.x64, thawed, self.runs_on)
-        turn = lambda old: running.run(*jaxpr_and_consts(body), [*consts, *old])
-        return _until_it_stands(turn, carry, is_float)
+        thawed = lambda chain, given: given[2:] if id(chain[-1]) in parts.freezing else self.rule(chain, given)
+        # A loop inside is a part of a turn, and takes the turns that it takes.
+        first, next_ones = _Evaluation(self.x64, self.rule, None), _Evaluation(self.x64, thawed, None)
+        first._inside = next_ones._inside = self._inside
+        carry = reenter(equation, operands, first.run)
+        assert carry is not None, "a loop has a body"
+        turn = lambda old: next_ones.run(*jaxpr_and_consts(parts.body), [*parts.consts, *old])
+        return _until_it_stands(turn, carry, [is_floating(variable.aval) for variable in equation.outvars])
 
     def _run_on_unrolled(self, jaxpr: Jaxpr, iteration: Iteration, operands: Operands) -> Operands:
         """The outputs of a jaxpr in which Python unrolled an iteration, which runs on as well."""
-        parts = apart(jaxpr, iteration)
-        known = self._run_through(parts.before, [], operands)
+        parts, inside = apart(jaxpr, iteration), _Evaluation(self.x64, self.rule, None)
+        inside._inside = self._inside
+        known = inside.run(parts.before, [], operands)
         results, others = known[: len(parts.is_float)], known[len(parts.is_float) :]
-        turn = lambda old: self._run_through(parts.turn, [], [*parts.carried(old), *others])
+        turn = lambda old: inside.run(parts.turn, [], [*parts.carried(old), *others])
         results = _until_it_stands(turn, results, parts.is_float)
         return self.run(parts.after, [], [*results, *parts.carried(results), *others])
 
@@ -208,6 +206,26 @@ def _until_it_stands(turn: Callable[[Operands], Operands], start: Operands, is_f
     goes_on = lambda state: (state[0] < _MOST_STEPS) & state[2]
     begin = (jnp.zeros((), jnp.int32), [jnp.asarray(value) for value in start], jnp.ones((), bool))
     return list(lax.while_loop(goes_on, step, begin)[1])
+
+
+class _Repeated(NamedTuple):
+    """The body of a loop that only carries, its constants, and which of its selections let what has ended wait."""
+
+    body: Any
+    consts: Operands
+    freezing: set[int]
+
+
+def _repeated(equation: JaxprEqn, operands: Operands) -> _Repeated | None:
+    """What a loop repeats; None for another equation, and for a loop over arrays."""
+    if equation.primitive.name == "while":
+        loop = while_of(equation)
+        return _Repeated(loop.body, operands[loop.test_consts :][: loop.body_consts], _freezing(loop))
+    if equation.primitive.name != "scan":
+        return None
+    scan = scan_of(equation)
+    only_carries = scan.consts + scan.carried == len(equation.invars) and scan.carried == len(equation.outvars)
+    return _Repeated(scan.body, operands[: scan.consts], set()) if only_carries else None
 
 
 def _freezing(loop: Any) -> set[int]:

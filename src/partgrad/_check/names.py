@@ -25,10 +25,12 @@ from .._programs import (
     TRANSPARENT,
     Chain,
     holds_users_function,
+    is_custom_root,
     is_custom_rule,
     is_of_jax,
     is_users,
     jaxpr_and_consts,
+    line,
     place,
     placed,
     primal_jaxpr,
@@ -139,6 +141,8 @@ def _in_line(chain: Chain) -> str:
 
 def spoken(equation: JaxprEqn) -> str:
     """The name of a primitive as users know it, or that of a function with a custom rule."""
+    if is_custom_root(equation):
+        return "custom_root"
     if is_custom_rule(equation):
         return _of_rule(equation)
     return _SPOKEN.get(equation.primitive.name, equation.primitive.name)
@@ -247,6 +251,17 @@ def _module_of(file: str) -> str:
     names = [n for n, module in list(sys.modules.items()) if getattr(module, "__file__", None) == file]
     name = min(names, key=len) if names else file.rpartition("/")[2].removesuffix(".py")
     return name.replace("._src", "")
+
+
+def element_in(chain: Chain, flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Which element of the user's operation changes, if that has one for each outcome; else nothing."""
+    users = chain[placed(chain)[2]]
+    return element_of(flat, shape) if users.outvars and users.outvars[0].aval.shape == shape else ()
+
+
+def all_of(chains: tuple[Chain, ...]) -> dict[str, Any]:
+    """What a finding says of several operations that are its cause together: the lines of all, and the others."""
+    return {"lines": [where for where in dict.fromkeys(map(line, chains)) if where], "together": chains[1:]}
 
 
 def finding(kind: str, severity: str, reason: str, leaves: Sequence[str], chain: Chain = (), **more: Any) -> Finding:

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Var
 
 from .._compat import cached_property, silent_callbacks
-from .._programs import CHOOSING, TESTS, Chain, Dependence, Operands, Sources, bind, ids, is_floating, union
+from .._programs import CHOOSING, TESTS, Chain, Dependence, Operands, Sources, bind, ids, is_floating, line, union
 from .._surrogate import is_surrogate
 from .exact import Leaves
 from .float64 import promoted
@@ -148,6 +148,19 @@ def is_discrete(chain: Chain) -> bool:
     equation = chain[-1]
     name = equation.primitive.name
     return name in TESTS or name in _STEPS or name in _BY_INDEX or _is_cast(chain)
+
+
+def selection_by(program: Program, chain: Chain) -> Chain:
+    """The last selection that goes by a comparison, where it is on another line; else the comparison."""
+    asked, last = set(chain[-1].outvars), chain[-1]
+    for equation in program.siblings(chain):
+        goes_by = [isinstance(atom, Var) and atom in asked for atom in equation.invars]
+        if any(goes_by) and all(variable.aval.dtype == bool for variable in equation.outvars):
+            asked.update(equation.outvars)
+        elif any(goes_by[:1]):
+            last = equation
+    selection = (*chain[:-1], last)
+    return selection if line(selection) and line(selection) != line(chain) else chain
 
 
 def goes_by_steps(chain: Chain) -> bool:

@@ -177,6 +177,11 @@ def derivative_of(program: Program, leaf: int, point: Point) -> Derivative | Non
     if program.value_and_cotangent is not None:
         operands = [*program.leaves, *cotangents_of(point.weights, program.out_avals)]
         return program.value_and_cotangent, operands, lambda results: results[len(program.out_avals) + leaf]
+    return tangent_of(program, leaf, point)
+
+
+def tangent_of(program: Program, leaf: int, point: Point) -> Derivative | None:
+    """The derivative of a program along a leaf, by forward mode; None if there is none."""
     if program.tangent is None:
         return None
     operands = [*program.leaves, *tangents_of(program, point.along_leaf(leaf))]

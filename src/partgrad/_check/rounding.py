@@ -93,7 +93,7 @@ def _rounding(own: Own, leaf: int, answer: Answer, precision: Precision, search:
             if chain := next(decided, ()):
                 yield finding("precision", severity, "decides", path, chain, error=error, dtype=str(dtype))
             return
-        chain, of_value, _ = found
+        chain, of_value, *_ = found
         is_told = answer.row.name in ("kink", "jump") and bool(chain) and selects(chain)
         if is_told or (answer.row.name == "kink" and _is_between_sides(own, leaf, answer, search)):
             # Which side of it the point is on is a matter of rounding, and that it is there was said.

@@ -30,6 +30,7 @@ from .._programs import (
 from .names import element_of, rule_of, steps_of
 from .probe import Answer, probe
 from .program import Program
+from .repeated import Repeated
 
 # What differs; or what cannot be compared, because the derivative of the function is not finite.
 _VALUE, _DERIVATIVE, _UNKNOWN = 0, 1, 2
@@ -123,7 +124,8 @@ class Rules:
         met_before = {0, *map(first, program.smooth.chains)}
 
         def question(chain: Chain, operands: Operands, results: Operands) -> Any:
-            return None if first(chain) in met_before else self._question(chain, operands, results)
+            is_new = first(chain) not in met_before and self._is_compared(chain)
+            return self._asked(chain, operands) if is_new else None
 
         grouped: dict[tuple[int, ...], list[Answer]] = {}
         for answer in probe(derivative, [*program.leaves, *more], question)[1]:
@@ -157,27 +159,39 @@ class Rules:
         if not any(is_custom_rule(chain[-1]) for chain in self._program.smooth.chains):
             return []
         grouped: dict[tuple[Any, ...], list[Answer]] = {}
-        for answer in probe(self._program.jaxpr, self._program.leaves, self._question)[1]:
+        for answer in self._answers():
             grouped.setdefault((*map(id, answer.chain), answer.numbers[1]), []).append(answer)
         for (*_, kind), (first, *_) in grouped.items():
             if kind == _UNKNOWN:
                 self._incomparable[first.chain] = "whose own derivative is not finite there"
         return [_blame(answers) for (*_, kind), answers in grouped.items() if kind != _UNKNOWN]
 
-    def _question(self, chain: Chain, operands: Operands, results: Operands) -> Any:
+    def _answers(self) -> list[Answer]:
+        chains = [chain for chain in self._program.smooth.chains if self._is_compared(chain)]
+        repeated = Repeated(self._program, chains, self._asked)
+        rest = [chain for chain in chains if chain not in repeated]
+
+        def question(chain: Chain, operands: Operands, results: Operands) -> Any:
+            is_asked = self._is_compared(chain) and chain not in repeated
+            return self._asked(chain, operands) if is_asked else None
+
+        found = probe(self._program.jaxpr, self._program.leaves, question)[1] if rest else []
+        return [*found, *repeated.answers()]
+
+    def _is_compared(self, chain: Chain) -> bool:
+        if not is_custom_rule(chain[-1]) or _is_librarys_own(chain):
+            return False
+        # It depends on which tangents are zero, and those that flow nowhere may not be.
+        is_of_zeros = is_in_library(chain) and chain[-1].params.get("symbolic_zeros")
+        return not is_of_zeros or all(self._differentiated(chain))
+
+    def _asked(self, chain: Chain, operands: Operands) -> Any:
         """The element that is furthest off, of value or derivative, of which array, and whether the rule stops.
 
         Then for each operand whether the derivative by it is off.
         """
-        del results
-        if not is_custom_rule(chain[-1]) or _is_librarys_own(chain):
-            return None
-        differentiated = self._differentiated(chain)
-        if is_in_library(chain) and chain[-1].params.get("symbolic_zeros") and not all(differentiated):
-            # It depends on which tangents are zero, and those that flow nowhere may not be.
-            return None
         try:
-            return _differing(chain[-1], operands, differentiated)
+            return _differing(chain[-1], operands, self._differentiated(chain))
         except Exception as error:  # The rule is the user's code and may raise anything, which the finding says.
             told = str(error).strip().partition("\n")[0]
             self._incomparable[chain] = f"{type(error).__name__}: {textwrap.shorten(told, 80, placeholder=' ...')}"

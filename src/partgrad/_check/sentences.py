@@ -11,6 +11,8 @@ _KINK = "another point, unless any slope between the two will do"
 _ZERO = "the gradient is zero: "
 _DECLARED = "the derivative of {at} is that of {smooth}, as declared{declared}"
 _APART = "At this point the values of the two are up to {error:.3g} apart."
+# Beside what decides in a loop.
+OF_SEARCH = "; if it decides a search for a root, `jax.lax.custom_root` can differentiate what that solves"
 _DRAW = "the draw of `{operation}` depends on it, and its gradient is "
 
 # By kind and reason: what is said, and what is advised if no fix was found.
@@ -70,10 +72,19 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
         "are symmetric where that is promised.",
         "look at that solve",
     ),
+    ("mismatch", "root"): (
+        "{compared}; on its path is {at}, whose derivative is right only if it finds a root, and its `tangent_solve` "
+        "solves linear equations.",
+        "look at its `tangent_solve`",
+    ),
     ("mismatch", "transpose"): (
         "{compared}; on its path is {at}, whose gradient is right only if the second function that it was given is the "
         "transpose of the first.",
         "look at that function",
+    ),
+    ("mismatch", "solver"): (
+        "{compared}; on its path is {at}, whose derivative is made of that of the function that it solves.",
+        "look at the rules and the `stop_gradient`s in that function",
     ),
     ("mismatch", "untried stop"): (
         "{compared}; on its path is {at}, and what it takes away cannot be tried.",
@@ -107,8 +118,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("mismatch", "stairs"): (
         "{changes}part of that goes through {at}, by steps that have no derivative.",
-        "choose smoothly, or leave out the rounding; if it decides a search for a root, `jax.lax.custom_root` can "
-        "differentiate what that solves",
+        f"choose smoothly, or leave out the rounding{OF_SEARCH}",
     ),
     ("mismatch", "stop"): (
         "{changes}`stop_gradient` at {all_lines} stops part of it, and without that the two agree.",
@@ -208,7 +218,7 @@ SENTENCES: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("zero", "compared"): (
         "{zero}it is only compared, by {at}.",
-        "choose smoothly, for example with a sigmoid",
+        "choose smoothly, for example with a sigmoid{in_search}",
     ),
     ("zero", "rounded"): ("{zero}{at} rounds it to steps.", "leave the rounding out of what is differentiated"),
     ("zero", "cast"): ("{zero}{at} casts it to {dtype}.", "leave the cast out of what is differentiated"),

@@ -1,5 +1,7 @@
 """A surrogate in the place of a comparison or a rounding, tried."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,11 +15,14 @@ from .own import Own, is_finite, pulled, tried
 from .point import Point
 from .questions import Search
 from .remedies import fix_of, is_confirmed
+from .stairs import missing_slope
 
 # The reasons of zeros that a surrogate mends.
 MENDED = frozenset({"compared", "rounded", "cast", "integers"})
 # So many operations are tried: each takes the compilations of a small check.
 _MOST = 3
+# How far the derivative of a surrogate may be from the slope of the function from afar, relative to that.
+_LIKE = 0.05
 _COMPARED_BY = frozenset({">", ">=", "<", "<=", "greater", "greater_equal", "less", "less_equal"})
 _ROUNDED = frozenset({"floor", "ceil", "round", "rint", "around", "sign"})
 _REWRITTEN = {
@@ -57,7 +62,16 @@ class Smoothing:
         search = Search(point, np.random.default_rng(0), [leaf])
         search.look_around(1, False, lambda done, of: None)
         answer = search.answer(leaf)
-        return fix_of(*words, answer, beside) if is_confirmed(answer) and answer.row.name == "agrees" else None
+        if not is_confirmed(answer) or answer.row.name != "agrees" or answer.seen is None:
+            return None
+        fix = fix_of(*words, answer, beside)
+        missing = missing_slope(self._point, search.along(leaf, answer.seen))
+        if missing is None:
+            return fix
+        # Where the function itself has a slope from afar, a surrogate has to have that one, and not only its own.
+        slope = float(missing.slopes[-1])
+        is_like = abs(fix.derivative - slope) <= _LIKE * abs(slope)
+        return dataclasses.replace(fix, slope=slope) if is_like else None
 
     def _smoothed(self, chain: Chain) -> tuple[Point, Operands, tuple[str, ...]] | None:
         """The point of the program with a surrogate, its gradient, and what has to be rewritten beside it."""

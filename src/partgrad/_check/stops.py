@@ -7,7 +7,8 @@ element is not symmetric. And so does a solver that has not converged: if its lo
 two agree.
 """
 
-from collections.abc import Callable, Collection, Container, Sequence
+import itertools
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,9 +17,11 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from .._marks import EXPLICIT, mark_in
 from .._programs import (
+    CALLS,
     FIXED_DRAW,
     FOREIGN,
     HIGH,
+    LOOPS,
     OF_SURROGATE,
     Chain,
     Operands,
@@ -27,6 +30,7 @@ from .._programs import (
     expanded,
     ids,
     inner_jaxprs,
+    is_custom_root,
     is_custom_rule,
     is_floating,
     is_in_library,
@@ -46,11 +50,11 @@ from .program import Program
 # How many are tried one by one.
 _MOST_TRIED = 24
 # The primitive of lineax.
-OF_LINEAX = "linear_solve"
+_OF_LINEAX = "linear_solve"
 # What has a derivative that the user promises, and no function to compare it with.
-BY_HAND = {"custom_linear_solve": "solve", OF_LINEAX: "solve", "linear_call": "transpose"}
-_FACTORIZATIONS = frozenset({"cholesky", "eigh", OF_LINEAX})
-_LINEAR_SOLVES = frozenset({"custom_linear_solve", OF_LINEAX})
+_BY_HAND = {"custom_linear_solve": "solve", _OF_LINEAX: "solve", "linear_call": "transpose"}
+_FACTORIZATIONS = frozenset({"cholesky", "eigh", _OF_LINEAX})
+_LINEAR_SOLVES = frozenset({"custom_linear_solve", _OF_LINEAX})
 # How far symmetric parts may move the value of a matrix that is symmetric up to rounding, relative to it.
 _SYMMETRIC = 1e-6
 # How nearly the derivative without a stop has to be the slope, relative to it and in units of its error.
@@ -153,15 +157,54 @@ def explaining_factorization(point: Point, leaf: int, direction: Leaves, slack: 
     return first if is_symmetric and agrees(other, direction, slack) else None
 
 
-def with_loops_running_on(point: Point, solvers: list[Chain]) -> Point:
-    """The point of the program in which the loops of some solvers run on until they stand."""
+def with_loops_running_on(point: Point, solvers: list[Chain], *, all_in_rules: bool) -> Point:
+    """The point of the program in which the loops of some solvers run on until they stand.
+
+    In the rule of a solver, what solves its equations runs on, and with `all_in_rules` any loop: one over a few equal
+    parts of a turn is none that has a limit.
+    """
     program = point.exact.differentiated
     if program is not point.exact.program:
         # It has its own equations.
         solvers = list(filter(is_solver, program.smooth.chains))
     inside = {id(solver[-1]) for solver in solvers}
-    runs_on = lambda chain: any(id(outer) in inside for outer in program.origin(chain))
+    turns = set[Hashable]().union(*(_turns_in(body) for solver in solvers for body in _bodies(solver[-1])))
+
+    def runs_on(chain: Chain, turn: Sequence[JaxprEqn]) -> bool:
+        if not any(id(outer) in inside for outer in program.origin(chain)):
+            return False
+        return all_in_rules or is_until(chain[-1]) or _kind(turn) in turns
+
     return point.of(Exact(program, runs_on))
+
+
+def _bodies(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """The jaxprs of an equation, or of what it shows if it shows only its rules."""
+    shown = expanded(equation) if equation.primitive.name in HIGH else None
+    return inner_jaxprs(equation) if shown is None else iter([jaxpr_and_consts(shown)[0]])
+
+
+def _turns_in(jaxpr: Jaxpr) -> set[Hashable]:
+    """The turns of the loops in a jaxpr that are inside no other, also of those that Python unrolled."""
+    turns: set[Hashable] = {_kind(jaxpr.eqns[one.start : one.stop]) for one in iterations(jaxpr)}
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in LOOPS:
+            turns |= {_kind(body.eqns) for body in inner_jaxprs(equation)}
+        else:
+            turns = turns.union(*map(_turns_in, _bodies(equation)))
+    return turns
+
+
+def _kind(turn: Sequence[JaxprEqn]) -> tuple[Hashable, ...]:
+    """What a turn consists of, whether or not calls are opened in it."""
+    parts = list[Hashable]()
+    for equation in turn:
+        if equation.primitive.name in CALLS:
+            parts += itertools.chain(*(_kind(body.eqns) for body in inner_jaxprs(equation)))
+        else:
+            made = tuple((variable.aval.shape, variable.aval.dtype) for variable in equation.outvars)
+            parts.append((equation.primitive.name, made))
+    return tuple(parts)
 
 
 def explain_loops(point: Point, running_on: Point, direction: Leaves, slack: float, left: float) -> bool:
@@ -208,6 +251,19 @@ def _is_unrolled(jaxpr: Jaxpr) -> bool:
     return bool(iterations(jaxpr)) or any(_is_unrolled(inner) for e in jaxpr.eqns for inner in inner_jaxprs(e))
 
 
+def promised(equation: JaxprEqn) -> str:
+    """What the user promises of an equation whose derivative relies on it, as a reason; empty for any other."""
+    return "root" if is_custom_root(equation) else _BY_HAND.get(equation.primitive.name, "")
+
+
+def promises_of(program: Program, leaf: int) -> list[Chain]:
+    """The solves, roots and transposes on the path of a leaf that the user wrote, then those that are a library's."""
+    chains = (c for c in program.smooth.chains if promised(c[-1]))
+    is_users = lambda c: c[-1].primitive.name == _OF_LINEAX or not is_in_library(c)
+    found = [c for c in chains if is_users(c) and leaf in program.leaves_into(c)]
+    return sorted(found, key=lambda chain: chain[-1].primitive.name == _OF_LINEAX)
+
+
 def is_linear_solve(equation: JaxprEqn) -> bool:
     """Whether an equation solves linear equations, by JAX or by lineax."""
     return equation.primitive.name in _LINEAR_SOLVES
@@ -215,7 +271,7 @@ def is_linear_solve(equation: JaxprEqn) -> bool:
 
 def _is_foreign_solve(equation: JaxprEqn) -> bool:
     """Whether an equation is of a solver that has a primitive of its own, such as one of lineax, and iterates."""
-    if equation.primitive.name != OF_LINEAX:
+    if equation.primitive.name != _OF_LINEAX:
         return False
     inside = expanded(equation)
     return inside is not None and any_equation(jaxpr_and_consts(inside)[0], is_until)

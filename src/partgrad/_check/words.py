@@ -5,7 +5,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .sentences import SENTENCES
+from .._programs import LOOPS
+from .sentences import OF_SEARCH, SENTENCES
 
 # Those of `finding.py`, which asks for its sentences here.
 Finding: TypeAlias = Any
@@ -303,5 +304,6 @@ _PARTS: dict[str, Callable[[Finding], str]] = {
     ),
     "unexplained": _unexplained,
     "where_digits_cancel": _where_digits_cancel,
+    "in_search": lambda finding: OF_SEARCH if any(e.primitive.name in LOOPS for e in finding.chain) else "",
     "outside_jax": lambda finding: f" It leaves JAX in {_at(finding)}." if finding.where else "",
 }

@@ -18,6 +18,7 @@ from .._programs import (
     differentiably,
     feeding,
     ids,
+    is_custom_root,
     is_custom_rule,
     is_floating,
     is_in_library,
@@ -112,7 +113,8 @@ def blockers_in_rules(
     """What the user's code blocks in a function passed to a library, whose own rule differentiates it."""
     jaxpr = program.jaxpr.jaxpr
     flow = differentiably(jaxpr, [1 << number for number in range(len(jaxpr.invars))], into_rules=True)
-    is_ruled = lambda chain: any(is_custom_rule(outer) for outer in chain[:-1]) and not is_in_library(chain)
+    is_rule = lambda equation: is_custom_rule(equation) or is_custom_root(equation)
+    is_ruled = lambda chain: any(map(is_rule, chain[:-1])) and not is_in_library(chain)
     return blockers(program, leaf, flow, lambda chain: is_ruled(chain) and wanted(chain))
 
 

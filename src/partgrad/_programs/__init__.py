@@ -105,6 +105,7 @@ from .jaxprs import (
 from .lines import (
     has_rule_outside_jax as has_rule_outside_jax,
     holds_users_function as holds_users_function,
+    is_custom_root as is_custom_root,
     is_in_library as is_in_library,
     is_of_jax as is_of_jax,
     is_of_jax_random as is_of_jax_random,

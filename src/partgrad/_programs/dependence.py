@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from .._compat import is_root_primitive
 from .elementwise import moved, union_of
 from .equations import (
     Chain,
@@ -182,6 +183,9 @@ class Dependence:
         name = equation.primitive.name
         if name in _ENTERED or (self._into_rules and is_custom_rule(equation)):
             return list(inner_jaxprs(equation))
+        if is_root_primitive(equation) and not self._into_rules:
+            # Its derivative is not that of the search.
+            return []
         if name in HIGH and id(equation) not in self._expanded:
             body = _expansions.get(id(equation))
             if body is None and (closed := expanded(equation)) is not None:

@@ -17,11 +17,13 @@ import jax
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
-from .._compat import codes_of
+from .._compat import codes_of, is_root_primitive
 from ..errors import PartgradError
 from .equations import (
     Chain,
+    custom_rule_body,
     inner_jaxprs,
+    jaxpr_and_consts,
     name_of,
     rule_file,
     written,
@@ -152,6 +154,12 @@ def is_in_library(chain: Chain) -> bool:
 def is_of_jax_random(call: JaxprEqn) -> bool:
     """Whether an equation is a call of a function of `jax.random`."""
     return any(file.startswith(_RANDOM) for file, _ in _sites(call))
+
+
+def is_custom_root(equation: JaxprEqn) -> bool:
+    """Whether an equation is a call of `jax.lax.custom_root`, which is a `custom_jvp` before JAX 0.12."""
+    name, file = written(jaxpr_and_consts(custom_rule_body(equation))[0])
+    return is_root_primitive(equation) or (name == "_custom_root" and is_of_jax(file))
 
 
 def sampler_of(equation: JaxprEqn) -> str | None:

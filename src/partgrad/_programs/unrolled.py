@@ -3,15 +3,17 @@
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from jax.extend.core import Jaxpr, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from .equations import Operands, is_floating
+from .equations import Operands, inner_jaxprs, is_floating
 from .jaxprs import cut
+from .primitives import CALLS, CUSTOM_RULES, FOREIGN
 from .same import operation_of
 
 # So many turns show an iteration, and not a formula in which something stands twice.
 _TURNS = 3
 _MOST_EQUATIONS = 200
+_MADE_ANEW = CALLS | CUSTOM_RULES | FOREIGN | {"debug_callback", "debug_print"}
 
 
 class Iteration(NamedTuple):
@@ -54,13 +56,14 @@ def iterations(jaxpr: Jaxpr) -> list[Iteration]:
     """The iterations that are unrolled in a jaxpr, not in one inside it, from the first to the last."""
     kinds, found, stop = _kinds(jaxpr), list[Iteration](), len(jaxpr.eqns)
     while stop >= _TURNS:
-        lengths = range(1, min(stop // _TURNS, _MOST_EQUATIONS) + 1)
-        iteration = next((one for length in lengths if (one := _last_turn(jaxpr, kinds, stop, length))), None)
-        if iteration is None:
+        # The longest first: a turn may have parts that are repeated inside it.
+        lengths = range(min(stop // _TURNS, _MOST_EQUATIONS), 0, -1)
+        longest = next((one for length in lengths if (one := _last_turn(jaxpr, kinds, stop, length))), None)
+        if longest is None:
             stop -= 1
             continue
-        found.append(iteration)
-        stop, length = iteration.start, stop - iteration.start
+        found.append(_shortest(jaxpr, kinds, longest))
+        stop, length = longest.start, stop - longest.start
         while kinds[max(stop - length, 0) : stop] == kinds[stop : stop + length]:
             stop -= length
     return found[::-1]
@@ -90,10 +93,29 @@ def _kinds(jaxpr: Jaxpr) -> list[Hashable]:
     numbers: dict[Hashable, int] = {}
     kinds = list[Hashable]()
     for equation in jaxpr.eqns:
-        operation = operation_of(equation, exact=False) or id(equation)
-        key = operation, *(variable.aval for variable in equation.outvars)
+        key = _operation(equation), *(variable.aval for variable in equation.outvars)
         kinds.append(numbers.setdefault(key, len(numbers)))
     return kinds
+
+
+def _operation(equation: JaxprEqn) -> Hashable:
+    """What equals that of another equation that computes the same, though its rule or callback may be made anew."""
+    if equation.primitive.name in _MADE_ANEW:
+        literals = [str(atom.val) for atom in equation.invars if isinstance(atom, Literal)]
+        inside = (_operation(inner) for body in inner_jaxprs(equation) for inner in body.eqns)
+        return equation.primitive.name, *literals, *inside
+    return operation_of(equation, exact=False) or id(equation)
+
+
+def _shortest(jaxpr: Jaxpr, kinds: list[Hashable], several: Iteration) -> Iteration:
+    """The turn of which an iteration may have several in what was found."""
+    start, stop, _ = several
+    of_all = kinds[stop - _TURNS * (stop - start) : stop]
+    for length in range(1, stop - start):
+        is_whole = (stop - start) % length == 0 and of_all[length:] == of_all[:-length]
+        if is_whole and (one := _last_turn(jaxpr, kinds, stop, length)):
+            return one
+    return several
 
 
 def _last_turn(jaxpr: Jaxpr, kinds: list[Hashable], stop: int, length: int) -> Iteration | None:

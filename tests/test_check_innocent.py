@@ -1,0 +1,145 @@
+"""What is beside a cause is not blamed for it: the line that has to change is named, once, with advice that works."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import partgrad as pg
+
+F = np.float32
+
+
+def line_of(function, text):
+    """The number of the line of a function that contains a text."""
+    lines, start = inspect.getsourcelines(function)
+    (found,) = [number for number, line in enumerate(lines, start) if text in line]
+    return found
+
+
+def bisection(g, low, high):
+    def halve(_, ends):
+        middle = ends.mean()
+        return jnp.where(g(middle) > 0, jnp.stack([ends[0], middle]), jnp.stack([middle, ends[1]]))
+
+    return lax.fori_loop(0, 60, halve, jnp.stack([low, high])).mean()
+
+
+def equilibrium(tangent_solve):
+    def extent(p):
+        g = lambda x: x**2 / (p["c"] - x) - p["k"]
+        solve = lambda g, x: bisection(g, 0.0 * x, 0.999 * p["c"])
+        return lax.custom_root(g, 0.5 * p["c"], solve, tangent_solve)
+
+    return lambda p: (extent(p) - 0.3) ** 2, {"c": F(1.5), "k": F(0.4)}
+
+
+def test_a_wrong_tangent_solve_is_named_and_not_the_search():
+    loss, at = equilibrium(lambda g, y: y)
+    report = pg.check(loss, progress=False)(at)
+    (finding,) = report.findings
+    assert (finding.severity, finding.reason, finding.leaves) == ("error", "root", ("['c']", "['k']")), str(report)
+    assert finding.operation == "custom_root"
+    assert finding.line == line_of(equilibrium, "lax.custom_root(")
+
+
+def test_a_right_tangent_solve_is_clean():
+    loss, at = equilibrium(lambda g, y: y / g(jnp.ones_like(y)))
+    assert not pg.check(loss, progress=False)(at).findings
+
+
+def second_difference(p):
+    h = 1e-4
+    potential = lambda x: p["depth"] * (1 - jnp.exp(-p["a"] * (x - 1.5))) ** 2
+    up, middle, down = potential(1.7 + h), potential(1.7), potential(1.7 - h)
+    return (up - 2 * middle + down) / h**2
+
+
+def heat_capacity(p):
+    levels = p["gap"] * jnp.arange(4.0) + p["offset"]
+    energy = lambda t: jnp.sum(levels * jax.nn.softmax(-levels / t))
+    below, above = energy(299.9999), energy(300.0001)
+    rise = above - below
+    return rise / 2e-4
+
+
+@pytest.mark.parametrize(
+    ("function", "at", "text"),
+    [
+        (second_difference, {"depth": F(4.7), "a": F(1.9)}, "up - 2 * middle"),
+        (heat_capacity, {"gap": F(150.0), "offset": F(20.0)}, "rise = above - below"),
+    ],
+)
+def test_digits_cancel_where_the_uses_of_a_number_meet(function, at, text):
+    report = pg.check(function, progress=False)(at)
+    found = {(f.kind, f.reason, f.line) for f in report.findings if f.severity != "info"}
+    assert found == {("precision", "cancels", line_of(function, text))}, str(report)
+
+
+def test_a_convention_for_some_leaves_of_one_line_is_one_finding():
+    u = np.array([0.0, 0.5, 0.25], F)
+
+    def misfit(sky):
+        waves = 2 * jnp.pi * u[:, None] * sky["position"]
+        real, imaginary = (jnp.sum(sky["flux"] * part(waves), -1) for part in (jnp.cos, jnp.sin))
+        return jnp.sum((jnp.arctan2(imaginary, real) - 0.2) ** 2)
+
+    at = {"flux": np.array([1.0, -1.0], F), "position": np.array([0.3, 0.9], F)}
+    (finding,) = pg.check(misfit, progress=False)(at).findings
+    assert (finding.kind, finding.leaves, finding.fix) == ("nan", ("['flux']", "['position']"), None)
+    assert "differences cannot tell" in finding.message
+
+
+def mean_temperature_difference(p):
+    same = p["hot"] == p["cold"]
+    ratio = jnp.where(same, 1.0, p["hot"]) / jnp.where(same, 2.0, p["cold"])
+    return p["area"] * jnp.where(same, p["hot"], (p["hot"] - p["cold"]) / jnp.log(ratio))
+
+
+def test_a_removable_singularity_is_at_the_branch_that_is_taken():
+    report = pg.check(mean_temperature_difference, progress=False)({"area": 2.0, "cold": 15.0, "hot": 15.0})
+    (finding,) = report.findings
+    assert (finding.reason, finding.operation) == ("removable", "where")
+    assert finding.line == line_of(mean_temperature_difference, 'p["area"] * jnp.where(')
+
+
+def searched(price):
+    def halve(_, ends):
+        low, high = ends
+        middle = 0.5 * (low + high)
+        above = middle**3 > price
+        return jnp.where(above, low, middle), jnp.where(above, middle, high)
+
+    low, high = lax.fori_loop(0, 40, halve, (F(0.0), F(200.0)))
+    return 0.5 * (low + high)
+
+
+@pytest.mark.parametrize("price", [0.01, 2000.0])
+def test_no_surrogate_is_a_fix_for_a_search_whose_slope_it_does_not_have(price):
+    (finding,) = pg.check(searched, progress=False)(F(price)).findings
+    assert (finding.kind, finding.fix) == ("zero", None)
+    assert "custom_root" in finding.suggestion
+
+
+def test_a_stop_in_the_function_of_a_wrong_rule_is_not_beside_it():
+    def step(z, w):
+        return jnp.tanh(w * z + 0.3)
+
+    def iterated(w):
+        return lax.fori_loop(0, 60, lambda _, z: step(z, w), F(0.0))
+
+    @jax.custom_vjp
+    def fixed_point(w):
+        return step(lax.stop_gradient(iterated(w)), w)
+
+    def backward(saved, g):
+        w, z = saved
+        by_z, by_w = jax.grad(step, argnums=(0, 1))(z, w)
+        return (1.1 * g * by_w / (1 - by_z),)
+
+    fixed_point.defvjp(lambda w: ((z := fixed_point(w)), (w, z)), backward)
+    (finding,) = pg.check(lambda w: fixed_point(w) ** 2, progress=False)(F(0.6)).findings
+    assert (finding.severity, finding.reason) == ("error", "rule")
