@@ -42,8 +42,8 @@ SLIGHT = 1e-3
 _LEFT = 1e-2
 # The part of it that is left, at most, if what is little off comes nearer.
 _NEARER = 0.5
-# The part of a mismatch of solvers that is not little.
-_LITTLE = 0.1
+# How much may be left of what is off by more than `_OF_SOLVERS`, after more turns that are still too few.
+_LITTLE = 5e-3
 # How far off a rule may be that is exact in the limit of an iteration, and such a rule of a library.
 _OF_SOLVERS = 3e-2
 _OF_LIBRARIES = 0.2
@@ -152,7 +152,7 @@ class Excuses:
             return None
         # If much is off, some more turns need not restore every digit.
         off, left = case.seen.reading.telling.relative, self._left_of(case)
-        left = max(left, _LITTLE * off) if off > _OF_SOLVERS else left
+        left = _LITTLE if off > _OF_SOLVERS else left
         explains = lambda at: explain_loops(case.place, at, case.direction, case.slack, left)
         is_explained = any(map(explains, self._variants(case.place, solvers)))
         return ("solver", (solvers[0],)) if is_explained else None

@@ -6,7 +6,7 @@ order of the same operations may change.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -30,11 +30,14 @@ from .._programs import (
     quick_jit,
     reclosing,
     run,
+    size_of,
 )
 from .float64 import UNSUPPORTED, widened, without_callbacks
 from .twice import here
 
 SAMPLES = 8
+# To compile many operations with errors takes as long as to run them this often, for all seeds at once, or longer.
+_LARGE, _MOST_UNCOMPILED = 150, 10
 _HALF_OF_BITS = np.uint32(2**31)
 # What is raised by an operation that cannot run on its own.
 REFUSALS = (*UNSUPPORTED, jax.errors.JaxRuntimeError)
@@ -69,9 +72,27 @@ def rounding_noise(
         still: Other operands: only what changes from these rounds differently. None if everything does.
     """
     body, consts = jaxpr_and_consts(jaxpr)
-    compiled = kept("noise", [jaxpr], lambda: quick_jit(_with_errors(body)))
-    with_seed = lambda seed: _wide(compiled(consts, list(operands), still, np.uint32(seed)))
-    return _spread(with_seed(0), (with_seed(seed) for seed in range(1, samples + 1)))
+    program = kept("noise", [jaxpr], lambda: _Disturbed(body))
+    exact, *runs = map(_wide, program.runs(consts, list(operands), still, samples))
+    return _spread(exact, runs)
+
+
+class _Disturbed:
+    """A program whose operations round differently for each seed. A large one is compiled only if it runs often."""
+
+    def __init__(self, body: Jaxpr):
+        self._with_errors = _with_errors(body)
+        self._compiled = quick_jit(self._with_errors)
+        self._left = _MOST_UNCOMPILED if size_of(body)[0] > _LARGE else 0
+
+    def runs(self, consts: Operands, operands: Operands, still: Operands | None, samples: int) -> Iterator[Operands]:
+        """The outputs without errors, and those of some seeds."""
+        seeds = np.arange(samples + 1, dtype=np.uint32)
+        if self._left:
+            self._left -= 1
+            found = jax.vmap(lambda seed: self._with_errors(consts, operands, still, seed))(seeds)
+            return ([value[seed] for value in found] for seed in seeds)
+        return (self._compiled(consts, operands, still, seed) for seed in seeds)
 
 
 def _with_errors(body: Jaxpr) -> Callable[..., Operands]:
