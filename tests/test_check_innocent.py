@@ -143,3 +143,91 @@ def test_a_stop_in_the_function_of_a_wrong_rule_is_not_beside_it():
     fixed_point.defvjp(lambda w: ((z := fixed_point(w)), (w, z)), backward)
     (finding,) = pg.check(lambda w: fixed_point(w) ** 2, progress=False)(F(0.6)).findings
     assert (finding.severity, finding.reason) == ("error", "rule")
+
+
+def saturation(p):
+    ratio = p["a"] / p["b"]
+    part = ratio / (1 + ratio)
+    return jnp.where(p["b"] > 0, part, 0.0) * p["a"]
+
+
+def test_the_infinity_that_a_quotient_is_made_of_is_named():
+    found = pg.check(saturation, progress=False)({"a": F(0.7), "b": F(0.0)}).findings
+    assert {(finding.kind, finding.line) for finding in found} == {("nan", line_of(saturation, 'p["a"] / p["b"]'))}
+
+
+def test_a_quotient_that_is_infinite_itself_is_named():
+    function = lambda p: jnp.where(p["b"] > 0, p["a"] / p["b"], 0.0) + 0 * jnp.log(p["a"] - p["a"] + 1)
+    found = pg.check(function, progress=False)({"a": F(0.7), "b": F(0.0)}).findings
+    assert {(finding.kind, finding.reason, finding.operation) for finding in found} == {("nan", "not taken", "/")}
+
+
+def load(turns, factor=1.0):
+    """The root of a cubic by bisection, with a right rule if the factor is 1."""
+
+    def found(p):
+        g = lambda d: p["stiffness"] * d + d**3 - p["load"]
+        search = lambda g, d: bisection_of(g, turns)
+        return lax.custom_root(g, jnp.float32(0.7), search, lambda g, y: factor * y / g(1.0)) ** 2
+
+    return found, {"load": F(1.6), "stiffness": F(2.5)}
+
+
+def bisection_of(g, turns):
+    def halve(_, ends):
+        low, high = ends
+        middle = 0.5 * (low + high)
+        above = g(middle) > 0
+        return jnp.where(above, low, middle), jnp.where(above, middle, high)
+
+    return sum(lax.fori_loop(0, turns, halve, (F(0.0), F(4.0)))) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("turns", "factor", "verdict"),
+    [
+        (12, 1.0, "inconclusive"),
+        (16, 1.0, "ok"),
+        (20, 1.0, "ok"),
+        (40, 1.0, "ok"),
+        (20, 1.3, "error"),
+        (40, 1.3, "error"),
+    ],
+)
+def test_what_a_bisection_finds_has_its_slope_from_afar(turns, factor, verdict):
+    """Between two neighbours of its grid it is flat, and the rule for its limit is right to as many digits as it is."""
+    function, at = load(turns, factor)
+    report = pg.check(function, progress=False)(at)
+    assert report.verdict == verdict, str(report)
+
+
+SAMPLES = np.random.default_rng(7).normal(size=300).astype(F)
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.7, 1.0])
+def test_counts_that_many_samples_change_are_stopped(scale):
+    def misfit(p):
+        counts, _ = jnp.histogram(SAMPLES * jnp.exp(p["scale"]), bins=12, range=(-3.0, 3.0))
+        return jnp.mean((counts - 25.0) ** 2)
+
+    report = pg.check(misfit, progress=False)({"scale": F(scale)})
+    (finding,) = report.findings
+    assert (report.verdict, finding.kind, finding.reason) == ("stopped", "zero", "compared"), str(report)
+    assert "custom_root" not in finding.suggestion
+
+
+def test_a_few_steps_are_no_slope():
+    report = pg.check(lambda p: jnp.floor(3 * p["x"]) * 2.0, progress=False)({"x": F(1.7)})
+    assert report.verdict == "ok", str(report)
+
+
+def test_what_a_histogram_leaves_out_is_no_index_out_of_bounds():
+    data = 1.5 * SAMPLES
+
+    def misfit(p):
+        weights = jnp.exp(p["a"] * jnp.tanh(data))
+        counts, _ = jnp.histogram(data, bins=12, range=(-3.0, 3.0), weights=weights)
+        return jnp.mean((counts - 20.0) ** 2)
+
+    assert not pg.check(misfit, progress=False)({"a": F(0.3)}).findings

@@ -18,7 +18,7 @@ from .pivots import Pivots
 from .point import Point
 from .questions import Answer, Search
 from .rules import Rules
-from .stairs import Missing, explaining_stairs, from_afar, missing_slope
+from .stairs import Missing, explaining_stairs, from_afar, missing_slope, steady_slope
 from .stops import (
     explain_loops,
     explaining_factorization,
@@ -33,8 +33,9 @@ from .stops import (
     solvers_of,
     with_loops_running_on,
 )
-from .straight import followed, roundings, taken_straight, through_roundings
+from .straight import by_many_steps, followed, roundings, taken_straight, through_roundings
 from .verdict import OK, row_of
+from .zeros import blockers, is_told_with_draws
 
 # The relative mismatch that a stop of a library may leave without consequences, and an iteration that has converged.
 SLIGHT = 1e-3
@@ -274,7 +275,31 @@ class Excuses:
                 slope, lacks = float(missing.slopes[-1]), float(missing.lacks[-1])
                 self._afar[case.leaf] = from_afar(case.seen.reading, slope, slope - lacks, missing.steps)
                 return "stairs", chains
-        return self._straight_through(case) if case.is_flat else None
+        return (self._straight_through(case) or self._by_many_steps(case)) if case.is_flat else None
+
+    def _by_many_steps(self, case: _Case) -> Excuse:
+        """The leaf goes into comparisons and roundings alone, and the value moves by many steps."""
+        program = self._program
+        if union(program.smooth.outputs) >> case.leaf & 1:
+            return None
+        wanted = lambda chain: goes_by_steps(chain) and not is_told_with_draws(program, chain)
+        chains = blockers(program, case.leaf, wanted=wanted)
+        found = by_many_steps(case.place, case.direction) if chains else None
+        if found is None:
+            return None
+        self._afar[case.leaf] = from_afar(case.seen.reading, *found)
+        return "stairs", tuple(chains[:1])
+
+    def from_afar_if_flat(self, leaf: int, answer: Answer) -> Answer:
+        """The answer for what is flat at the point, as what a bisection finds, with the slope that it has from afar."""
+        if answer.seen is None or answer.seen.reading.right or answer.seen.reading.left:
+            return answer
+        case, reading = self._case(leaf, answer), answer.seen.reading
+        if (found := steady_slope(case.place, case.direction)) is None:
+            return answer
+        return answer._replace(
+            seen=answer.seen._replace(reading=from_afar(reading, found[0], reading.telling.got, found[1]))
+        )
 
     def _straight_through(self, case: _Case) -> Excuse:
         """The value follows roundings, as its derivative does if they are taken straight through."""

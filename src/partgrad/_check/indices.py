@@ -25,7 +25,7 @@ from .._programs import (
     written_window,
 )
 from .finding import Finding
-from .names import finding, steps_of
+from .names import finding, operation_of, steps_of
 from .own import Own, tried
 from .probe import Answer
 from .program import Program
@@ -57,7 +57,7 @@ def indices(own: Own) -> Iterator[Finding]:
             continue
         rest = [program.paths[leaf] for leaf in leaves]
         # Libraries may read beyond the end and discard what they read.
-        if is_in_library(chain) and not _is_used(own, chain):
+        if operation_of(chain) in _DROPPING or (is_in_library(chain) and not _is_used(own, chain)):
             continue
         severity = "info" if is_in_library(chain) else "warning"
         if rest:
@@ -192,6 +192,10 @@ def _may_disagree(equation: JaxprEqn) -> bool:
         # It clips these when they write, but not when their derivative looks up the winner.
         return equation.params["mode"] != GatherScatterMode.FILL_OR_DROP
     return equation.params.get("mode") not in (None, *_DELIBERATE)
+
+
+# What these functions leave out, they write beyond the end.
+_DROPPING = frozenset({"histogram", "histogram2d", "histogramdd"})
 
 
 def _counts(equation: JaxprEqn) -> bool:

@@ -279,7 +279,8 @@ class _NotFinite:
         """Whether a value of the function that is not finite makes a derivative NaN, and not the operation itself."""
         _, is_nan, of_value = birth.numbers
         origin = self._program.origin(birth.chain) if of_value else ()
-        return bool(origin and (of_value == 1 or (is_nan and _is_product(origin))))
+        is_made_there = not (_is_product(origin) or (origin and origin[-1].primitive.name == "div"))
+        return bool(origin and (of_value == 1 or (is_nan and not is_made_there)))
 
     def _origins(self, birth: Answer) -> list[Chain]:
         """The operation whose derivative is not finite; or those that made a NaN among the values that it needs."""

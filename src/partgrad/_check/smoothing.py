@@ -65,10 +65,11 @@ class Smoothing:
         if not is_confirmed(answer) or answer.row.name != "agrees" or answer.seen is None:
             return None
         fix = fix_of(*words, answer, beside)
-        missing = missing_slope(self._point, search.along(leaf, answer.seen))
+        # What is rounded has the slope of what it rounds; a comparison, that of a width that nobody knows.
+        is_compared = found.reason == "compared"
+        missing = missing_slope(self._point, search.along(leaf, answer.seen)) if is_compared else None
         if missing is None:
             return fix
-        # Where the function itself has a slope from afar, a surrogate has to have that one, and not only its own.
         slope = float(missing.slopes[-1])
         is_like = abs(fix.derivative - slope) <= _LIKE * abs(slope)
         return dataclasses.replace(fix, slope=slope) if is_like else None

@@ -64,6 +64,17 @@ def missing_slope(point: Point, direction: Leaves) -> Missing | None:
     return None
 
 
+def steady_slope(point: Point, direction: Leaves) -> tuple[float, tuple[float, ...]] | None:
+    """The slope of a function that is flat between small steps, over larger ones; None if it is not steady."""
+    slopes = _over(_AFAR, point, direction)[0].sum(axis=1)
+    windows = [slice(first, first + _TOGETHER) for first in range(len(_AFAR) - _TOGETHER + 1)]
+    best = min(windows, key=lambda window: _unsteadiness(slopes[window]))
+    if not _unsteadiness(slopes[best]) <= _STEADY:
+        return None
+    # Steps of the function count more in small ones, and its curvature in large ones.
+    return float(slopes[best][1]), _AFAR[best]
+
+
 def from_afar(reading: Reading, slope: float, derivative: float, steps: tuple[float, ...]) -> Reading:
     """The reading with the slope that the function has from afar."""
     off = Agreement(MISMATCH, derivative, slope, abs(slope - derivative) / max(abs(slope), abs(derivative)))

@@ -77,23 +77,48 @@ def followed(point: Point, straight: Point, leaf: int, toward: Leaves) -> Follow
     return next((found for way in directions if (found := _followed_along(point, straight, way))), None)
 
 
-def _followed_along(point: Point, straight: Point, direction: Leaves) -> Followed | None:
+def by_many_steps(point: Point, direction: Leaves) -> Followed | None:
+    """How the value changes along a direction in which its derivative is zero, if it does so in nearly all parts."""
+    path = _path_along(point, direction)
+    if path is None or any(point.derivatives(direction, step).any() for step in path.middles):
+        return None
+    sizes = np.abs(path.changes)
+    jumping = np.sum(sizes > _A_JUMP * np.max(sizes, axis=0, initial=0.0), axis=0)
+    output = int(np.argmax(jumping))
+    slope = float(path.changes[:, output].sum() / (2 * path.reach))
+    return Followed(slope, 0.0, (path.reach,)) if jumping[output] >= _JUMPING and slope else None
+
+
+class _Path(NamedTuple):
+    """How the outputs change in equal parts of a path, and the nodes between these and their middles."""
+
+    reach: float
+    nodes: Vector
+    middles: Vector
+    changes: Vector
+
+
+def _path_along(point: Point, direction: Leaves) -> _Path | None:
     value = point.along(direction)
     for reach in _REACH:
         nodes = np.linspace(-reach, reach, _PARTS + 1)
         with np.errstate(all="ignore"):
             values = np.array([point.sums(value(step)) for step in nodes])
         if np.isfinite(values).all():
-            break
-    else:
+            return _Path(reach, nodes, (nodes[1:] + nodes[:-1]) / 2, np.diff(values, axis=0))
+    return None
+
+
+def _followed_along(point: Point, straight: Point, direction: Leaves) -> Followed | None:
+    if (path := _path_along(point, direction)) is None:
         return None
-    part, middles, changes = 2 * reach / _PARTS, (nodes[1:] + nodes[:-1]) / 2, np.diff(values, axis=0)
-    own, other = (np.array([at.derivatives(direction, step) for step in middles]) for at in (point, straight))
-    for output in range(values.shape[1]):
-        change, integral = changes[:, output], part * own[:, output]
+    reach, part = path.reach, 2 * path.reach / _PARTS
+    own, other = (np.array([at.derivatives(direction, step) for step in path.middles]) for at in (point, straight))
+    for output in range(path.changes.shape[1]):
+        change, integral = path.changes[:, output], part * own[:, output]
         if _is_followed(change, integral, part * other[:, output]):
             most = int(np.argmax(np.abs(change - integral)))
-            ends = nodes[most], nodes[most + 1]
+            ends = path.nodes[most], path.nodes[most + 1]
             if jumps_within(point, direction, ends, own[most, output], output):
                 return Followed(float(change.sum() / (2 * reach)), float(integral.sum() / (2 * reach)), (reach,))
     return None

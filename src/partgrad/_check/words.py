@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._programs import LOOPS
+from .._programs import LOOPS, placed
 from .sentences import OF_SEARCH, SENTENCES
 
 # Those of `finding.py`, which asks for its sentences here.
@@ -259,6 +259,11 @@ def _wider(finding: Finding) -> str:
     return f"compute in {details['dtype']}, or rewrite what cancels"
 
 
+def _in_search(finding: Finding) -> str:
+    around = finding.chain[: placed(finding.chain)[2]] if finding.chain else ()
+    return OF_SEARCH if any(equation.primitive.name in LOOPS for equation in around) else ""
+
+
 def _where_digits_cancel(finding: Finding) -> str:
     if not finding.where:
         return ""
@@ -304,6 +309,6 @@ _PARTS: dict[str, Callable[[Finding], str]] = {
     ),
     "unexplained": _unexplained,
     "where_digits_cancel": _where_digits_cancel,
-    "in_search": lambda finding: OF_SEARCH if any(e.primitive.name in LOOPS for e in finding.chain) else "",
+    "in_search": _in_search,
     "outside_jax": lambda finding: f" It leaves JAX in {_at(finding)}." if finding.where else "",
 }
