@@ -141,3 +141,42 @@ def test_a_wrong_rule_is_wrong_all_the_same(name, steps):
     loss, at = make(few if steps == "few" else 40, factor=1.1)
     report = pg.check(loss, progress=False)(at)
     assert {(f.severity, f.reason) for f in report.findings} >= {("error", "rule")}, str(report)
+
+
+def masked(tolerance, unrolled, factor=1.0):
+    """Newton's method for many numbers, each of which waits once it has converged."""
+
+    def turn(x, a):
+        new = 0.5 * (x + a / x)
+        return jnp.where(jnp.abs(new - x) > tolerance, new, x)
+
+    @jax.custom_jvp
+    def root(a):
+        x = jnp.ones_like(a)
+        if not unrolled:
+            return jax.lax.fori_loop(0, 10, lambda _, x: turn(x, a), x)
+        for _ in range(10):
+            x = turn(x, a)
+        return x
+
+    root.defjvp(lambda p, t: (root(*p), factor * t[0] / (2 * root(*p))))
+    return lambda a: jnp.sum(root(a) * jnp.arange(1.0, 4.0)), np.array([2.0, 3.0, 11.0], np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unrolled", [False, True])
+@pytest.mark.parametrize(("tolerance", "verdict"), [(1e-1, "inconclusive"), (1e-3, "ok"), (1e-6, "ok")])
+def test_what_waits_for_others_has_not_converged_either(tolerance, verdict, unrolled):
+    loss, at = masked(tolerance, unrolled)
+    report = pg.check(loss, progress=False)(at)
+    assert report.verdict == verdict, str(report)
+    assert {finding.reason for finding in report.findings} <= {"unconverged", "constants"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unrolled", [False, True])
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-6])
+def test_a_wrong_rule_is_not_excused_by_waiting(tolerance, unrolled):
+    loss, at = masked(tolerance, unrolled, factor=1.05)
+    report = pg.check(loss, progress=False)(at)
+    assert report.verdict == "error", str(report)

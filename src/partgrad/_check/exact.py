@@ -27,10 +27,11 @@ from .._programs import (
     quick_jit,
     reclosing,
 )
-from .float64 import Rule, RunsOn, exactly, leaves_jax, one_by_one, promoted
+from .float64 import Rule, exactly, leaves_jax, one_by_one, promoted
 from .noise import REFUSALS, rounding_noise
 from .program import Array, Program
 from .surrogates import has_surrogates, moving_along, smooth_instead
+from .turns import RunsOn
 from .twice import here
 
 Leaves = list[Array]

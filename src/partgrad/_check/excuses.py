@@ -29,6 +29,7 @@ from .stops import (
     is_of_partgrad,
     is_solver,
     mark_of,
+    may_wait,
     promises_of,
     solvers_of,
     with_loops_running_on,
@@ -195,15 +196,19 @@ class Excuses:
         return (self.stops(case) or self.approximate_rule(case)) if is_slight else None
 
     def _variants(self, place: Point, solvers: list[Chain]) -> Iterator[Point]:
-        """The points of the program in which the loops of some solvers run on, and in their rules all loops."""
+        """The points of the program in which the loops of some solvers run on, in one way after the other."""
         yield self._running_on(place, solvers)
         yield self._running_on(place, solvers, all_in_rules=True)
+        if may_wait(solvers):
+            yield self._running_on(place, solvers, thaws=True)
 
-    def _running_on(self, place: Point, solvers: list[Chain], *, all_in_rules: bool = False) -> Point:
+    def _running_on(
+        self, place: Point, solvers: list[Chain], *, all_in_rules: bool = False, thaws: bool = False
+    ) -> Point:
         """A point of the program in which the loops of some solvers run on; made once for all leaves."""
-        key = (id(place), all_in_rules, *(ids(solver) for solver in solvers))
+        key = (id(place), all_in_rules, thaws, *(ids(solver) for solver in solvers))
         if key not in self._points:
-            self._points[key] = with_loops_running_on(place, solvers, all_in_rules=all_in_rules)
+            self._points[key] = with_loops_running_on(place, solvers, all_in_rules=all_in_rules, thaws=thaws)
         return self._points[key]
 
     def stops(self, case: _Case, left: float = 0.0) -> Excuse:

@@ -4,13 +4,12 @@ Finite differences can only tell a wrong derivative from a right one if the func
 Python does not run again: it may not support float64, or may compute something else there.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._programs import (
@@ -29,19 +28,14 @@ from .._programs import (
     jaxpr_and_consts,
     primal_jaxpr,
     reenter,
-    scan_of,
     solve_jaxpr,
     source_of,
     step_through,
-    while_of,
 )
+from .turns import Repeated, RunsOn, repeated, until_it_stands, waiting_in
 
 # Takes an equation, after those that it is inside, and its operands; returns other results, or None to compute its own.
 Rule = Callable[[Chain, Operands], Operands | None]
-# Takes a loop, or the first equation of the last turn of an unrolled one, after those that it is inside, and a turn.
-RunsOn = Callable[[Chain, Sequence[JaxprEqn]], bool]
-# How often the body of a loop that runs on runs at most.
-_MOST_STEPS = 300
 
 
 # Their jaxprs compute their results; everything else about them serves derivatives and compilers.
@@ -101,7 +95,7 @@ class _Evaluation:
         if self.runs_on is not None:
             for iteration in iterations(jaxpr):
                 turn = jaxpr.eqns[iteration.start : iteration.stop]
-                if self.runs_on((*self._inside, turn[0]), turn):
+                if self.runs_on.loops((*self._inside, turn[0]), turn):
                     return self._run_on_unrolled(jaxpr, iteration, [*consts, *operands])
         return self._run_through(jaxpr, consts, operands)
 
@@ -131,8 +125,8 @@ class _Evaluation:
         if name == "custom_linear_solve":
             solve, given = solve_jaxpr(equation, operands)
             return self.run(*jaxpr_and_consts(solve), given)
-        parts = None if self.runs_on is None else _repeated(equation, operands)
-        if self.runs_on and parts and self.runs_on(self._inside, jaxpr_and_consts(parts.body)[0].eqns):
+        parts = None if self.runs_on is None else repeated(equation, operands, self.runs_on.thaws)
+        if self.runs_on and parts and self.runs_on.loops(self._inside, jaxpr_and_consts(parts.body)[0].eqns):
             return self._run_on(equation, operands, parts)
         results = reenter(equation, operands, self.run)
         if results is not None:
@@ -146,25 +140,31 @@ class _Evaluation:
             return at_own_width(equation, operands)
         return self._at_double_width(equation, operands)
 
-    def _run_on(self, equation: JaxprEqn, operands: Operands, parts: "_Repeated") -> Operands:
+    def _run_on(self, equation: JaxprEqn, operands: Operands, parts: Repeated) -> Operands:
         """The results of a loop whose body runs on as long as that changes something, to what is finite."""
-        thawed = lambda chain, given: given[2:] if id(chain[-1]) in parts.freezing else self.rule(chain, given)
-        # A loop inside is a part of a turn, and takes the turns that it takes.
-        first, next_ones = _Evaluation(self.x64, self.rule, None), _Evaluation(self.x64, thawed, None)
-        first._inside = next_ones._inside = self._inside
-        carry = reenter(equation, operands, first.run)
+        carry = reenter(equation, operands, self._in_a_turn({}).run)
         assert carry is not None, "a loop has a body"
-        turn = lambda old: next_ones.run(*jaxpr_and_consts(parts.body), [*parts.consts, *old])
-        return _until_it_stands(turn, carry, [is_floating(variable.aval) for variable in equation.outvars])
+        thawed = self._in_a_turn(parts.waiting)
+        turn = lambda old: thawed.run(*jaxpr_and_consts(parts.body), [*parts.consts, *old])
+        return until_it_stands(turn, carry, [is_floating(variable.aval) for variable in equation.outvars])
+
+    def _in_a_turn(self, waiting: dict[int, int]) -> "_Evaluation":
+        """The evaluation of a turn. A loop inside is a part of it, and takes the turns that it takes."""
+        thawed = lambda chain, given: [given[waiting[id(chain[-1])]]]
+        rule = lambda chain, given: (thawed if id(chain[-1]) in waiting else self.rule)(chain, given)
+        turn = _Evaluation(self.x64, rule, None)
+        turn._inside = self._inside
+        return turn
 
     def _run_on_unrolled(self, jaxpr: Jaxpr, iteration: Iteration, operands: Operands) -> Operands:
         """The outputs of a jaxpr in which Python unrolled an iteration, which runs on as well."""
-        parts, inside = apart(jaxpr, iteration), _Evaluation(self.x64, self.rule, None)
-        inside._inside = self._inside
-        known = inside.run(parts.before, [], operands)
+        parts, last = apart(jaxpr, iteration), jaxpr.eqns[iteration.start : iteration.stop]
+        known = self._in_a_turn({}).run(parts.before, [], operands)
         results, others = known[: len(parts.is_float)], known[len(parts.is_float) :]
-        turn = lambda old: inside.run(parts.turn, [], [*parts.carried(old), *others])
-        results = _until_it_stands(turn, results, parts.is_float)
+        returned = {after: before for before, after in iteration.carried.items()}
+        thawed = self._in_a_turn(waiting_in(last, returned) if self.runs_on and self.runs_on.thaws else {})
+        turn = lambda old: thawed.run(parts.turn, [], [*parts.carried(old), *others])
+        results = until_it_stands(turn, results, parts.is_float)
         return self.run(parts.after, [], [*results, *parts.carried(results), *others])
 
     def _at_double_width(self, equation: JaxprEqn, operands: Operands) -> Operands:
@@ -189,53 +189,6 @@ class _Evaluation:
     def _traced(self, jaxpr: Jaxpr, consts: Operands) -> ClosedJaxpr:
         inputs = [jax.ShapeDtypeStruct(v.aval.shape, wide_dtype(v.aval.dtype)) for v in jaxpr.invars]
         return jax.make_jaxpr(lambda *operands: self.run(jaxpr, consts, list(operands)))(*inputs)
-
-
-def _until_it_stands(turn: Callable[[Operands], Operands], start: Operands, is_float: list[bool]) -> Operands:
-    """What is left if a turn of a loop is repeated as long as that changes something, and everything is finite."""
-
-    def step(state: Any) -> Any:
-        count, old, _ = state
-        new = turn(old)
-        floats = [(n, o) for n, o, floating in zip(new, old, is_float, strict=True) if floating]
-        is_finite = jnp.stack([True, *(jnp.isfinite(n).all() for n, _ in floats)]).all()
-        is_new = jnp.stack([False, *((n != o).any() for n, o in floats)]).any()
-        kept = [jnp.where(is_finite, n, o) if f else n for n, o, f in zip(new, old, is_float, strict=True)]
-        return count + 1, kept, is_finite & is_new
-
-    goes_on = lambda state: (state[0] < _MOST_STEPS) & state[2]
-    begin = (jnp.zeros((), jnp.int32), [jnp.asarray(value) for value in start], jnp.ones((), bool))
-    return list(lax.while_loop(goes_on, step, begin)[1])
-
-
-class _Repeated(NamedTuple):
-    """The body of a loop that only carries, its constants, and which of its selections let what has ended wait."""
-
-    body: Any
-    consts: Operands
-    freezing: set[int]
-
-
-def _repeated(equation: JaxprEqn, operands: Operands) -> _Repeated | None:
-    """What a loop repeats; None for another equation, and for a loop over arrays."""
-    if equation.primitive.name == "while":
-        loop = while_of(equation)
-        return _Repeated(loop.body, operands[loop.test_consts :][: loop.body_consts], _freezing(loop))
-    if equation.primitive.name != "scan":
-        return None
-    scan = scan_of(equation)
-    only_carries = scan.consts + scan.carried == len(equation.invars) and scan.carried == len(equation.outvars)
-    return _Repeated(scan.body, operands[: scan.consts], set()) if only_carries else None
-
-
-def _freezing(loop: Any) -> set[int]:
-    """The selections by which `jax.vmap` lets what has reached its end wait for the others."""
-    test, body = (jaxpr_and_consts(part)[0] for part in (loop.test, loop.body))
-    if not any(e.primitive.name == "reduce_or" and test.outvars[0] in e.outvars for e in test.eqns):
-        return set()
-    carried = dict(zip(map(id, body.outvars), body.invars[loop.body_consts :], strict=True))
-    selections = (e for e in body.eqns if e.primitive.name == "select_n" and len(e.invars) == 3)
-    return {id(e) for e in selections if e.invars[1] is carried.get(id(e.outvars[0]))}
 
 
 def _wide(variables: Any, results: Operands) -> Operands:

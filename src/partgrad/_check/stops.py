@@ -46,6 +46,7 @@ from .exact import Exact, Leaves
 from .names import is_made_by_branches, operation_of
 from .point import Point
 from .program import Program
+from .turns import RunsOn
 
 # How many are tried one by one.
 _MOST_TRIED = 24
@@ -157,11 +158,12 @@ def explaining_factorization(point: Point, leaf: int, direction: Leaves, slack: 
     return first if is_symmetric and agrees(other, direction, slack) else None
 
 
-def with_loops_running_on(point: Point, solvers: list[Chain], *, all_in_rules: bool) -> Point:
+def with_loops_running_on(point: Point, solvers: list[Chain], *, all_in_rules: bool, thaws: bool) -> Point:
     """The point of the program in which the loops of some solvers run on until they stand.
 
     In the rule of a solver, what solves its equations runs on, and with `all_in_rules` any loop: one over a few equal
-    parts of a turn is none that has a limit.
+    parts of a turn is none that has a limit. If it thaws, what a selection leaves as it was, since it has reached its
+    end, goes on too.
     """
     program = point.exact.differentiated
     if program is not point.exact.program:
@@ -175,7 +177,13 @@ def with_loops_running_on(point: Point, solvers: list[Chain], *, all_in_rules: b
             return False
         return all_in_rules or is_until(chain[-1]) or _kind(turn) in turns
 
-    return point.of(Exact(program, runs_on))
+    return point.of(Exact(program, RunsOn(runs_on, thaws)))
+
+
+def may_wait(solvers: list[Chain]) -> bool:
+    """Whether a selection in some solvers may leave what has reached its end as it was."""
+    selects = lambda equation: equation.primitive.name == "select_n"
+    return any(any_equation(body, selects) for solver in solvers for body in _bodies(solver[-1]))
 
 
 def _bodies(equation: JaxprEqn) -> Iterator[Jaxpr]:
