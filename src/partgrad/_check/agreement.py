@@ -20,8 +20,8 @@ _WITHIN, _BEYOND = 3.0, 10.0
 _MOST_NOISE = 1e-2
 # The noise of slopes that does not matter, relative to the value: less than that may agree as zeros.
 _NEGLIGIBLE = 1e-6
-# Relative errors of a derivative that has not two right digits, and of one that has none.
-TWO_DIGITS, NO_DIGIT = 1e-2, 1.0
+# Relative errors of a derivative that has not two right digits, and of one that has none, as a number and twice that.
+TWO_DIGITS, NO_DIGIT = 1e-2, 0.5
 # How exact a slope must be that noise hides, if a derivative is to agree with it in two digits.
 COARSE = 0.05
 

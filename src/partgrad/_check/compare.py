@@ -7,7 +7,7 @@ import numpy as np
 
 from .._compat import cached_property
 from .._programs import TRANSPARENT, Chain, ids, is_custom_rule, is_in_library, line, name_of
-from .agreement import MISMATCH, ROUNDING
+from .agreement import MISMATCH, NO_DIGIT, ROUNDING
 from .digits import first_not_finite
 from .exact import Exact
 from .excuses import SLIGHT, Excuses, is_negligible, is_of_a_limit
@@ -44,8 +44,6 @@ SPECTRAL = frozenset({"eigh", "svd"})
 _NOTHING = 1e-6
 # The part of a mismatch that is left without the rule of a solver, if that is not why.
 _LEFT = 0.5
-# A number and twice that share no digit; the error is relative to the larger.
-_TWICE = 0.5
 # How nearly a derivative is the same without a rule, and of how many that is asked.
 _SAME, _MOST_RULES = 1e-9, 4
 
@@ -123,7 +121,7 @@ class Comparison:
     def _of_solver(self, leaf: int, answer: Answer) -> Finding:
         figures, chain, path = self._figures(leaf, answer), self._excuses.chains[leaf][0], [self._path(leaf)]
         error = 0.0 if figures is None or self._is_nothing(answer) else figures.relative
-        severity = "info" if error <= SLIGHT else "warning" if error < _TWICE else "error"
+        severity = "info" if error <= SLIGHT else "warning" if error < NO_DIGIT else "error"
         return finding("precision", severity, "unconverged", path, chain, figures=figures, rule=None, error=error)
 
     def _is_nothing(self, answer: Answer) -> bool:
