@@ -202,6 +202,26 @@ def test_what_a_bisection_finds_has_its_slope_from_afar(turns, factor, verdict):
     assert report.verdict == verdict, str(report)
 
 
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4])
+@pytest.mark.parametrize(("factor", "is_right"), [(1.0, True), (1.2, False)])
+def test_a_bisection_may_end_on_a_tolerance(tolerance, factor, is_right):
+    def halve(t, ends):
+        low, high = ends
+        middle = 0.5 * (low + high)
+        above = middle**3 + middle > t
+        return jnp.where(above, low, middle), jnp.where(above, middle, high)
+
+    @jax.custom_jvp
+    def root(t):
+        is_wide = lambda ends: ends[1] - ends[0] > tolerance
+        low, high = lax.while_loop(is_wide, lambda ends: halve(t, ends), (0.0 * t, 0.0 * t + 4.0))
+        return 0.5 * (low + high)
+
+    root.defjvp(lambda p, t: ((x := root(*p)), factor * t[0] / (3 * x**2 + 1)))
+    report = pg.check(lambda t: root(t) ** 2, progress=False)(F(1.3))
+    assert report.verdict != "error" if is_right else report.verdict == "error", str(report)
+
+
 SAMPLES = np.random.default_rng(7).normal(size=300).astype(F)
 
 

@@ -72,7 +72,9 @@ def repeated(equation: JaxprEqn, operands: Operands, thaws: bool) -> Repeated | 
 def _waits_for_others(loop: Any) -> bool:
     """Whether a loop runs until all that `jax.vmap` runs at once have reached their ends."""
     test, _ = jaxpr_and_consts(loop.test)
-    return any(e.primitive.name == "reduce_or" and test.outvars[0] in e.outvars for e in test.eqns)
+    # One over no axes is not of `jax.vmap`.
+    last = (e for e in test.eqns if e.primitive.name == "reduce_or" and test.outvars[0] in e.outvars)
+    return any(equation.params.get("axes") for equation in last)
 
 
 def waiting_in(equations: Sequence[JaxprEqn], carried: dict[Any, Any]) -> dict[int, int]:
