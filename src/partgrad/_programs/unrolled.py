@@ -121,6 +121,9 @@ def _shortest(jaxpr: Jaxpr, kinds: list[Hashable], several: Iteration) -> Iterat
 def _last_turn(jaxpr: Jaxpr, kinds: list[Hashable], stop: int, length: int) -> Iteration | None:
     """The turn of some length that ends before an equation, if it is one of an iteration."""
     start = stop - length
+    # Most are unlike at a glance.
+    if not kinds[stop - 1] == kinds[start - 1] == kinds[start - length - 1]:
+        return None
     if not kinds[start:stop] == kinds[start - length : start] == kinds[start - 2 * length : start - length]:
         return None
     places = [
