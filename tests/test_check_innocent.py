@@ -222,6 +222,35 @@ def test_a_bisection_may_end_on_a_tolerance(tolerance, factor, is_right):
     assert report.verdict != "error" if is_right else report.verdict == "error", str(report)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "ok"), (1.008, "error"), (1.03, "error")])
+def test_what_a_search_compares_does_not_excuse_a_wrong_rule(factor, verdict):
+    """A golden section that has converged: to let what waits go on makes another function of it, which is flat."""
+    ratio = (5**0.5 - 1) / 2
+    cost = lambda x, t: jnp.cosh(x - t**2) + 0.1 * x**2
+    slope = jax.grad(cost)
+
+    def shorten(t, ends):
+        low, high = ends
+        a, b = high - ratio * (high - low), low + ratio * (high - low)
+        is_left = cost(a, t) < cost(b, t)
+        return jnp.where(is_left, low, a), jnp.where(is_left, b, high)
+
+    @jax.custom_jvp
+    def lowest(t):
+        start = jnp.zeros_like(t), jnp.full_like(t, 5.0)
+        return sum(lax.fori_loop(0, 30, lambda _, ends: shorten(t, ends), start)) / 2
+
+    @lowest.defjvp
+    def rule(primals, tangents):
+        (t,) = primals
+        x = lowest(t)
+        return x, -factor * jax.grad(slope, 1)(x, t) / jax.grad(slope)(x, t) * tangents[0]
+
+    report = pg.check(lambda t: jnp.sin(lowest(t)), progress=False)(F(1.2))
+    assert report.verdict == verdict, str(report)
+
+
 SAMPLES = np.random.default_rng(7).normal(size=300).astype(F)
 
 

@@ -153,16 +153,18 @@ class Excuses:
         if not solvers:
             return None
         # If much is off, some more turns need not restore every digit.
-        off, left = case.seen.reading.telling.relative, self._left_of(case)
-        left = _LITTLE if off > _OF_SOLVERS else left
+        left = _LITTLE if self._off(case) > _OF_SOLVERS else self._left_of(case)
         explains = lambda at: explain_loops(case.place, at, case.direction, case.slack, left)
         is_explained = any(map(explains, self._variants(case.place, solvers)))
         return ("solver", (solvers[0],)) if is_explained else None
 
-    @staticmethod
-    def _left_of(case: _Case) -> float:
+    def _left_of(self, case: _Case) -> float:
         """What a solver may leave of a mismatch."""
-        return min(SLIGHT, _LEFT * case.seen.reading.telling.relative)
+        return min(SLIGHT, _LEFT * self._off(case))
+
+    def _off(self, case: _Case) -> float:
+        """How far a derivative is off, of what is flat at the point from the slope that it has from afar."""
+        return _seen_from_afar(case).telling.relative
 
     def approximate_rule(self, case: _Case) -> Excuse:
         """All that is off is little, and of rules that are exact only in the limit of an iteration."""
@@ -186,8 +188,9 @@ class Excuses:
         is_shown = is_of_library(solvers) and is_reverse and not any(map(is_beside, others))
         if not is_shown:
             readings = (at.read(case.direction, slack=case.slack) for at in self._variants(case.place, solvers))
-            is_near = lambda reading: reading.telling.relative <= _NEARER * off.telling.relative
-            is_shown = any(found.telling.status in (AGREE, ROUNDING) or is_near(found) for found in readings)
+            told = [found.telling for found in readings if not (found.kinks or found.jumps or found.unsure)]
+            nearer = _NEARER * off.telling.relative
+            is_shown = any(one.status in (AGREE, ROUNDING) or one.relative <= nearer for one in told)
         return ("solver", (solvers[0],)) if is_shown else None
 
     def slight(self, case: _Case) -> Excuse:
@@ -297,14 +300,9 @@ class Excuses:
 
     def from_afar_if_flat(self, leaf: int, answer: Answer) -> Answer:
         """The answer for what is flat at the point, as what a bisection finds, with the slope that it has from afar."""
-        if answer.seen is None or answer.seen.reading.right or answer.seen.reading.left:
+        if answer.seen is None:
             return answer
-        case, reading = self._case(leaf, answer), answer.seen.reading
-        if (found := steady_slope(case.place, case.direction)) is None:
-            return answer
-        return answer._replace(
-            seen=answer.seen._replace(reading=from_afar(reading, found[0], reading.telling.got, found[1]))
-        )
+        return answer._replace(seen=answer.seen._replace(reading=_seen_from_afar(self._case(leaf, answer))))
 
     def _straight_through(self, case: _Case) -> Excuse:
         """The value follows roundings, as its derivative does if they are taken straight through."""
@@ -337,6 +335,14 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
     (("agrees", "zero", "kink"), Excuses.stopped_draw),
     (("wrong", "removable", "agrees", "zero", *_UNSETTLED), Excuses.stairs),
 )
+
+
+def _seen_from_afar(case: _Case) -> Reading:
+    """What was read, of what is flat at the point with the slope that it has from afar."""
+    reading = case.seen.reading
+    if reading.right or reading.left or (found := steady_slope(case.place, case.direction)) is None:
+        return reading
+    return from_afar(reading, found[0], reading.telling.got, found[1])
 
 
 def _is_of_jumps(place: Point, direction: Leaves, missing: Missing) -> bool:
