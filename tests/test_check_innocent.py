@@ -280,3 +280,40 @@ def test_what_a_histogram_leaves_out_is_no_index_out_of_bounds():
         return jnp.mean((counts - 20.0) ** 2)
 
     assert not pg.check(misfit, progress=False)({"a": F(0.3)}).findings
+
+
+@pytest.mark.slow
+def test_steps_that_are_accepted_by_rounding_do_not_change_the_value():
+    """The method of Levenberg and Marquardt by hand: at its end, rounding decides which step is accepted."""
+    x = jnp.linspace(0, 2, 12)
+    model = lambda p: p[0] * jnp.exp(-p[1] * x)
+
+    def solve(y):
+        residual = lambda p: model(p) - y
+
+        def turn(_, state):
+            p, damping, cost = state
+            jacobian = jax.jacfwd(residual)(p)
+            step = jnp.linalg.solve(jacobian.T @ jacobian + damping * jnp.eye(2), -jacobian.T @ residual(p))
+            other = jnp.sum(residual(p + step) ** 2)
+            is_better = other < cost
+            damping = jnp.where(is_better, damping / 5, damping * 5)
+            return jnp.where(is_better, p + step, p), damping, jnp.where(is_better, other, cost)
+
+        start = jnp.array([1.0, 1.0])
+        return lax.fori_loop(0, 15, turn, (start, F(0.1), jnp.sum(residual(start) ** 2)))[0]
+
+    fit = jax.custom_vjp(solve)
+
+    def backward(saved, g):
+        p, y = saved
+        gradient = lambda p, y: jax.grad(lambda p: 0.5 * jnp.sum((model(p) - y) ** 2))(p)
+        pulled = jnp.linalg.solve(jax.jacfwd(gradient)(p, y).T, g)
+        return (-jax.vjp(lambda y: gradient(p, y), y)[1](pulled)[0],)
+
+    fit.defvjp(lambda y: ((p := solve(y)), (p, y)), backward)
+    generator = np.random.default_rng(0)
+    generator.normal(size=(4, 4))
+    y = 2 * jnp.exp(-1.3 * x) + 0.1 * jnp.asarray(generator.normal(size=12), F)
+    report = pg.check(lambda y: jnp.sum(fit(y) ** 2), progress=False)(y)
+    assert report.verdict == "ok", str(report)

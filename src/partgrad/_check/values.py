@@ -8,7 +8,18 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from .._compat import cached_property
-from .._programs import FOREIGN, Chain, Operands, any_equation, arriving, line, raised_at
+from .._programs import (
+    FOREIGN,
+    Chain,
+    Operands,
+    any_equation,
+    arriving,
+    evaluate,
+    jaxpr_and_consts,
+    line,
+    raised_at,
+    reclosing,
+)
 from .eager import is_same
 from .finding import Finding
 from .float64 import widened
@@ -109,11 +120,14 @@ class Values:
         """The ways to evaluate the function that change its value: `jit`, or differentiating it."""
         own = self._own
         compare = lambda way, other: [(way, found) for found in disagreeing(own.plain, other, self.noise)]
-        found = compare("jit" if own.missing else "vjp", own.values[0])
-        if found and not own.missing:
-            jaxpr = own.program.numbered
-            found = [*compare("jit", jax.device_get(compiled(jaxpr)(jaxpr.consts, own.program.leaves))), *found]
-        return found
+        if not compare("", own.values[0]):
+            return []
+        # As JAX compiles it: what rounding decides may be decided otherwise where it is compiled quickly.
+        jaxpr, count = own.program.numbered, len(own.program.out_avals)
+        found = compare("jit", _as_usual(jaxpr, own.program.leaves))
+        if own.missing or (derivative := own.program.value_and_cotangent) is None:
+            return found
+        return [*found, *compare("vjp", _as_usual(derivative, [*own.program.leaves, *own.cotangents])[:count])]
 
     def _unexplained(self) -> Iterator[tuple[str, Disagreement]]:
         """The disagreements that one step more or less of an iteration until convergence does not explain."""
@@ -125,6 +139,13 @@ class Values:
             is_slight = found.absolute <= _OF_LOOPS * abs(found.first)
             if not (is_slight and reached and reached[found.output]):
                 yield way, found
+
+
+def _as_usual(jaxpr: ClosedJaxpr, operands: Operands) -> Operands:
+    """The outputs of a jaxpr under `jax.jit` without options."""
+    closed = reclosing(jaxpr.jaxpr)
+    run = jax.jit(lambda consts, operands: evaluate(*jaxpr_and_consts(closed(consts)), operands))
+    return jax.device_get(run(jaxpr.consts, list(operands)))
 
 
 def _noise_of(jaxpr: ClosedJaxpr, operands: Operands) -> list[Array] | None:
