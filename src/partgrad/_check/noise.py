@@ -36,8 +36,9 @@ from .float64 import UNSUPPORTED, widened, without_callbacks
 from .twice import here
 
 SAMPLES = 8
-# To compile many operations with errors takes as long as to run them this often, for all seeds at once, or longer.
-_LARGE, _MOST_UNCOMPILED = 150, 10
+# To compile so many operations with errors takes as long as to run them this often, for all seeds at once, or longer.
+# Of fewer, most are the first of their kind, and are compiled as well.
+_LARGE, _MOST_UNCOMPILED = 600, 10
 _HALF_OF_BITS = np.uint32(2**31)
 # What is raised by an operation that cannot run on its own.
 REFUSALS = (*UNSUPPORTED, jax.errors.JaxRuntimeError)
