@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._programs import (
     Chain,
@@ -21,10 +21,9 @@ from .._programs import (
     is_mutating,
     jaxpr_and_consts,
     quick_jit,
-    run,
 )
 from .float64 import widened
-from .probe import INLINED, Answer, Question, probe, stepped
+from .probe import INLINED, Answer, Question, probe, visited
 
 # The first places of an infinity, and of an element that is finite: one reduction tells all that is asked of an array.
 _INFINITE, _FINITE = 1 << 29, 1 << 30
@@ -99,18 +98,13 @@ def _among_results(
                     size += np.size(value) * value.dtype.itemsize
             return [places[id(value)] for value in floating]
 
-        def within(jaxpr: Jaxpr, consts: Operands, operands: Operands, inside: Chain = ()) -> Operands:
-            return run(jaxpr, consts, operands, rule, inside=inside)
-
-        def rule(chain: Chain, given: Operands) -> Operands:
-            results, is_asked = stepped(chain, given, within)
+        def visit(chain: Chain, given: Operands, results: Operands) -> None:
             pairs = list(zip(given, flowing.into(chain), strict=True))
             into, others = ([value for value, mask in pairs if bool(mask) is flows] for flows in (True, False))
-            if is_asked and into:
+            if into:
                 made.append(_Made(chain, *map(places_of, (results, into, others))))
-            return results
 
-        outputs = within(body, consts, operands)
+        outputs = visited(body, consts, operands, visit)
         return (kept if size <= _MOST_BYTES else []), outputs
 
     kept, _ = quick_jit(with_results, trusted=lambda results: trusted(results[1]))(consts, operands)

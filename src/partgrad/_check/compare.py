@@ -353,12 +353,10 @@ class Comparison:
             return finding("mismatch", "error", "unknown rule", path, chain, figures=figures, raised=raised)
         if (rule := self._slightly_wrong_rule(leaf, answer)) is not None:
             return finding("mismatch", "error", "rule", path, rule, figures=figures, element=(), steps=[])
-        promises, stops, solvers = (of(self._program, leaf) for of in (promises_of, stops_of, solvers_of))
-        chain = next(iter([*promises, *stops, *solvers]), ())
-        reason = (
-            promised(chain[-1]) if promises else "untried stop" if stops else "solver" if solvers else "unexplained"
-        )
-        return finding("mismatch", "error", reason, path, chain, figures=figures)
+        for reason, on_path in (("", promises_of), ("untried stop", stops_of), ("solver", solvers_of)):
+            for chain in on_path(self._program, leaf)[:1]:
+                return finding("mismatch", "error", reason or promised(chain[-1]), path, chain, figures=figures)
+        return finding("mismatch", "error", "unexplained", path, figures=figures)
 
     def _of_rule(self, reason: str, path: list[str], blame: Blame, figures: Figures | None) -> Finding:
         more = {"element": blame.element, "steps": blame.steps}

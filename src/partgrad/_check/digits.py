@@ -95,7 +95,7 @@ def _losing(program: Program, derivative: Derivative, error: float, least: float
         start = _InPairs(program, jaxpr, operands, error)
         got, meant = both(start.results())
         before = relative_error(got, meant)
-        if before < least <= (before if wide is None else relative_error(meant, wide)):
+        if wide is not None and before < least <= relative_error(meant, wide):
             return Losing((), decided=start.decided) if start.decided else None
         for suspect in start.suspects[:_MOST_SUSPECTS]:
             with_exact, _ = both(_InPairs(program, jaxpr, operands, error, suspect.number).results())

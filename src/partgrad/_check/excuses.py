@@ -153,18 +153,11 @@ class Excuses:
         if not solvers:
             return None
         # If much is off, some more turns need not restore every digit.
-        left = _LITTLE if self._off(case) > _OF_SOLVERS else self._left_of(case)
+        off = _off(case)
+        left = _LITTLE if off > _OF_SOLVERS else _left_of(off)
         explains = lambda at: explain_loops(case.place, at, case.direction, case.slack, left)
         is_explained = any(map(explains, self._variants(case.place, solvers)))
         return ("solver", (solvers[0],)) if is_explained else None
-
-    def _left_of(self, case: _Case) -> float:
-        """What a solver may leave of a mismatch."""
-        return min(SLIGHT, _LEFT * self._off(case))
-
-    def _off(self, case: _Case) -> float:
-        """How far a derivative is off, of what is flat at the point from the slope that it has from afar."""
-        return _seen_from_afar(case).telling.relative
 
     def approximate_rule(self, case: _Case) -> Excuse:
         """All that is off is little, and of rules that are exact only in the limit of an iteration."""
@@ -188,7 +181,7 @@ class Excuses:
         is_shown = is_of_library(solvers) and is_reverse and not any(map(is_beside, others))
         if not is_shown:
             readings = (at.read(case.direction, slack=case.slack) for at in self._variants(case.place, solvers))
-            told = [found.telling for found in readings if not (found.kinks or found.jumps or found.unsure)]
+            told = (found.telling for found in readings if not (found.kinks or found.jumps or found.unsure))
             nearer = _NEARER * off.telling.relative
             is_shown = any(one.status in (AGREE, ROUNDING) or one.relative <= nearer for one in told)
         return ("solver", (solvers[0],)) if is_shown else None
@@ -219,7 +212,7 @@ class Excuses:
         stops = explaining_stops(case.place, case.direction, case.slack, left)
         if not stops and not left and (solvers := solvers_of(self._program, case.leaf)):
             # What a solver leaves of a slope, it leaves of the one beside a stop as well.
-            left, running_on = self._left_of(case), case._replace(place=self._running_on(case.place, solvers))
+            left, running_on = _left_of(_off(case)), case._replace(place=self._running_on(case.place, solvers))
             return self.stops(case, left) or self.stops(running_on, left)
         if not stops:
             return None
@@ -335,6 +328,16 @@ _EXPLANATIONS: tuple[tuple[tuple[str, ...], Callable[[Excuses, _Case], Excuse]],
     (("agrees", "zero", "kink"), Excuses.stopped_draw),
     (("wrong", "removable", "agrees", "zero", *_UNSETTLED), Excuses.stairs),
 )
+
+
+def _left_of(off: float) -> float:
+    """What a solver may leave of a mismatch."""
+    return min(SLIGHT, _LEFT * off)
+
+
+def _off(case: _Case) -> float:
+    """How far a derivative is off, of what is flat at the point from the slope that it has from afar."""
+    return _seen_from_afar(case).telling.relative
 
 
 def _seen_from_afar(case: _Case) -> Reading:

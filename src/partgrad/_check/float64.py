@@ -32,7 +32,7 @@ from .._programs import (
     source_of,
     step_through,
 )
-from .turns import Repeated, RunsOn, repeated, until_it_stands, waiting_in
+from .turns import RunsOn, Turn, turn_of, until_it_stands, waiting_in
 
 # Takes an equation, after those that it is inside, and its operands; returns other results, or None to compute its own.
 Rule = Callable[[Chain, Operands], Operands | None]
@@ -125,7 +125,7 @@ class _Evaluation:
         if name == "custom_linear_solve":
             solve, given = solve_jaxpr(equation, operands)
             return self.run(*jaxpr_and_consts(solve), given)
-        parts = None if self.runs_on is None else repeated(equation, operands, self.runs_on.thaws)
+        parts = None if self.runs_on is None else turn_of(equation, operands, self.runs_on.thaws)
         if self.runs_on and parts and self.runs_on.loops(self._inside, jaxpr_and_consts(parts.body)[0].eqns):
             return self._run_on(equation, operands, parts)
         results = reenter(equation, operands, self.run)
@@ -140,7 +140,7 @@ class _Evaluation:
             return at_own_width(equation, operands)
         return self._at_double_width(equation, operands)
 
-    def _run_on(self, equation: JaxprEqn, operands: Operands, parts: Repeated) -> Operands:
+    def _run_on(self, equation: JaxprEqn, operands: Operands, parts: Turn) -> Operands:
         """The results of a loop whose body runs on as long as that changes something, to what is finite."""
         carry = reenter(equation, operands, self._in_a_turn({}).run)
         assert carry is not None, "a loop has a body"

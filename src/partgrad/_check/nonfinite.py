@@ -37,6 +37,8 @@ from .remedies import Cause, Derivative, Remedies, lost_in
 
 # What is infinite in their derivatives is so in the value.
 _PRODUCTS = frozenset({"mul", "integer_pow", "square", "dot_general"})
+# Where an infinity among the operands makes a derivative NaN.
+_MEETING = _PRODUCTS | {"div"}
 # How far each element of a leaf is moved whose gradient is not finite.
 _BESIDE = 1e-3
 
@@ -279,8 +281,8 @@ class _NotFinite:
         """Whether a value of the function that is not finite makes a derivative NaN, and not the operation itself."""
         _, is_nan, of_value = birth.numbers
         origin = self._program.origin(birth.chain) if of_value else ()
-        is_made_there = not (_is_product(origin) or (origin and origin[-1].primitive.name == "div"))
-        return bool(origin and (of_value == 1 or (is_nan and not is_made_there)))
+        is_met = bool(origin) and origin[-1].primitive.name in _MEETING
+        return bool(origin and (of_value == 1 or (is_nan and is_met)))
 
     def _origins(self, birth: Answer) -> list[Chain]:
         """The operation whose derivative is not finite; or those that made a NaN among the values that it needs."""

@@ -90,7 +90,7 @@ def probing(
     return ask
 
 
-def stepped(
+def _stepped(
     chain: Chain, given: Operands, within: Callable[..., Operands], enter: Callable[[], Operands | None] = lambda: None
 ) -> tuple[Operands, bool]:
     """The results of an equation, and whether it is asked: it contains no others, or it calls a custom rule.
@@ -108,6 +108,26 @@ def stepped(
         results = enter()
     is_asked = results is None or is_custom_rule(equation)
     return (bind(equation, given) if results is None else results), is_asked
+
+
+def visited(
+    jaxpr: Jaxpr, consts: Operands, operands: Operands, visit: Callable[[Chain, Operands, Operands], None]
+) -> Operands:
+    """The outputs of a jaxpr, with calls opened; each equation that may be asked is visited once it has its results.
+
+    A loop is not entered. The visit takes an equation after those that it is inside, its operands and its results.
+    """
+
+    def within(jaxpr: Jaxpr, consts: Operands, operands: Operands, inside: Chain = ()) -> Operands:
+        return run(jaxpr, consts, operands, rule, inside=inside)
+
+    def rule(chain: Chain, given: Operands) -> Operands:
+        results, is_asked = _stepped(chain, given, within)
+        if is_asked:
+            visit(chain, given, results)
+        return results
+
+    return within(jaxpr, consts, operands)
 
 
 def _chains(equations: Sequence[JaxprEqn], inside: Chain = ()) -> Iterator[Chain]:
@@ -204,7 +224,7 @@ class _Run:
                 return None
             return reenter(chain[-1], given, functools.partial(self._inside, body, chain), counted=True)
 
-        results, is_asked = stepped(chain, given, functools.partial(self._within, body), enter)
+        results, is_asked = _stepped(chain, given, functools.partial(self._within, body), enter)
         if is_asked:
             self._ask(body, chain, given, results)
         return results

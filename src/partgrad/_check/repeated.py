@@ -22,7 +22,7 @@ from .._programs import (
     run,
 )
 from .names import rule_of
-from .probe import INLINED, Answer, stepped
+from .probe import INLINED, Answer, visited
 from .program import Program
 
 # From so many calls on, to run a program of their operands first takes less time than to compile a question for each.
@@ -78,15 +78,11 @@ class Repeated:
         def all_given(consts: Operands, operands: Operands) -> dict[int, Operands]:
             found: dict[int, Operands] = {}
 
-            def within(jaxpr: Any, consts: Operands, operands: Operands, inside: Chain = ()) -> Operands:
-                return run(jaxpr, consts, operands, rule, inside=inside)
-
-            def rule(chain: Chain, given: Operands) -> Operands:
+            def visit(chain: Chain, given: Operands, results: Operands) -> None:
                 if (number := numbers.get(ids(chain))) is not None:
                     found[number] = given
-                return stepped(chain, given, within)[0]
 
-            within(body, consts, operands)
+            visited(body, consts, operands, visit)
             return found
 
         found = quick_jit(all_given)(consts, list(self._program.leaves))

@@ -37,6 +37,7 @@ from .._programs import (
     is_of_jax,
     iterations,
     jaxpr_and_consts,
+    made_once,
     running,
     union,
     while_of,
@@ -168,7 +169,7 @@ def with_loops_running_on(point: Point, solvers: list[Chain], *, all_in_rules: b
     program = point.exact.differentiated
     if program is not point.exact.program:
         # It has its own equations.
-        solvers = list(filter(is_solver, program.smooth.chains))
+        solvers = _solvers_in(program)
     inside = {id(solver[-1]) for solver in solvers}
     turns = set[Hashable]().union(*(_turns_in(body) for solver in solvers for body in _bodies(solver[-1])))
 
@@ -230,10 +231,15 @@ def explain_loops(point: Point, running_on: Point, direction: Leaves, slack: flo
 
 def solvers_of(program: Program, leaf: int) -> list[Chain]:
     """The rules and solvers on the path of a leaf that contain an iteration, the user's lines first."""
-    found = [c for c in program.smooth.chains if is_solver(c) and leaf in program.leaves_into(c)]
+    found = [chain for chain in _solvers_in(program) if leaf in program.leaves_into(chain)]
     # The outermost, whose rule is responsible.
     inner = {id(chain[-1]) for chain in found for other in found if chain[: len(other)] == other and chain != other}
     return [chain for chain in found if id(chain[-1]) not in inner]
+
+
+@made_once
+def _solvers_in(program: Program) -> list[Chain]:
+    return list(filter(is_solver, program.smooth.chains))
 
 
 def is_solver(chain: Chain) -> bool:

@@ -42,7 +42,7 @@ def until_it_stands(turn: Callable[[Operands], Operands], start: Operands, is_fl
     return list(lax.while_loop(goes_on, step, begin)[1])
 
 
-class Repeated(NamedTuple):
+class Turn(NamedTuple):
     """The body of a loop that only carries, its constants, and its selections that let what has ended wait."""
 
     body: Any
@@ -50,8 +50,8 @@ class Repeated(NamedTuple):
     waiting: dict[int, int]
 
 
-def repeated(equation: JaxprEqn, operands: Operands, thaws: bool) -> Repeated | None:
-    """What a loop repeats; None for another equation, and for a loop over arrays."""
+def turn_of(equation: JaxprEqn, operands: Operands, thaws: bool) -> Turn | None:
+    """A turn of a loop; None for another equation, and for a loop over arrays."""
     if equation.primitive.name == "while":
         loop = while_of(equation)
         body, consts, count = loop.body, operands[loop.test_consts :], loop.body_consts
@@ -66,7 +66,7 @@ def repeated(equation: JaxprEqn, operands: Operands, thaws: bool) -> Repeated | 
     jaxpr, _ = jaxpr_and_consts(body)
     pairs = zip(jaxpr.outvars, jaxpr.invars[count:], strict=True)
     carried = {after: before for after, before in pairs if not isinstance(after, Literal)}
-    return Repeated(body, consts[:count], waiting_in(jaxpr.eqns, carried) if thaws else {})
+    return Turn(body, consts[:count], waiting_in(jaxpr.eqns, carried) if thaws else {})
 
 
 def _waits_for_others(loop: Any) -> bool:

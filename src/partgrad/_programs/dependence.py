@@ -183,7 +183,7 @@ class Dependence:
         name = equation.primitive.name
         if name in _ENTERED or (self._into_rules and is_custom_rule(equation)):
             return list(inner_jaxprs(equation))
-        if is_root_primitive(equation) and not self._into_rules:
+        if name in HIGH and is_root_primitive(equation) and not self._into_rules:
             # Its derivative is not that of the search.
             return []
         if name in HIGH and id(equation) not in self._expanded:

@@ -99,7 +99,7 @@ def _kinds(jaxpr: Jaxpr) -> list[Hashable]:
 
 
 def _operation(equation: JaxprEqn) -> Hashable:
-    """What equals that of another equation that computes the same, though its rule or callback may be made anew."""
+    """Equal for two equations that compute the same, even if JAX made a rule or a callback anew for each of them."""
     if equation.primitive.name in _MADE_ANEW:
         literals = [str(atom.val) for atom in equation.invars if isinstance(atom, Literal)]
         inside = (_operation(inner) for body in inner_jaxprs(equation) for inner in body.eqns)
